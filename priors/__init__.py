@@ -1,7 +1,7 @@
-"""Synthetic tables: what one is, and how to draw one.
+"""Priors: distributions over tables, and how to draw from them.
 
 A prior is a subclass of `Prior` in a module of its own, whose fields are its options, a line in PRIORS below, and a
-file `configs/prior/NAME.yaml`. Another package registers its own as an entry point; .github/CONTRIBUTING.md says how.
+file `configs/prior/NAME.yaml`. Other packages register theirs as entry points, see .github/CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 GROUP = "tabicl_train.priors"
-PRIORS = {  # classes by name, imported when they are asked for
+PRIORS = {  # classes by name, imported on first use
     "disk": "priors.disk:Disk",
     "dummy": "priors.dummy:Dummy",
     "graph_scm": "priors.graph_scm:GraphSCM",
@@ -77,7 +77,7 @@ def build_prior(name: str, **options) -> Prior:
     Raises
     ------
     PriorError
-        With everything wrong with the options.
+        With all problems of the options.
     """
     cls = prior_class(name)
     refuse_unknown(f"prior {name}", cls, options)
@@ -94,7 +94,7 @@ def build_prior(name: str, **options) -> Prior:
 
 
 def refuse_unknown(what: str, cls: type, options: Collection[str]) -> None:
-    """Raise PriorError for options that are no fields of the class."""
+    """Raise PriorError for options that are not fields of the class."""
     known = [field.name for field in fields(cls) if field.init]
     unknown = []
     for option in options:
@@ -107,7 +107,7 @@ def refuse_unknown(what: str, cls: type, options: Collection[str]) -> None:
 
 
 def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
-    """Options whose values are not of their declared type; an int is accepted for a float."""
+    """List options whose values are not of their declared type; an int is accepted for a float."""
     hints = get_type_hints(cls)
     problems = []
     for option, value in options.items():

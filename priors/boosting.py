@@ -17,7 +17,7 @@ MIN_GAIN = np.float32(1e-6)
 
 
 def fit_predict(x: np.ndarray, targets: np.ndarray, num_trees: int, depth: int) -> np.ndarray:
-    """Predictions float32 (N, D), at the rows of x (N, M), of boosted trees fitted to the targets (N, D) there."""
+    """Fit boosted trees to the targets (N, D) at the rows of x (N, M), and predict the same rows, float32 (N, D)."""
     columns = np.ascontiguousarray(x.T, dtype=np.float32)
     codes, num_bins = bin_columns(columns, np.sort(columns, axis=1))
     mean = targets.mean(0, dtype=np.float64).astype(np.float32)
@@ -27,7 +27,7 @@ def fit_predict(x: np.ndarray, targets: np.ndarray, num_trees: int, depth: int) 
 
 @njit("Tuple((u1[:, ::1], i8[::1]))(f4[:, ::1], f4[:, ::1])", cache=True)
 def bin_columns(columns, ordered):
-    """Bins of the values (M, N), and their number of each column; each holds one value, or about N / 256 rows."""
+    """Return the bins of the values (M, N), each of one value or about N / 256 rows, and their number per column."""
     M, N = columns.shape
     codes = np.empty((M, N), np.uint8)
     num_bins = np.empty(M, np.int64)
@@ -60,7 +60,7 @@ def bin_columns(columns, ordered):
 
 @njit("Tuple((i8, i8))(u1[:, ::1], i8[::1], i8[::1], f4[:, ::1], f4[:, ::1], i8[::1])", cache=True)
 def best_split(codes, num_bins, rows, residuals, histogram, counts):
-    """The split of a node's rows of largest gain: feature and last bin of its left side; (-1, 0) if none gains."""
+    """Find the split of a node with the largest gain: feature and last bin on the left; (-1, 0) without any gain."""
     n, D = residuals.shape
     whole = np.zeros(D, np.float32)
     for i in range(n):
@@ -103,7 +103,7 @@ def best_split(codes, num_bins, rows, residuals, histogram, counts):
 
 @njit("f4[:, ::1](u1[:, ::1], i8[::1], f4[:, ::1], i8, i8)", cache=True)
 def boost(codes, num_bins, residuals, num_trees, depth):
-    """Sum of the trees' predictions (N, D); residuals (N, D), what is left to predict, are overwritten."""
+    """Return the sum of the trees' predictions (N, D); the residuals (N, D) are overwritten."""
     N, D = residuals.shape
     total = np.zeros((N, D), np.float32)
     order = np.empty(N, np.int64)  # rows, those of a node side by side

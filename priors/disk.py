@@ -1,10 +1,10 @@
 """disk: tables that another prior drew and `tabicl-prior dump` stored, for the same curriculum and seed.
 
-They lie in files (shards) of consecutive training steps, and are read by address. A shard is one safetensors file
-(https://github.com/huggingface/safetensors) named after its first step. Table i of step s is the tensors `s.i.X`,
-`s.i.y` and `s.i.plan` (the plan's text in UTF-8), and the JSON record `s.i` in the file's metadata: spec, classes and
-rejections. The metadata also hold the version of the format and that of the stream, the prior with its options, and
-the seed.
+They are stored in files (shards) of consecutive training steps, and read by address. A shard is a safetensors file
+(https://github.com/huggingface/safetensors) named after its first step. Table i of step s consists of the tensors
+`s.i.X`, `s.i.y` and `s.i.plan` (the plan's text in UTF-8), and of the JSON record `s.i` in the file's metadata: spec,
+classes and rejections. The metadata also hold the versions of format and stream, the prior with its options, and the
+seed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ SHARD_SIZE = 10  # steps of a shard
 
 @dataclass
 class Disk(Prior):
-    """Stored tables."""
+    """Tables that `tabicl-prior dump` has stored."""
 
-    numeric_targets = True  # if tables of them were dumped
+    numeric_targets = True  # if such tables were dumped
 
     folder: str = ""
     """The folder that `tabicl-prior dump output=FOLDER` wrote the tables to."""
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the options."""
+        """List what is wrong with the options."""
         if not self.folder:
             return ["folder is not set; it is the folder that tabicl-prior dump wrote its shards to"]
         if not Path(self.folder).is_dir():
@@ -62,13 +62,17 @@ class Disk(Prior):
         return []
 
     def mixed(self, mix: Mapping[str, float]) -> Disk:
-        """Return the prior itself: a table is stored with the shares that it was drawn with, and they are compared."""
+        """Return the prior itself; the spec of a stored table holds its shares, which are compared."""
         return self
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """Say why a run cannot get all its tables; tables: their number in every step of the run, from step 0 on."""
+        """List why a run cannot get all its tables; tables: their number in each step of the run, from step 0 on."""
+        stored: Counter[int] = Counter()  # tables by step
         try:
-            stored = tables_of_steps(Path(self.folder), seed)
+            for path in shard_paths(Path(self.folder)):
+                shard = Shard(path)
+                shard.check_seed(seed)
+                stored.update(int(name.partition(".")[0]) for name in shard.metadata if name[0].isdigit())
         except PriorError as error:
             return [f"folder is {self.folder!r}; {error}"]
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
@@ -82,7 +86,7 @@ class Disk(Prior):
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
-        """Return the table that was dumped at the address (seed, step, table); its plan is a text."""
+        """Return the table that was dumped at the address (seed, step, table), with its plan as text."""
         spec.check()
         address = as_seed(seed)
         if len(address) != 3:
@@ -93,10 +97,8 @@ class Disk(Prior):
 def write_shard(
     path: Path, scratch: Path, head: dict[str, str], tables: dict[Address, tuple[TableSpec, Table]]
 ) -> None:
-    """Write a shard whole or not at all: a file in `scratch` takes its place once it is on the disk.
-
-    scratch: a folder on the same file system; head: metadata of the prior and the seed
-    """
+    """Write a shard whole or not at all: a file in `scratch`, on the same file system, is renamed at the end."""
+    # head: metadata of the prior and the seed
     metadata = {**head, "format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION)}
     tensors: dict[str, np.ndarray] = {}
     for address, (spec, table) in sorted(tables.items()):
@@ -136,7 +138,7 @@ def shard_paths(folder: Path) -> list[Path]:
 
 
 class Shard:
-    """A shard, open for reading; all methods raise PriorError for what cannot be read."""
+    """A shard, open for reading; all methods raise PriorError if it cannot be read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -186,7 +188,7 @@ open_shard = lru_cache(maxsize=4)(Shard)
 
 
 def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:
-    """Return the table dumped at an address; PriorError names the shard and says why there is none."""
+    """Return the table dumped at an address; raises PriorError, with the shard and the reason, if there is none."""
     seed, step, index = address
     path = shard_path(folder, step)
     if not path.is_file():
@@ -213,42 +215,29 @@ def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:
     )
 
 
-def tables_of_steps(folder: Path, seed: int) -> Counter[int]:
-    """Count the tables of every step by the shards' metadata; PriorError for a shard that cannot be used."""
-    counts: Counter[int] = Counter()
-    for path in shard_paths(folder):
-        shard = Shard(path)
-        shard.check_seed(seed)
-        counts.update(int(name.partition(".")[0]) for name in shard.metadata if name[0].isdigit())
-    return counts
-
-
 def dump(
     prior: Prior, requests: Iterable[Request], folder: str | Path, processes: int = 1, total: int | None = None
 ) -> Counter[str]:
-    """Write the requested tables, which come in the order of their steps, to shards of ten steps in `folder`.
-
-    A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
-    shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
-    rows and 50 features).
-
-    total: number of requests, for the progress bar
-    Returns how many shards were "written" and "kept".
-    """
+    """Write the requested tables, in the order of their steps, to shards of ten steps; count those written and kept."""
+    # A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
+    # shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
+    # rows and 50 features). total: number of requests, for the progress bar
     from joblib import Parallel, delayed
     from tqdm import tqdm
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     counts: Counter[str] = Counter()
-    # A process that is killed cannot remove its unfinished file, but this one can.
+    # This process removes the unfinished files of processes that are killed.
     with (
         TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as scratch,
         tqdm(total=total, unit="table") as bar,
     ):
         shards = groupby(requests, key=lambda request: shard_path(folder, request[0][1]))
         jobs = (delayed(fill_shard)(prior, list(shard), path, Path(scratch)) for path, shard in shards)
-        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, initializer=ignore_interrupt)
+        # Ctrl-C reaches all processes of the group; this one ends the others.
+        ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, **ignored)
         try:
             for tables, outcome in pool(jobs):
                 bar.update(tables)
@@ -261,16 +250,9 @@ def dump(
     return counts
 
 
-def ignore_interrupt() -> None:
-    """Ctrl-C reaches all processes of the group, and the first one ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def fill_shard(prior: Prior, requests: list[Request], path: Path, scratch: Path) -> tuple[int, str]:
-    """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept".
-
-    Raises PriorError for a shard of another prior, seed or curriculum.
-    """
+    """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept"."""
+    # Raises PriorError for a shard of another prior, seed or curriculum.
     head = {
         "prior": type(prior).__module__.rpartition(".")[2],
         "options": json.dumps(asdict(prior), sort_keys=True),

@@ -27,7 +27,7 @@ class DummyPlan:
 
 @dataclass
 class Dummy(Prior):
-    """Gaussian noise with a uniform or Gaussian target that has nothing to do with it, for tests."""
+    """Gaussian noise with an independent uniform or Gaussian target, for tests."""
 
     numeric_targets = True
 

@@ -1,4 +1,4 @@
-"""From raw columns and target to a training table: the steps that all priors share (TabICLv2, arXiv 2602.11139)."""
+"""From raw columns and target to a training table: steps that priors share (TabICLv2, arXiv 2602.11139)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ class Rejected(Exception):
 def finish(
     columns: torch.Tensor, target: torch.Tensor, num_classes: int, train_size: int, rng: np.random.Generator
 ) -> Table:
-    """Make a table of raw columns and a raw target.
-
-    Outliers are clamped and features and numeric targets standardized over all rows, and constant features are dropped.
-    Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
-    classes.
-
-    Raises Rejected: "split" if no permutation helps, "target" if a numeric one is constant or not finite, "nan" if a
-    value of a feature is not finite, "constant" if all features are.
-    """
+    """Make a table of raw columns and a raw target."""
+    # Features and numeric targets are clamped and standardized over all rows, and constant features are dropped.
+    # Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
+    # classes. Raises Rejected: "split" if no permutation helps, "target" for a numeric target that is constant or not
+    # finite, "nan" for a feature that is not finite, "constant" if all features are.
     feature_order = rng.permutation(columns.shape[1])
     rows = None
     if num_classes == 0:
@@ -57,10 +53,8 @@ def finish(
 
 
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
-    """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them.
-
-    None if the rows can stay where they are. Raises Rejected("split") if none of 10 permutations will do.
-    """
+    """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them."""
+    # Returns None if the rows can stay in order. Raises Rejected("split") if none of 10 permutations is valid.
     rows = None
     if (np.bincount(labels) == 1).any():
         raise Rejected("split")
@@ -80,12 +74,10 @@ def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> boo
 
 
 def standardize_target(target: torch.Tensor) -> torch.Tensor:
-    """Numbers (N,) as float32 with outliers clamped, mean 0 and variance 1 (ddof 1).
-
-    The bounds of outliers do not depend on the scale of the numbers, as some targets of graph_scm have a standard
-    deviation below MIN_STD. The variance is also 1 where a value is so common that clamping leaves little of the rest.
-    Raises Rejected("target") if the numbers are constant or not finite.
-    """
+    """Clamp outliers of numbers (N,), and standardize them to mean 0 and variance 1 (ddof 1), float32."""
+    # They are standardized before clamping too, since some targets of graph_scm have a standard deviation below
+    # MIN_STD, and after it, since clamping changes the variance if one value is very common. Raises Rejected("target")
+    # if the numbers are constant or not finite.
     clamped = clamp_and_standardize(unit_variance(target.double()).float()[:, None])[:, 0]
     y = unit_variance(clamped.double()).float()
     if not y.isfinite().all():  # of a constant, the variance is 0
@@ -98,11 +90,9 @@ def unit_variance(x: torch.Tensor) -> torch.Tensor:
 
 
 def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
-    """Columns float32 (N, M) with outliers clamped, zero mean and unit variance, within +-100.
-
-    A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
-    whose squares overflow float32, and in float32 a spread that is small beside the mean would be lost.
-    """
+    """Clamp outliers of columns float32 (N, M), and standardize them to mean 0 and variance 1, within +-100."""
+    # A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
+    # whose squares overflow float32, and a standard deviation that is small beside the mean would be lost to rounding.
     from priors.floats import clamp_and_standardize_columns
 
     transposed = columns.T.contiguous().numpy()  # (M, N)

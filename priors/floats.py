@@ -1,5 +1,5 @@
-"""Loops over floats, compiled by numba: the CPU path of priors.finish.clamp_and_standardize, and float32 powers,
-exponentials and random numbers that numba inlines into loops, as calls of libm would not vectorize."""
+"""Loops over floats, compiled by numba: priors.finish.clamp_and_standardize, and float32 powers, exponentials and
+random numbers, which are inlined into loops since calls of libm do not vectorize."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ def mantissa(bits):
 
 @njit(inline="always")
 def float_of_log2(z):
-    """2^(z / 2^23 - 127) for z in [0, 2^31), with a relative error of 2e-4.
-
-    The bits of a float, as an integer, are its logarithm, interpolated linearly between powers of two. The factor that
-    corrects this, 2^(m-1) / m, is a minimax polynomial in the mantissa m that equals 1 at 1 and 2.
-    """
+    """2^(z / 2^23 - 127) for z in [0, 2^31), with a relative error of 2e-4."""
+    # The bits of a float, as an integer, are its logarithm, interpolated linearly between powers of two. The factor
+    # that corrects this, 2^(m-1) / m, is a minimax polynomial in the mantissa m that equals 1 at 1 and 2.
     bits = np.int32(z)
     m = mantissa(bits)
     q = np.float32(0.08317763) * m + np.float32(-0.60383493)
@@ -58,12 +56,10 @@ def float_of_log2(z):
 
 @njit(inline="always")
 def power(x, p):
-    """x^p for float32 x >= 0 and p > 0, with a relative error below 2e-4 + 1e-4 p.
-
-    With x = 2^e m, log2(m) - (m - 1) is approximated by a polynomial in m that vanishes at 1 and 2 (see float_of_log2).
-    The result is monotone and continuous, 0 for x = 0, and at most 2^126. An error of 1e-6 would take twice the time
-    and change no distribution.
-    """
+    """x^p for float32 x >= 0 and p > 0, with a relative error below 2e-4 + 1e-4 p."""
+    # With x = 2^e m, log2(m) - (m - 1) is approximated by a polynomial in m that vanishes at 1 and 2 (see
+    # float_of_log2). The result is monotone and continuous, 0 for x = 0, and at most 2^126. An error of 1e-6 would take
+    # twice the time and change no distribution.
     bits = bits_of(x)
     m = mantissa(bits)
     q = np.float32(-0.08213068 * 2**23) * m + np.float32(0.64971165 * 2**23)

@@ -11,7 +11,7 @@ from priors.prior import Realistic
 from priors.random import rng_at
 from priors.table import Table, TableSpec
 
-if TYPE_CHECKING:  # numba takes a second to import, which the command line need not wait for
+if TYPE_CHECKING:  # importing numba takes a second, and the command line does not need it
     from priors.graph.nodes import GraphPlan
 
 __all__ = ["GraphSCM"]

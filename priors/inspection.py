@@ -1,4 +1,4 @@
-"""Looks at the tables of a prior: distributions in numbers, and pictures.
+"""Describes the tables of a prior: distributions in numbers, and pictures.
 
 A picture shows the two most informative columns, the target, kinds of columns, and the causal graph.
 """
@@ -29,11 +29,9 @@ PLAN_LINES = 12  # of a plan without a graph
 
 
 def statistics(table: Table) -> dict[str, float]:
-    """Statistics of one table by name.
-
-    The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors, or
-    for a numeric target R2, raised to 0 if it is below.
-    """
+    """Compute statistics of one table by name."""
+    # The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors,
+    # or for a numeric target R2, at least 0.
     X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
     fill(X, np.isnan(X), table.train_size)
     distinct = np.array([len(np.unique(column)) for column in X.T])
@@ -74,7 +72,7 @@ def of_numbers(y: np.ndarray) -> dict[str, float]:
 
 
 def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict[str, float]:
-    """Skill of two models by name."""
+    """Compute the skill of two models by name."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -114,7 +112,7 @@ def learnable(X: np.ndarray, y: np.ndarray, numeric: bool) -> dict[str, float]:
 
 
 def histogram(name: str, values: np.ndarray) -> list[str]:
-    """Lines of a histogram from 0.5 (ROC AUC) or 0 (R2) to 1; what is below counts for the lowest bin."""
+    """Return lines of a histogram from 0.5 (ROC AUC) or 0 (R2) to 1; smaller values are in the lowest bin."""
     low = 0.5 if name.startswith("ROC") else 0.0
     edges = np.linspace(low, 1.0, 11)
     shares = np.histogram(np.clip(values, low, 1.0), edges)[0] / len(values)
@@ -133,7 +131,7 @@ def r2(y: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def describe(tables: Iterable[Table]) -> str:
-    """A text with the distribution of each statistic, the accept rate, and the reasons for rejections."""
+    """Return the distribution of each statistic, the accept rate, and the reasons for rejections, as text."""
     rows, rejections = [], Counter[str]()
     for table in tables:
         rows.append(statistics(table))
@@ -155,10 +153,7 @@ def describe(tables: Iterable[Table]) -> str:
 
 
 def informative_columns(X: np.ndarray, y: np.ndarray) -> list[int]:
-    """Indices of the columns of X (N, M) by mutual information with y (N,), labels or numbers, best first.
-
-    The information is estimated from at most 8 quantile bins per column, and of numbers.
-    """
+    """Sort columns of X (N, M) by mutual information with y (N,), estimated from 8 quantile bins; the best first."""
     if y.dtype.kind == "f":
         y = bins(y)
     scores = []
@@ -178,10 +173,8 @@ def bins(column: np.ndarray) -> np.ndarray:
 
 
 def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
-    """Write `path` as PNG, and beside it an HTML page with the picture and every plan as text; returns both paths.
-
-    tables: (title, table)
-    """
+    """Write `path` as PNG, and beside it an HTML page with the picture and every plan as text; returns both paths."""
+    # tables: (title, table)
     from joblib import Parallel, cpu_count, delayed
     from matplotlib.image import imsave
     from tqdm import tqdm
@@ -202,7 +195,7 @@ def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
 
 
 def picture_of(title: str, table: Table) -> np.ndarray:
-    """The picture of one table, pixels (height, width, 4)."""
+    """Draw one table, pixels (height, width, 4)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -241,7 +234,7 @@ def plot_table(figure: Any, title: str, table: Table) -> None:
 
 
 def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
-    """The two most informative columns, colored by class."""
+    """Plot the two most informative columns, colored by class."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
@@ -252,7 +245,7 @@ def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
 
 
 def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
-    """A numeric target against the most informative column, colored by the second."""
+    """Plot a numeric target against the most informative column, colored by the second."""
     best = informative_columns(X, y)[:2]
     X, y = spread(X[:POINTS, best]), y[:POINTS]
     ax.scatter(X[:, 0], y, c=X[:, -1], s=8, alpha=0.7, linewidths=0)
@@ -262,13 +255,13 @@ def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
 
 
 def spread(X: np.ndarray) -> np.ndarray:
-    """X with a little noise on columns of few values, so that equal points do not hide each other."""
+    """Add a little noise to columns of few values, so that equal points do not hide each other."""
     few = np.array([len(np.unique(column)) <= FEW_VALUES for column in X.T])
     return X + few * 0.03 * np.ptp(X, axis=0) * np.random.default_rng(0).uniform(-1, 1, X.shape)
 
 
 def plot_kinds(ax: Any, X: np.ndarray) -> None:
-    """Number of distinct values of every column, sorted: small for categorical columns, up to the rows for others."""
+    """Plot the number of distinct values of each column, sorted."""
     distinct = np.sort([len(np.unique(column)) for column in X.T])
     few = distinct <= FEW_VALUES
     position = np.arange(len(distinct))
@@ -282,7 +275,7 @@ def plot_kinds(ax: Any, X: np.ndarray) -> None:
 
 
 def plot_plan(ax: Any, plan: Any) -> None:
-    """The causal graph of a plan that has one (`nodes` with `edges()` and `columns`), or the start of its text."""
+    """Draw the causal graph of a plan that has one (`nodes` with `edges()` and `columns`), or the start of its text."""
     ax.set_axis_off()
     if hasattr(plan, "nodes"):
         plot_graph(ax, plan.nodes)
@@ -292,7 +285,7 @@ def plot_plan(ax: Any, plan: Any) -> None:
 
 
 def plot_graph(ax: Any, nodes: list) -> None:
-    """Nodes in layers from left to right, each as far right as its longest path from a root."""
+    """Draw nodes in layers from left to right, by the length of their longest path from a root."""
     import networkx as nx
 
     graph = nx.DiGraph()
@@ -316,7 +309,7 @@ def plot_graph(ax: Any, nodes: list) -> None:
     colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
     most, size = (2, 7) if len(layers) <= 5 and len(graph) <= 12 else (1, 5)  # names in a label, its font size
-    for index, position in place.items():  # by turns above and below: labels of neighboring layers do not meet
+    for index, position in place.items():  # alternately above and below, so that labels of neighboring layers fit
         above = layers.index(position[0]) % 2 == 0
         ax.annotate(
             node_label(names[index], most), position, (0, 4 if above else -4), textcoords="offset points",
@@ -328,13 +321,13 @@ def plot_graph(ax: Any, nodes: list) -> None:
 
 
 def node_label(names: list[str], most: int) -> str:
-    """The columns of a node, the target first, at most some by name."""
+    """Name the columns of a node, the target first, at most `most` of them."""
     names = sorted(names, key=lambda name: name != "y")
     return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
 
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
-    """A page without external files: a picture of the tables, and their plans."""
+    """Return a page without external files: a picture of the tables, and their plans."""
     plans = "\n".join(
         f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(str(table.plan))}</pre></details>"
         for title, table in tables

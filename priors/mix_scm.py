@@ -28,13 +28,13 @@ class MixSCM(Prior):
     """The priors by name, each with a weight (0 or more; shares are proportional to it) and with options of that prior:
     {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix)."""
     realism: Realism = field(default_factory=Realism)
-    """What the tables of synthetic components that do not set their own have in common with real ones."""
+    """What tables may have in common with real ones, for synthetic components that do not set it themselves."""
     min_skill: float = 0.0
-    """Least skill of extremely randomized trees on the tables of synthetic components that do not set their own; a
-    component draws again until it has one, so that the shares stay as they are."""
+    """Least skill of extremely randomized trees on a table, for synthetic components that do not set it themselves; the
+    same component draws a rejected table again, so the shares stay as they are."""
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the options."""
+        """List what is wrong with the options."""
         problems, total = self.realism.problems() + skill_problems(self.min_skill), 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
@@ -58,7 +58,7 @@ class MixSCM(Prior):
 
     @cached_property
     def priors(self) -> dict[str, Prior]:
-        """The components, sorted by name, so that no draw depends on the order in which they are configured."""
+        """The components, sorted by name, so that draws do not depend on the order of the configuration."""
         inherited = {"realism": self.realism, "min_skill": self.min_skill}
         return {name: build_component(name, self.components[name], inherited) for name in sorted(self.components)}
 
@@ -115,7 +115,7 @@ class MixSCM(Prior):
 
 
 def build_component(name: str, options: dict[str, Any], inherited: dict[str, Any]) -> Prior:
-    """Build a component; options: its own and the weight; inherited: options of a synthetic one that sets no own."""
+    """Build a component from its options and weight; a synthetic one inherits the options that it does not set."""
     from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
     own = {option: value for option, value in options.items() if option != "weight"}

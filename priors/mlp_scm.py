@@ -49,48 +49,32 @@ GRID_STEP = 1 / 1024  # linear interpolation is off by (256/1024)^2 / 8 = 0.8 % 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyperparameters shared by the tables of a group.
+    """Hyperparameters shared by the tables of a group."""
 
-    num_causes: of a causal table; the others have as many causes as features
-    hidden: units of a hidden layer, unless the variables of a causal table need more
-    weight_dropout: share of the weights that are zero, unless they are block-wise
-    block_wise: weights are zero outside diagonal blocks
-    cause_sampling, cause_moments: see scm.plan_causes
-    target_last: the target of a causal table is the last unit, so an effect of the features
-    in_clique: features and target of a causal table are neighboring units
-    boundaries: see scm.Discretization
-    activation_weights: probabilities of the kinds of activation
-    """
-
-    num_causes: int
+    num_causes: int  # of a causal table; others have as many causes as features
     num_layers: int
-    hidden: int
+    hidden: int  # units of a hidden layer, unless the variables of a causal table need more
     weight_std: float
-    weight_dropout: float
-    block_wise: bool
+    weight_dropout: float  # share of the weights that are zero, unless they are block-wise
+    block_wise: bool  # whether weights are zero outside diagonal blocks
     noise: scm.LayerNoise
-    cause_sampling: str
+    cause_sampling: str  # see scm.plan_causes, as for cause_moments
     cause_moments: bool
-    target_last: bool
-    in_clique: bool
-    boundaries: str
-    activation_weights: np.ndarray
+    target_last: bool  # whether the target of a causal table is the last unit, which is an effect of the features
+    in_clique: bool  # whether features and target of a causal table are neighboring units
+    boundaries: str  # see scm.Discretization
+    activation_weights: np.ndarray  # probabilities of KINDS
 
 
 @dataclass(frozen=True)
 class MLPActivation:
-    """standardize -> scale * (x + shift) -> function.
+    """standardize -> scale * (x + shift) -> function; without the map for the Fourier function."""
 
-    The Fourier function comes right after standardizing: in tabicl 2.2.0 it standardizes again, which undoes the map.
-
-    kind: one of KINDS
-    exponent: of the power law of the Fourier amplitudes
-    """
-
-    kind: str
+    kind: str  # one of KINDS
+    # The Fourier function of tabicl 2.2.0 standardizes again, which undoes the map.
     scale: float = 1.0
     shift: float = 0.0
-    exponent: float = 0.0
+    exponent: float = 0.0  # of the power law of the Fourier amplitudes
 
     def __str__(self) -> str:
         if self.kind == "fourier":
@@ -119,18 +103,14 @@ class MLPLayer:
 
 @dataclass(frozen=True)
 class MLPPlan:
-    """A network, and which of its variables are the columns of the table.
-
-    features: indices of the features in the concatenated outputs of layers 1, 2, ...; None if they are the causes
-    target: index of the target in the same concatenation
-    """
+    """A network, and which of its variables are the columns of the table."""
 
     seed: tuple[int, ...]
     num_rows: int
     causes: scm.Causes
     layers: tuple[MLPLayer, ...]
-    features: tuple[int, ...] | None
-    target: int
+    features: tuple[int, ...] | None  # indices in the concatenated outputs of layers 1, 2, ...; None: the causes
+    target: int  # index in the same concatenation
     discretization: scm.Discretization
 
     def __str__(self) -> str:
@@ -240,10 +220,7 @@ def pick_variables(
 
 
 def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
-    """Values of the variables with these indices, float32 (num_rows, len(variables)).
-
-    Layers after the last of them are not computed.
-    """
+    """Compute the variables with these indices, float32 (num_rows, len(variables)), and no layer after the last."""
     values = causes.new_empty(plan.num_rows, len(variables))
     indices = np.array(variables)
     x = linear(plan.layers[0], causes, rng_at(plan.seed, "layer", 0), None)
@@ -264,10 +241,8 @@ def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> to
 
 
 def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
-    """Random linear map of x (N, num_inputs) plus noise, float32 (N, number of units): all units, or only those given.
-
-    There is no bias, since the standardization of the next activation, or of the columns, would remove it.
-    """
+    """Map x (N, num_inputs) at random to units (all, or only those given), plus noise, float32 (N, number of units)."""
+    # There is no bias, since the standardization of the next activation, or of the columns, would remove it.
     weight, noise_stds = draw_weight(layer, rng), layer.noise.draw_stds(rng, layer.num_units)
     if units is not None:
         weight, noise_stds = weight[:, units], noise_stds[units]
@@ -278,11 +253,9 @@ def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np
 
 
 def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
-    """Weights float32 (num_inputs, num_units); the non-zero ones have a larger variance, to make up for the zeros.
-
-    If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
-    units hold noise alone, as in tabicl 2.2.0.
-    """
+    """Draw weights float32 (num_inputs, num_units); non-zero ones have a larger variance, to make up for the zeros."""
+    # If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
+    # units hold noise alone, as in tabicl 2.2.0.
     if layer.blocks:
         height, width = layer.num_inputs // layer.blocks, layer.num_units // layer.blocks
         kept = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
@@ -299,10 +272,8 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
 
 
 def kind_weights(rng: np.random.Generator) -> np.ndarray:
-    """Probabilities of KINDS in a group, float64 (len(KINDS),).
-
-    Half of the choice_weights belong to one kind each, which gives the group favorites; the rest is spread evenly.
-    """
+    """Draw the probabilities of KINDS in a group, float64 (len(KINDS),)."""
+    # Half of the choice_weights belong to one kind each, so that groups prefer some kinds; the rest is spread evenly.
     weights = scm.choice_weights(rng, 2 * len(KINDS))
     preferred, uniform = np.split(weights, 2)
     return preferred + uniform.sum() / len(KINDS)
@@ -334,18 +305,16 @@ class FourierFunction:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, exponent: float) -> FourierFunction:
-        """Frequencies U(0, 256), amplitudes N(0,1) frequency^-exponent, the powers being scaled to unit L2 norm."""
+        """Draw frequencies U(0, 256) and amplitudes N(0,1) frequency^-exponent, with powers of unit L2 norm."""
         frequencies = NUM_FREQUENCIES * (1 - rng.random(NUM_FREQUENCIES))
         powers = frequencies**-exponent
         amplitudes = powers / np.linalg.norm(powers) * rng.standard_normal(NUM_FREQUENCIES)
         return cls(frequencies, rng.uniform(0, 2 * np.pi, NUM_FREQUENCIES), amplitudes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly.
-
-        Computing 256 sines for every value takes 50 times as long. With x = a + b on a grid (a coarse, b fine),
-        sin(f a + p + f b) is a sum of two products, so the table is one matrix product.
-        """
+        """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly."""
+        # Computing 256 sines for every value takes 50 times as long. On a grid x = a + b (a coarse, b fine), the sine
+        # of (f a + p) + f b is a sum of two products, so the table is one matrix product.
         low, high = (float(bound) for bound in x.aminmax())
         if not np.isfinite(high - low):
             return torch.full_like(x, torch.nan)

@@ -1,4 +1,4 @@
-"""needle: each query has one matching labeled row, which hides among negatives.
+"""needle: each query has one matching labeled row among many negatives.
 
 The stress test of attention in TabICLv2 (arXiv 2602.11139), whose tables are not published; these are our own.
 """
@@ -21,15 +21,12 @@ NOISE = 0.2  # standard deviation of a query around its needle; they are 4.2 apa
 
 @dataclass
 class NeedlePlan:
-    """The sizes of a table, and where its needles lie; all other values follow from the address.
-
-    directions: (needles, num_features), orthogonal or opposite unit vectors
-    """
+    """The sizes of a table and the positions of its needles; all other values follow from the address."""
 
     address: tuple[int, ...]
     negatives: int
     queries: int
-    directions: np.ndarray
+    directions: np.ndarray  # (needles, num_features), orthogonal or opposite unit vectors
 
     def __str__(self) -> str:
         needles, features = self.directions.shape
@@ -39,10 +36,10 @@ class NeedlePlan:
 
 @dataclass
 class Needle(Prior):
-    """Needles in a haystack: one labeled row for each class lies outside a crowd of negatives, and queries beside it.
+    """Needles in a haystack: one labeled row for each class lies outside a crowd of negatives, with queries beside it.
 
-    All negatives have the class of the first needle, and lie in a ball around the origin, uniformly. A query has the
-    class of its needle, so only one labeled row tells it, however many negatives there are.
+    Negatives are uniform in a ball around the origin, and have the class of the first needle. A query has the class of
+    its needle, so its class depends on a single labeled row, however many negatives there are.
     """
 
     needles: int = 4
@@ -70,7 +67,7 @@ class Needle(Prior):
         labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
         classes = np.concatenate([np.arange(needles), np.zeros(plan.negatives, np.int64)])  # (train_size,)
         order = rng.permutation(len(labeled))
-        # Each needle has as many queries as the others, give or take one: a class without a query would be rejected.
+        # Queries are divided evenly among the needles: a table with a class without queries would be rejected.
         asked = rng.permutation(np.arange(plan.queries) % needles)  # (queries,)
         queries = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
         columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)

@@ -13,7 +13,7 @@ from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
-if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
+if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import OwnRows
     from priors.real.tasks import RealTask
 
@@ -24,9 +24,9 @@ NAME = "one_table"
 
 @dataclass
 class OneTable(Prior, DividedTables):
-    """The rows of one real table: each draw labels some of them, and the others are the queries.
+    """The rows of one real table: each draw labels some of them, and others are queries.
 
-    Draws see the table as a member of an estimator's ensemble does. A draw has fewer rows than asked for if the table
+    A draw prepares the table as a member of an estimator's ensemble does. It has fewer rows than asked for if the table
     is shorter, and fewer features if it is narrower.
     """
 
@@ -45,11 +45,11 @@ class OneTable(Prior, DividedTables):
     validation_fraction: float = 0.1
     """Share of the rows, chosen by a hash of their values, that validation predicts and training never sees."""
     test_fraction: float = 0.1
-    """Share of the rows, chosen in the same way, that neither training nor validation sees: they tell at the end what
-    the training has gained."""
+    """Share of the rows, chosen in the same way, that neither training nor validation sees: the gain of the training is
+    measured on them at the end."""
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the options."""
+        """List what is wrong with the options."""
         problems = self.fraction_problems("rows", may_be_0=False)
         if not self.file:
             return [*problems, "file is not set; it is the table to train on"]
@@ -61,7 +61,7 @@ class OneTable(Prior, DividedTables):
 
     @cached_property
     def task(self) -> RealTask:
-        """What is predicted in the file; raises PriorError if it cannot be used."""
+        """The task in the file; raises PriorError if it cannot be used."""
         from priors.real.files import index_file
         from priors.real.tasks import guess
 
@@ -99,11 +99,11 @@ class OneTable(Prior, DividedTables):
 
     @cached_property
     def known_rows(self) -> dict[bool, OwnRows]:
-        """What `rows` has returned so far."""
+        """Results of `rows`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the table in memory, for worker processes."""
+        """Return the state for worker processes, without the table in memory."""
         return {name: value for name, value in vars(self).items() if name != "known_rows"}
 
     def clusters(self, table: Table) -> list[Hashable]:
@@ -122,7 +122,7 @@ class OneTable(Prior, DividedTables):
         return fingerprint([self.task])
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
-        """Return what the table is and what is left out, in lines for the user."""
+        """Describe the table and what is left out of it, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out, identifiers
 
         entry, task = self.task.entry, self.task

@@ -23,9 +23,9 @@ MAX_REJECTIONS = 1000  # in a row, before the request counts as impossible
 class Prior:
     """A distribution over tables. The fields of a subclass are its options, and the schema of its YAML file.
 
-    A subclass implements `plan` and `execute`, and `accept` if it has filters; what priors share happens in `sample`.
-    A subclass that prepares its tables otherwise (tables) overrides `attempt` instead, and one that gets them from
-    elsewhere (mix_scm, disk) `sample`. A prior of real tables is also a `priors.real.RealTables`.
+    A subclass implements `plan` and `execute`, and `accept` if it has filters; `sample` does what all priors share. A
+    subclass that prepares its tables in another way (tables) overrides `attempt` instead, and one that gets them from
+    elsewhere (mix_scm, disk) overrides `sample`. A prior of real tables is also a `priors.real.RealTables`.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Prior:
     classes : bool
         Whether it draws tables with classes.
     raw : bool
-        Whether its columns and targets are tables as they are, in this order and on this scale.
+        Whether its columns and targets become tables unchanged, in their order and on their scale.
     """
 
     numeric_targets: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class Prior:
     raw: ClassVar[bool] = False
 
     def problems(self) -> list[str]:
-        """Everything wrong with the options, as messages for the user."""
+        """List what is wrong with the options, as messages for the user."""
         return []
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Any:
@@ -159,11 +159,11 @@ class Realistic(Prior):
     classes, the skill is 2 ROC AUC - 1, and with a numeric target R2; 0 keeps all tables."""
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the options."""
+        """List what is wrong with the options."""
         return self.realism.problems() + skill_problems(self.min_skill)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
-        """Draw a table as `Prior.attempt` does, with the changes that it gets."""
+        """Draw a table as `Prior.attempt` does, with the changes of `realism`."""
         changes = self.realism.draw(spec, seed)
         plan = self.plan(changes.planned, seed)
         table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
@@ -189,7 +189,7 @@ def skill_problems(min_skill: float) -> list[str]:
 
 
 def explain(rejections: Counter[str], spec: TableSpec) -> str:
-    """Which setting to change, judged by the commonest reason."""
+    """Suggest a setting to change for the commonest reason."""
     reason = rejections.most_common(1)[0][0]
     return {
         "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "

@@ -22,13 +22,13 @@ STREAM_VERSION = 2
 def rng_at(*address: Seed | str) -> np.random.Generator:
     """Return a counter-based generator (Philox) keyed by an address.
 
-    The key is a hash of the address as text, so that equal addresses give equal draws in any process, and (1,), (1, 0)
-    and (2**32,) are three different addresses (numpy's SeedSequence pads and splits words, and would confuse them).
+    The key is a hash of the address as text, so that equal addresses give equal draws in any process, while (1,),
+    (1, 0) and (2**32,) are different addresses (numpy's SeedSequence pads and splits words, which makes some equal).
 
     Parameters
     ----------
     *address : int, tuple of int, or str
-        The address of a table, and names that tell apart what is drawn for it.
+        The address of a table, and the name of what is drawn for it.
 
     References
     ----------
@@ -67,7 +67,7 @@ def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
 
 def normal_array(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Draw `normals` as an array."""
-    from priors.floats import fill_normals  # numba takes a second, which estimators need not spend
+    from priors.floats import fill_normals  # importing numba takes a second, and estimators do not need it
 
     out = np.empty(shape, np.float32)
     fill_normals(out.reshape(-1), random_key(rng))
@@ -81,7 +81,7 @@ def random_key(rng: np.random.Generator) -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: sums and decompositions round differently on two, and tables must not depend on that."""
+    """Run torch on one thread, since the rounding of sums and decompositions depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

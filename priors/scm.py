@@ -1,7 +1,7 @@
 """What mlp_scm and tree_scm, the priors of TabICL v1, have in common (arXiv 2502.05564, appendix).
 
-Both draw hyperparameters of a group from distributions that are drawn themselves, independent causes as their roots,
-and noise of layers; then the real target becomes classes, unless it is to stay numeric, and some columns categories.
+Both draw the hyperparameters of a group from random distributions, and independent causes as the roots of their layers,
+which add noise. Then the target is cut into classes, except for regression, and some columns into categories.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) -> float:
-    """A draw from a normal truncated to positive values.
-
-    Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
-    """
+    """Draw from a normal truncated to positive values."""
+    # Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
     mean = log_uniform(rng, min_mean, max_mean)
     std = mean * log_uniform(rng, 0.01, 1.0)
     while (draw := rng.normal(mean, std)) < 0:
@@ -47,28 +45,28 @@ def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) ->
 
 
 def scaled_count(rng: np.random.Generator, max_mean: float, min_mean: float, lower: int) -> int:
-    """`lower` plus a rounded scaled_normal."""
+    """Draw `lower` plus a rounded scaled_normal."""
     return lower + round(scaled_normal(rng, max_mean, min_mean))
 
 
 def choice_weights(rng: np.random.Generator, num_options: int) -> np.ndarray:
-    """Probabilities of a choice: the softmax of 1 for the first option and U(-3, 5) for each of the others."""
+    """Draw probabilities of options: the softmax of 1 for the first one and U(-3, 5) for each of the others."""
     logits = np.append(1.0, rng.uniform(-3, 5, num_options - 1))
     weights = np.exp(logits)
     return weights / weights.sum()
 
 
 def choose(rng: np.random.Generator, options: Sequence[Any]) -> Any:
-    """One of the options, with choice_weights as probabilities."""
+    """Draw one of the options, with choice_weights as probabilities."""
     return options[rng.choice(len(options), p=choice_weights(rng, len(options)))]
 
 
 @dataclass(frozen=True)
 class Causes:
-    """Independent root variables: of each "normal" or a name from SAMPLERS, and moments of the normal ones."""
+    """Independent root variables."""
 
-    kinds: tuple[str, ...]
-    means: np.ndarray
+    kinds: tuple[str, ...]  # "normal" or a name from SAMPLERS
+    means: np.ndarray  # of normal ones
     stds: np.ndarray
 
     def __str__(self) -> str:
@@ -77,9 +75,9 @@ class Causes:
 
 
 def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_moments: bool) -> Causes:
-    """Kinds and moments; with random_moments, normal causes have a mean m ~ N(0,1) and a deviation |m N(0,1)|."""
+    """Draw causes; with random_moments, normal ones have a mean m ~ N(0,1) and a standard deviation |m N(0,1)|."""
     if sampling == "mixed":
-        # The kinds are tried in this order, and each passes a cause on to the next with a probability of its own.
+        # Kinds are tried in this order; each leaves a cause to the next one with a probability of its own.
         normal, categorical, zipf = rng.uniform(0, 0.66, 3)
         draws = rng.random((3, number))
         kinds = np.select(
@@ -95,7 +93,7 @@ def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_mom
 
 
 def sample_causes(causes: Causes, num_rows: int, rng: np.random.Generator) -> torch.Tensor:
-    """The causes' values, float32 (num_rows, number)."""
+    """Draw the values of causes, float32 (num_rows, number)."""
     columns = normals(rng, num_rows, len(causes.kinds))
     columns *= torch.from_numpy(causes.stds.astype(np.float32))
     columns += torch.from_numpy(causes.means.astype(np.float32))
@@ -127,7 +125,7 @@ SAMPLERS = {
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Gaussian noise on the outputs of a layer; if it varies, each output has a deviation of its own, std |N(0,1)|."""
+    """Gaussian noise on the outputs of a layer; if it varies, an output's standard deviation is std |N(0,1)|."""
 
     std: float
     varies: bool
@@ -136,31 +134,27 @@ class LayerNoise:
         return f"noise {'up to about ' if self.varies else ''}{self.std:.2g}"
 
     def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> torch.Tensor:
-        """Standard deviation of every output's noise, float32 (num_outputs,)."""
+        """Draw the standard deviation of each output's noise, float32 (num_outputs,)."""
         stds = torch.full((num_outputs,), self.std)
         return stds.mul_(normals(rng, num_outputs).abs()) if self.varies else stds
 
 
 @dataclass(frozen=True)
 class Category:
-    """A column that gets at most so many levels, "ascending", "descending" or "shuffled" with its values."""
+    """A column that becomes categories."""
 
     column: int
-    levels: int
-    order: str
+    levels: int  # at most
+    order: str  # of the codes beside the values: "ascending", "descending" or "shuffled"
 
 
 @dataclass(frozen=True)
 class Discretization:
-    """How the real target becomes classes, and which columns become categories.
+    """How the numeric target becomes classes, and which columns become categories."""
 
-    boundaries: between classes: "rank", the target's values in random rows, or "value", standard normal draws with
-        which the standardized target is compared
-    num_classes: 0 for a target that stays numeric
-    """
-
+    # Between classes: "rank", values of the target in random rows; "value", standard normals, for a standardized target
     boundaries: str
-    num_classes: int
+    num_classes: int  # 0 for a target that stays numeric
     categories: tuple[Category, ...]
 
     def __str__(self) -> str:
@@ -193,11 +187,9 @@ def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str)
 def discretize(
     columns: torch.Tensor, target: torch.Tensor, plan: Discretization, seed: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Columns (num_rows, M) with codes in the categorical ones, labels int64 (num_rows,), number of non-empty classes.
-
-    Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; the codes
-    of ordered categories keep the gaps, as in tabicl 2.2.0.
-    """
+    """Return columns (num_rows, M), some as codes, labels int64 (num_rows,), and the number of non-empty classes."""
+    # Columns are changed in place. Classes and shuffled categories without rows are left out of the numbering; codes of
+    # ordered categories are not renumbered, as in tabicl 2.2.0.
     rng = rng_at(seed, "categories")
     for category in plan.categories:
         values = columns[:, category.column]
@@ -226,10 +218,10 @@ def discretize(
 
 
 def random_rows(values: torch.Tensor, number: int, rng: np.random.Generator) -> torch.Tensor:
-    """The values in `number` random rows, drawn with replacement."""
+    """Draw the values of `number` random rows, with replacement."""
     return values[torch.from_numpy(rng.integers(len(values), size=number))]
 
 
 def cut(values: torch.Tensor, boundaries: torch.Tensor) -> torch.Tensor:
-    """The number of boundaries below each value, int64 (num_rows,)."""
+    """Count the boundaries below each value, int64 (num_rows,)."""
     return torch.searchsorted(boundaries.sort().values, values.contiguous())

@@ -34,7 +34,7 @@ class TableSpec:
     train_size : int
         Labeled rows, which come first.
     num_features : int
-        Columns to draw, of which constant ones are dropped afterward.
+        Columns to draw; constant ones are dropped afterward.
     max_classes : int
         The number of classes is drawn from 2..max_classes, at most 10; 0 for a numeric target (regression).
     group_seed : int, tuple of int, or None

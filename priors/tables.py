@@ -15,7 +15,7 @@ from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables
 from priors.table import PriorError, Source, Table, TableSpec
 
-if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs without real tables need not spend
+if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import TableCache
     from priors.real.files import Entry
     from priors.real.tasks import RealTask
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds, which runs withou
 __all__ = ["Tables"]
 
 NAME = "tables"
-CACHE_BYTES = 2**30  # of the tables that were drawn last, in each process that draws
+CACHE_BYTES = 2**30  # of the tables that were used last, in each process that draws
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Tables(Prior, DividedTables):
     """Share of the tables, chosen by a hash of their values or family, that validation draws and training never
     does."""
     test_fraction: float = 0.05
-    """Share of the tables, chosen in the same way, that neither training nor validation draws: they tell at the end
-    what the training has gained."""
+    """Share of the tables, chosen in the same way, that neither training nor validation draws: the gain of the training
+    is measured on them at the end."""
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the options."""
+        """List what is wrong with the options."""
         problems = self.fraction_problems("tables", may_be_0=True)
         if not self.folder:
             return [*problems, "folder is not set; it is a folder of tables"]
@@ -86,7 +86,7 @@ class Tables(Prior, DividedTables):
 
     @cached_property
     def sides(self) -> dict[str, list[RealTask]]:
-        """The tables by what they are drawn for. If validation would have none, it has those of the test."""
+        """The tables by what they are drawn for; if validation would have none, it gets those of the test."""
         sides: dict[str, list[RealTask]] = {TRAINING: [], VALIDATION: [], TEST: []}
         for task in self.contents[1]:
             place = task.place / 2**64
@@ -114,7 +114,7 @@ class Tables(Prior, DividedTables):
         return TableCache(Path(self.folder), CACHE_BYTES)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the tables in memory, for worker processes."""
+        """Return the state for worker processes, without the tables in memory."""
         return {name: value for name, value in vars(self).items() if name != "cache"}
 
     @property
@@ -141,7 +141,7 @@ class Tables(Prior, DividedTables):
         return fingerprint(self.contents[1])
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
-        """Return what the tables are and what is left out, in lines for the user."""
+        """Describe the tables and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
 
         entries, tasks, left_out = self.contents

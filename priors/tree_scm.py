@@ -19,12 +19,9 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class TreeLayer:
-    """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none).
+    """Boosted trees, fitted to standard normal targets and predicted at the same rows -> noise (first layer: none)."""
 
-    num_outputs: targets that every tree predicts at once
-    """
-
-    num_outputs: int
+    num_outputs: int  # targets that each tree predicts at once
     num_trees: int
     depth: int
     noise: scm.LayerNoise

@@ -8,7 +8,7 @@ MODULES = {"FineTune": "fine_tune", "TabICLClassifier": "classifier", "TabICLReg
 
 
 def __getattr__(name: str):
-    # on first use: scikit-learn and torch take seconds to import, and commands that only check arguments need neither
+    # imported on first use: scikit-learn and torch take seconds, and commands that only check arguments need neither
     if name in MODULES:
         return getattr(importlib.import_module(f"tabicl_train.prediction.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,17 +14,13 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next pass and back it with huge pages; returns whether it does.
-
-    By default large activations go back to the system when they are freed, so that each pass takes its memory anew:
-    130,000 page faults in a pass of TabICLv2 over 4 tables of 512 rows and 20 features, and 14 % of a demo step. The
-    process then stays as large as it once was, so this is for processes that train, after they forked their workers.
-    Does nothing without glibc. Pages stay small where addresses are limited.
-
-    Tables of many sizes fragment the heap with or without it: a run of width 48 with 60 to 256 rows has 0.88 GB at step
-    150, 1.19 at 1,000 and 1.41 at 3,000. malloc_trim every 50 steps changes nothing, as the next step takes the pages
-    anew, and a threshold of 1 MB for mmap costs a third of the speed.
-    """
+    """Let glibc keep freed memory for the next pass, in huge pages where possible; returns whether it does."""
+    # By default, glibc returns large activations to the system when they are freed, so each pass allocates its memory
+    # again: 130,000 page faults in a pass of TabICLv2 over 4 tables of 512 rows and 20 features, and 14 % of a demo
+    # step. With it the process never shrinks, so this is for processes that train, after they forked their workers.
+    # Tables of many sizes fragment the heap with or without it: a run of width 48 with 60 to 256 rows has 0.88 GB at
+    # step 150, 1.19 at 1,000 and 1.41 at 3,000. malloc_trim every 50 steps changes nothing, as the next step allocates
+    # the pages again, and a threshold of 1 MB for mmap costs a third of the speed.
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version.restype = ctypes.c_char_p
@@ -36,8 +32,8 @@ def keep_freed_memory() -> bool:
         return False
     if not (libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1)):
         return False
-    # The heap grows in steps that would not inherit the advice: grow it once. That takes addresses and no memory, and
-    # the heap keeps them when the block is freed. Where addresses are counted, other allocations would lack them.
+    # The heap grows in steps that would not inherit the advice, so it is grown once to half of the memory. That uses
+    # address space only, which the heap keeps when the block is freed, and is left out where address space is limited.
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY or OVERCOMMIT.read_text().strip() == "2":
         return True
     reserved = libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)

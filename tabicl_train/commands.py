@@ -1,6 +1,6 @@
 """The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
 
-What takes long to import is imported where it is used: torch 2 s, Lightning 3 s. Help needs none of it.
+Slow imports (torch 2 s, Lightning 3 s) are inside the functions that need them, so that help is fast.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
     from tabicl_train.config.schema import RunConfig
 
-# Exit codes. 0: the command has done its work; 1: an error; 128 + N: a second stop signal N ended it at once, or its
-# output is no longer read (SIGPIPE).
+# Exit codes. 0: success; 1: an error; 128 + N: killed by a second stop signal N, or nobody reads its output (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
 OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
 NOTHING_CHOSEN = (
@@ -71,7 +70,7 @@ def plain_end() -> Iterator[None]:
 
 
 def option_problems(words: list[str]) -> list[str]:
-    """A line for each --key=value or --key value, which is no option of any command, with the form to use."""
+    """Return a line for each --key=value or --key value that is not an option of any command, with the form to use."""
     problems = []
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
@@ -92,7 +91,7 @@ def train() -> None:
 
         print(train_help(args.config_dir))
         return
-    if not sys.argv[1:]:  # 500,000 steps that nobody has asked for
+    if not sys.argv[1:]:  # instead of the default of 500,000 steps
         raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
         run_sweep(args)
@@ -114,7 +113,7 @@ def train() -> None:
 
 
 def train_arguments(program: str) -> argparse.Namespace:
-    """The arguments of tabicl-train or tabicl-sweep; exits with 2 if there is an option that they do not have."""
+    """Parse the arguments of tabicl-train or tabicl-sweep; exits with 2 on an unknown option."""
     parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd")
@@ -134,7 +133,7 @@ def train_arguments(program: str) -> argparse.Namespace:
 def run(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
     folder, status = None if config.preflight else Path(config.run_dir), "finished"
-    # Signals are watched from here on since the imports take seconds; a preflight has nothing to save.
+    # Signals are watched before the imports, which take seconds; a preflight has nothing to save.
     with contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
         if config.preflight:
             from tabicl_train.debugging.preflight import preflight
@@ -172,7 +171,7 @@ def submit() -> None:
 
 
 def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """The options of a job, submit.KEY=VALUE, and the configuration of its run; an error has the problems of both."""
+    """Parse the options of a job, submit.KEY=VALUE, and the configuration of its run; report the problems of both."""
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
@@ -202,7 +201,7 @@ def sweep() -> None:
 
 
 def run_sweep(args: argparse.Namespace) -> None:
-    """A sweep; with --help its settings, with --cfg its runs. Exits as `run` does."""
+    """Run a sweep; with --help print its settings, with --cfg its runs. Exits as `run` does."""
     from tabicl_train.config.documentation import sweep_help
 
     if args.help:
@@ -320,7 +319,7 @@ def lab() -> None:
 
 
 def arguments(name: str, prefix: str = "") -> Any:
-    """The arguments of a command, whose options have this name; with --help, prints it and exits."""
+    """Parse the arguments of a command into the dataclass of its options; with --help, print them and exit."""
     from tabicl_train.config import options
 
     cls = getattr(options, name)
@@ -336,8 +335,8 @@ def arguments(name: str, prefix: str = "") -> Any:
 
 @contextlib.contextmanager
 def run_errors(folder: Path | None) -> Iterator[None]:
-    """Turns the errors that end a run into exit code 1 and one line; a rank gives its error to the elastic agent, and
-    writes its stack trace into the run directory."""
+    """Turn errors that end a run into exit code 1 and one line."""
+    # A rank passes its error to the elastic agent and writes its stack trace into the run directory.
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from priors import PriorError
@@ -357,14 +356,14 @@ def run_errors(folder: Path | None) -> Iterator[None]:
         raise
     except Exception as error:
         is_known = isinstance(error, (PriorError, WorkerDied, Diverged, SaveFailed, OSError))
-        is_known |= str(error).startswith("DataLoader worker")  # was killed, says torch
+        is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
         lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
         lines += getattr(error, "__notes__", [])
         if is_rank():
             handler.record_exception(error)
             if not is_known:
                 save_trace(folder, error)
-            if not is_own_launch():  # which prints the first error of all ranks
+            if not is_own_launch():  # whose launcher prints the first error of all ranks
                 print_line(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
             end_rank(1)
         if not is_known:
@@ -373,7 +372,7 @@ def run_errors(folder: Path | None) -> Iterator[None]:
 
 
 def save_trace(folder: Path | None, error: BaseException) -> None:
-    """Append the stack trace of a rank's error to a file in the run directory, or print it where there is none."""
+    """Append the stack trace of a rank's error to a file in the run directory, or print it if there is no folder."""
     trace = "".join(traceback.format_exception(error))
     if folder is None or not folder.is_dir():
         print_line(trace)
@@ -383,7 +382,7 @@ def save_trace(folder: Path | None, error: BaseException) -> None:
 
 
 def end_rank(code: int) -> NoReturn:
-    """End a rank at once: closing process groups whose other ranks are gone can take for ever."""
+    """End a rank at once: closing process groups whose other ranks are gone can take forever."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
 """Compiled blocks of a network, `trainer.compile`, and its Triton kernel, `trainer.triton`.
 
-Blocks of a kind share a graph with symbolic sizes, so a curriculum needs few: one for each of five kinds, and others
-where a table or a run of equal tables is on its own, as 1 is no symbolic size, and while gates are measured.
+Blocks of a kind share a graph with symbolic sizes, so a curriculum needs few graphs: one for each of the five kinds,
+and more for packs of a single table or a single run of equal tables (a size of 1 is not symbolic) and measured gates.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import is_installed
 from tabicl_train.model import attention
@@ -18,11 +20,11 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import QASSMax
 from tabicl_train.precision import uses_cuda
 
-GRAPHS = 64  # of a kind, beyond which torch warns and runs it as it is; shrunk stages of TabICLv2 take 47 of all kinds
+GRAPHS = 64  # limit of each kind, beyond which torch warns and runs eagerly; small stages of TabICLv2 need 47 in total
 
 
 def problems(settings: TrainerConfig) -> list[str]:
-    """What is missing on this machine for `trainer.compile` and `trainer.triton`, if anything."""
+    """List what `trainer.compile` and `trainer.triton` lack on this machine."""
     problems = []
     if settings.triton and not uses_cuda(settings):
         problems.append("trainer.triton is true, which needs a GPU")
@@ -32,7 +34,6 @@ def problems(settings: TrainerConfig) -> list[str]:
 
 
 def compiler_problems(settings: TrainerConfig) -> list[str]:
-    import torch
     from torch._inductor import config
 
     names = ("cc", "gcc", "clang") if uses_cuda(settings) else config.cpp.cxx
@@ -50,14 +51,13 @@ def compiler_problems(settings: TrainerConfig) -> list[str]:
 
 
 def compile_blocks(network: Network, backend: str | Callable = "inductor") -> None:
-    """Compile the blocks in place. Copies of the network, such as those that are validated, run as they are."""
-    import torch
+    """Compile the blocks in place. Copies of the network, such as those that are validated, run eagerly."""
     import torch.fx.experimental._config as shapes
     from torch._dynamo import config
 
-    # Two sizes that are equal by chance would be taken for one, and the graph be compiled anew when they differ.
+    # Otherwise sizes that are equal by chance share a symbol, and the graph is compiled again once they differ.
     shapes.use_duck_shape = False
-    # A graph would be compiled for each set of sizes.
+    # It would be compiled for each set of sizes.
     attention.attend_by_run = torch.compiler.disable(attention.attend_by_run)
     config.recompile_limit = config.accumulated_recompile_limit = GRAPHS
     for block in network.blocks():
@@ -65,7 +65,7 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
 
 
 def use_triton(network: Network) -> bool:
-    """Let the layers with a kernel use it; returns whether there are any."""
+    """Let the layers that have a Triton kernel use it; returns whether there are any."""
     layers = [layer for _, layer in network.named_scalings() if isinstance(layer, QASSMax)]
     for layer in layers:
         layer.triton = True

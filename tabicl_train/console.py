@@ -15,13 +15,13 @@ def info(line: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line. If it cannot be printed it is lost: a closed terminal must not end a run."""
+    """Print a line, or drop it if that fails: a closed terminal must not end a run."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def is_first() -> bool:
-    """Say whether this process is rank 0, according to torchrun's variables."""
+    """Return whether this process is rank 0, according to torchrun's variables."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
@@ -36,7 +36,7 @@ def first_line(error: BaseException) -> str:
 
 
 def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Format a table as text: the first column to the left, the others, whose numbers are formatted, to the right."""
+    """Format a table as text: the first column left-aligned, the others right-aligned."""
     lines = [[str(cell) for cell in line] for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

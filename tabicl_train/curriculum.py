@@ -18,7 +18,7 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 
-IMBALANCE = 1.05  # cost of the slowest rank over the lower bound; finer cuts lose more in small packs
+IMBALANCE = 1.05  # allowed cost of the slowest rank over the lower bound; a finer division loses more in small packs
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
@@ -49,7 +49,7 @@ class StepPlan:
     pack_tokens: int  # the token budget of a pack
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
-        """Divide the tables of one rank into the passes in which they go through the model, shorter ones first."""
+        """Divide the tables of one rank into passes through the model, shorter tables first."""
 
         def order(group: Group) -> tuple[int, int, int, tuple[int, ...]]:
             return group.spec.num_rows, group.spec.train_size, group.spec.num_features, group.tables
@@ -63,11 +63,9 @@ class StepPlan:
         return [join(pack) for pack in packs]
 
     def assign(self, ranks: int) -> list[list[Group]]:
-        """Divide the groups among the ranks: largest first, each to the rank with the lowest cost so far.
-
-        If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over ranks,
-        or the largest table), the largest group is halved, until none can be halved.
-        """
+        """Divide the groups among the ranks: largest first, each to the rank with the lowest cost so far."""
+        # If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over
+        # ranks, or the largest table), the largest group is halved, until none can be halved.
         groups = list(self.groups)
         bound = max(sum(g.cost for g in groups) / ranks, max(g.table_cost for g in groups))
         while True:
@@ -124,20 +122,16 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
 
 
 def learning_rate(stage: StageConfig, step: int) -> float:
-    """Compute the learning rate of a step of a stage.
-
-    All schedules begin with a linear warm-up to the peak, the stage's learning rate; the last step has the final one,
-    but for a constant schedule.
-
-    Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3. Warm-up, stable, decay: Hu et al., MiniCPM,
-    arXiv 2404.06395, section 4.
-    """
+    """Compute the learning rate of a step of a stage."""
+    # All schedules begin with a linear warmup to the peak, the stage's learning rate, and all but the constant one
+    # reach the final learning rate at the last step. Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3.
+    # Warmup, stable, decay: Hu et al., MiniCPM, arXiv 2404.06395, section 4.
     warmup = stage.warmup * stage.steps
     if step < warmup:
         return stage.learning_rate * (step + 1) / (warmup + 1)
     last = stage.steps - 1
     decay_start = max(warmup, (1 - stage.decay) * last) if stage.schedule == "wsd" else warmup
-    # 0 before the decay, 1 at the last step
+    # from 0 before the decay to 1 at the last step
     done = min(max((step - decay_start) / max(last - decay_start, 1), 0.0), 1.0)
     peak, final = stage.learning_rate, stage.final_learning_rate
     match stage.schedule:
@@ -169,7 +163,7 @@ def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, ste
 
 
 def cap_features(rows: int, features: int) -> int:
-    """Return the number of features, but at most the largest one that a table with so many rows may have."""
+    """Limit the number of features of a table with so many rows."""
     return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
 
 

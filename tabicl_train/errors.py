@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 
-# What to do where ranks on several machines, or of a SLURM job, were started in another way.
+# How to start ranks on several machines or in a SLURM job, for errors about another way of starting them.
 TORCHRUN = (
     "start one torchrun on each machine: torchrun --nnodes=N --nproc-per-node=DEVICES --rdzv-backend=c10d "
     "--rdzv-endpoint=HOST:PORT -m tabicl_train ... (launch/slurm.sbatch does this in a SLURM job)"
@@ -13,10 +13,7 @@ TORCHRUN = (
 
 
 class ConfigError(Exception):
-    """A configuration that cannot run; `problems` says why, one line each, in the user's terms.
-
-    config: the configuration that has these problems, where there is one
-    """
+    """A configuration that cannot run; `problems` has a line for each reason, `config` the configuration, if any."""
 
     def __init__(self, problems: list[str], config: object = None) -> None:
         super().__init__(problems)
@@ -27,7 +24,7 @@ class ConfigError(Exception):
 
 
 def picklable(error: Exception) -> Exception:
-    """The error, or a RuntimeError with the same text where it cannot be sent to another process."""
+    """Return the error, or a RuntimeError with its text if it cannot be sent to another process."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -36,13 +33,12 @@ def picklable(error: Exception) -> Exception:
 
 
 def install(packages: str, extra: str) -> str:
-    """How to get the packages of an extra of this project; the project itself is on no package index."""
+    """Describe how to install the packages of an extra; this project is not on a package index."""
     return f"pip install {packages}, or pip install -e '.[{extra}]' in the project's folder"
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported. A mere folder of its name, such as wandb/ in the working directory, cannot:
-    it has a spec, but no origin."""
+    """Whether a package can be imported; a mere folder of its name, such as wandb/, has a spec but no origin."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

@@ -95,7 +95,7 @@ class Pretraining(L.LightningModule):
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
-        self.skipped = torch.zeros((), dtype=torch.int64)  # steps skipped in the whole run
+        self.skipped = torch.zeros((), dtype=torch.int64)
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
@@ -142,7 +142,7 @@ class Pretraining(L.LightningModule):
 
         gradients = self.gradients_of(stage)
         gradients.flat.zero_()
-        # one context for all packs: autocast keeps its casts of the weights until it ends
+        # one context for all packs, since autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
             for k in range(len(item.packs)):
                 self.accumulate(gradients, item, k, stage.checkpoint_rows)
@@ -198,7 +198,7 @@ class Pretraining(L.LightningModule):
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
                 fits = False
-            if not fits:  # outside the handler, whose traceback keeps the activations alive
+            if not fits:  # not in the handler, whose traceback keeps the activations alive
                 self.too_large = tokens
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
@@ -233,11 +233,11 @@ class Pretraining(L.LightningModule):
         checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
-        """Load them; the state of another optimizer is dropped from the checkpoint."""
+        """Load what `on_save_checkpoint` added; the state of another optimizer is dropped from the checkpoint."""
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
-            checkpoint["optimizer_states"] = []  # the states of two optimizers do not fit each other
+            checkpoint["optimizer_states"] = []  # its state does not fit this optimizer
 
     def go_back(self, checkpoint: dict, step: int, optimizer: MuonAdamW) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""

@@ -20,7 +20,7 @@ from tabicl_train.errors import ConfigError
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
-FEW_ROWS = 16  # of matrices that are padded, since there are so many shapes of them and they are small
+FEW_ROWS = 16  # matrices of at most so many rows are padded to one size: they are small, and of many shapes
 
 
 class Settings(Protocol):
@@ -34,10 +34,8 @@ class Settings(Protocol):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrices, about: all singular values of (K, rows, columns) are moved close to 1.
-
-    rows <= columns. It is computed in the dtype of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
-    """
+    """Approximate the nearest semi-orthogonal matrices: move all singular values of (K, rows, columns) close to 1."""
+    # Needs rows <= columns. The dtype is that of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
     a, b, c = NEWTON_SCHULZ
     X = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
@@ -47,7 +45,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW, whose steps the device itself can skip.
+    """Muon and AdamW; a tensor on the device decides whether a step is skipped.
 
     Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr). Cautious weight decay
     (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
@@ -61,11 +59,9 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, taken: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update the parameters that have gradients.
-
-        taken: (), bool, whether the step counts. If not, weights and state stay unchanged, provided that the gradients
-        are zero. It is a tensor, so that the host need not wait for the device.
-        """
+        """Update the parameters that have gradients."""
+        # taken: (), bool. Where it is False, weights and state stay unchanged, provided that the gradients are zero. It
+        # is a tensor, so that the host need not wait for the device.
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
@@ -105,12 +101,10 @@ class MuonAdamW(torch.optim.Optimizer):
         return self.orthogonal(nesterov)
 
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        """Compute orthogonal directions, with the root mean square of an AdamW update.
-
-        A vector counts as a matrix of one row, so its direction is a normalized one. All matrices of a shape, or its
-        transpose, go through Newton-Schulz together, and so do all vectors, and all matrices of few rows: zeros around
-        a matrix change nothing. Shape by shape they took 1,300 kernel launches in a step of muon_all.
-        """
+        """Compute orthogonal directions, with the root mean square of an AdamW update."""
+        # A vector counts as a matrix of one row, so it is normalized. Matrices of the same shape, up to transposition,
+        # go through Newton-Schulz in one stack, and so do all vectors and all matrices of few rows, padded with zeros,
+        # which change nothing. A stack for each shape took 1,300 kernel launches in a step of muon_all.
         kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)  # by shape; () are vectors
         for i, g in enumerate(gradients):
             rows = min(g.shape) if g.ndim == 2 else 1
@@ -128,11 +122,9 @@ class MuonAdamW(torch.optim.Optimizer):
         return directions
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Group parameters by the number of AdamW steps that they have taken.
-
-        All parameters of a set share one tensor as their `taken`, so the sets are known without waiting for the device,
-        and a set has one bias correction. After a part has been unfrozen there are two or three sets.
-        """
+        """Group parameters by the number of AdamW steps that they have taken."""
+        # All parameters of a group share one tensor as their `taken`, so the groups are known without waiting for the
+        # device, and a group has one bias correction. After a part has been unfrozen there are two or three groups.
         sets, no_steps = defaultdict(list), parameters[0].new_zeros(())
         for p in parameters:
             if "taken" not in self.state[p]:
@@ -174,7 +166,7 @@ def is_tall(x: Tensor) -> bool:
 
 
 def stack_matrices(matrices: list[Tensor]) -> Tensor:
-    """Matrices, or their transposes, with rows <= columns, and zeros behind them if their shapes differ."""
+    """Stack matrices, transposed to rows <= columns and padded with zeros to one shape."""
     wide = [m.mT if is_tall(m) else m for m in matrices]
     rows, columns = (max(sizes) for sizes in zip(*(m.shape for m in wide), strict=True))
     missing = [(0, columns - m.shape[1], 0, rows - m.shape[0]) for m in wide]
@@ -182,7 +174,7 @@ def stack_matrices(matrices: list[Tensor]) -> Tensor:
 
 
 def stack_vectors(vectors: list[Tensor]) -> Tensor:
-    """Vectors, and matrices of one row or column, with zeros behind the shorter ones, (K, 1, longest)."""
+    """Stack vectors, and matrices of one row or column, padded with zeros, (K, 1, longest)."""
     flat = [v.reshape(-1) for v in vectors]
     stack = flat[0].new_zeros(len(flat), 1, max(map(len, flat)))
     torch._foreach_copy_([row[0, : len(v)] for row, v in zip(stack, flat, strict=True)], flat)
@@ -203,10 +195,7 @@ OPTIMIZERS: dict[str, Callable[[str, nn.Parameter], bool]] = {
 
 
 def build_optimizer(model: nn.Module, config: Settings) -> MuonAdamW:
-    """An optimizer with groups by kind and by decay: matrices are decayed, vectors and biases never.
-
-    Only parameters that require gradients are optimized; learning rates are 0 at first.
-    """
+    """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases are not."""
     if config.name not in OPTIMIZERS:
         raise ConfigError([f"there is no optimizer {config.name!r}; there are {', '.join(OPTIMIZERS)}"])
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Files that a program writes: looked at before the work whose results they will hold, and whole or absent after it."""
+"""Output files: checked before the work starts, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import BinaryIO
 from tabicl_train.errors import ConfigError
 
 
-def unusable_folder(path: Path) -> str | None:
-    """Why files cannot be created in a folder, which need not exist yet; None if they can."""
+def unwritable_folder(path: Path) -> str | None:
+    """Return why files cannot be created in a folder, which need not exist yet; None if they can."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -31,18 +31,18 @@ def make_folder(setting: str, path: Path) -> None:
 
 
 def folder_problem(path: Path) -> str | None:
-    """Create a folder; returns what prevents it, if anything."""
-    if problem := unusable_folder(path):
+    """Create a folder; returns why it cannot be created, or None."""
+    if problem := unwritable_folder(path):
         return problem
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # os.access cannot foresee a file system like /proc
+    except OSError as error:  # os.access allows it on file systems like /proc
         return f"{path} cannot be created ({error.strerror})"
     return None
 
 
 def output_problems(setting: str, path: str | Path | None) -> list[str]:
-    """What prevents a file from being written, if one is asked for. Its folder is created."""
+    """List why a file cannot be written, if one is asked for. Its folder is created."""
     if path is None:
         return []
     path = Path(path)
@@ -56,16 +56,13 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
 
 
 def check_output(path: str | Path) -> None:
-    """Raises ConfigError if the file of the setting `output` cannot be written."""
+    """Raise ConfigError if the file of the setting `output` cannot be written."""
     if problems := output_problems("output", path):
         raise ConfigError(problems)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, and rename it to `path`.
-
-    After an error, an OSError of the disk among them, `path` is as before and the temporary file is gone.
-    """
+    """Let `write` fill a temporary file, and rename it to `path`; an error leaves `path` as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -79,7 +76,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder: only then does a rename in it survive a power cut."""
+    """Flush a folder, without which a rename in it may not survive a power cut."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -88,13 +85,13 @@ def sync_folder(path: Path) -> None:
 
 
 def save_atomically(content: object, path: Path) -> None:
-    """torch.save, atomically, in a folder that is created. Raises OSError where torch.save raises a RuntimeError."""
+    """Call torch.save atomically, and create the folder. Raises OSError where torch.save raises a RuntimeError."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: save(content, file))
 
 
 def save(content: object, file: BinaryIO) -> None:
-    import torch  # which takes 2 s, and only this function needs
+    import torch  # takes 2 s, and only this function needs it
 
     recorder = ErrorRecorder(file)
     try:
@@ -106,7 +103,7 @@ def save(content: object, file: BinaryIO) -> None:
 
 
 class ErrorRecorder:
-    """A file that keeps the error of a write; torch reports only that there was one."""
+    """A file that keeps the OSError of a write, which torch.save does not report."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.flush = file, file.flush

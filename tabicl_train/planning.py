@@ -1,4 +1,4 @@
-"""What a run will cost, computed before it starts: the plan that is printed, its arithmetic, and its memory.
+"""The cost of a run, estimated before it starts: its FLOPs, its memory, and the plan that is printed.
 
 Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter), plus what the forward pass of
 the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU the process itself is added.
@@ -28,10 +28,8 @@ VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast 
 
 
 def run_plan(config: RunConfig) -> list[str]:
-    """Describe a run before it starts: parameters, and work, passes and memory of a process in every stage.
-
-    Of a stage that `trainer.max_steps` cuts short, the work is that of its steps in this run.
-    """
+    """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
+    # For a stage that `trainer.max_steps` cuts short, only its steps in this run count as work.
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
     lines, stages = [f"model     {parameters:,} parameters"], []
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
@@ -56,7 +54,7 @@ def run_plan(config: RunConfig) -> list[str]:
 
 
 def memory_problems(config: RunConfig) -> list[str]:
-    """List why a run cannot fit into the memory of this machine, whatever tables it draws."""
+    """List why a run cannot fit into the memory of this machine, however small its tables."""
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
     if (state := STATE_BYTES * parameters) <= memory:
         return []
@@ -70,7 +68,7 @@ def count_parameters(model: NetworkConfig) -> int:
 
 
 def memory_of(trainer: TrainerConfig) -> float:
-    """Return the bytes of memory of a GPU, or this machine's for each of the ranks that `trainer.devices` starts."""
+    """Return the bytes of memory of the GPU, or on a CPU of this machine divided by `trainer.devices`."""
     if uses_cuda(trainer):
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (trainer.devices or 1)
@@ -104,10 +102,8 @@ def peak_bytes(config: NetworkConfig, parameters: int, tables: Sequence[Shape], 
 
 
 def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, precision: str) -> float:
-    """Bound peak_bytes of the packs that a stage can draw.
-
-    A pack holds one of the tables that may be worst, as often as the token budget allows, in fractions of a table.
-    """
+    """Bound peak_bytes of the packs that a stage can draw."""
+    # The pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
     state = STATE_BYTES * parameters
@@ -119,11 +115,9 @@ def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, preci
 
 
 def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
-    """Yield the tables among which those are that need the most memory, alone or for each of their tokens.
-
-    Memory and tokens are linear in each of rows, labeled rows and features, so these are at the ends of their ranges:
-    at the limits of rows for recomputation and features, or where all tables of a step just fill a pack.
-    """
+    """Yield candidates for the table that needs the most memory, in total or per token."""
+    # Memory and tokens are linear in rows, in labeled rows and in features, so the maximum is at an end of a range, at
+    # a number of rows where recomputation or a cap of features begins, or where all tables of a step fill a pack.
     low, high = stage.rows
     if stage.small_share > 0:
         low, high = min(low, stage.small_rows[0]), max(high, stage.small_rows[1])

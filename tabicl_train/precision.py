@@ -19,9 +19,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # torch reads one of these when it first allocates memory of a GPU.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# Every step has other shapes, and a cache of blocks of fixed sizes would be left with gaps that fit none of them.
+# Shapes change in every step, which would fragment a cache of blocks of fixed sizes.
 EXPANDABLE = "expandable_segments:True"
-# 10^12 FLOPs per second of dense matrix products, by the makers' data sheets: 16-bit formats, fp32 without TF32
+# 10^12 FLOPs per second of dense matrix products in 16-bit formats and in fp32 without TF32, from the data sheets
 PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
 
 
@@ -43,12 +43,12 @@ class Precision:
 
 
 def uses_cuda(settings: TrainerConfig) -> bool:
-    """Say whether a run with these settings trains on a GPU."""
+    """Return whether a run with these settings trains on a GPU."""
     return settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
 
 
 def choose(settings: TrainerConfig) -> Precision:
-    """Say what `trainer.precision` means on the device of the run."""
+    """Choose the precision of a run: `trainer.precision`, or with `auto` the default of its device."""
     if settings.precision != "auto":
         return Precision(settings.precision, "as configured")
     if not uses_cuda(settings):
@@ -59,7 +59,7 @@ def choose(settings: TrainerConfig) -> Precision:
 
 
 def set_up_gpu(settings: TrainerConfig) -> None:
-    """Set products of fp32 and memory of a GPU as configured; to be called before CUDA starts."""
+    """Configure fp32 matrix products and the memory allocator of a GPU; must be called before CUDA starts."""
     if not uses_cuda(settings):
         return
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
@@ -69,7 +69,7 @@ def set_up_gpu(settings: TrainerConfig) -> None:
 
 
 def policy(trainer: TrainerConfig) -> list[str]:
-    """Describe the formats and the memory of a run, as they are in force, in lines."""
+    """Return lines that describe the number formats and memory settings in force."""
     lines = [f"precision {choose(trainer)}"]
     if uses_cuda(trainer):
         lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}")
@@ -78,7 +78,7 @@ def policy(trainer: TrainerConfig) -> list[str]:
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the FLOPs per second that a device can reach at most, or None if that is not known."""
+    """Return the peak FLOPs per second of a device, or None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -1,8 +1,7 @@
 """Where a run begins: at step 0, perhaps from given weights, or at its newest checkpoint, if that is of the same run.
 
-Rank 0 reads the files, and the other ranks get what they need from it: ranks that looked for themselves could see
-different files (a slow view of a shared folder, an error of one disk, another machine's folder), and would exchange the
-gradients of different steps.
+Rank 0 reads the files and sends the others what they need. If each rank read them, ranks could find different files (on
+a slow shared folder, after a disk error, in another machine's folder) and exchange the gradients of different steps.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from tabicl_train.weights import resolve
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
-NAMED = 5  # differences that a refusal names, if there are more
-ROUNDING = ".pack_tokens"  # of a stage: which tables share a pass matters to the rounding of sums only
+NAMED = 5  # differences that a refusal names; others are counted
+ROUNDING = ".pack_tokens"  # of a stage: it decides which tables share a pass, which changes the rounding of sums only
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
 
@@ -53,11 +52,9 @@ class ResumePoint:
 
 
 def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoint, dict | None]:
-    """Find where a run begins, and the content of its newest intact checkpoint, if any.
-
-    `values` is the configuration as plain values, `real_tables` the hash of the real tables of its prior. Raises
-    ConfigError if the run directory belongs to another run, or if its checkpoints are gone.
-    """
+    """Find where a run begins, and the content of its newest intact checkpoint, if any."""
+    # values: the configuration as plain values; real_tables: the hash of the real tables of its prior. Raises
+    # ConfigError if the run directory belongs to another run, or if its checkpoints are gone.
     folder = Path(values["run_dir"])
     newest = checkpoint.newest_valid(folder / "checkpoints")
     if newest is None:
@@ -69,7 +66,7 @@ def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoin
 
 
 def check_beginning(folder: Path, seed: int) -> None:
-    """Refuse a start at step 0 in a run directory whose records say more: of a saved checkpoint, or another seed."""
+    """Refuse to start at step 0 if the records of the run directory name a saved checkpoint or another seed."""
     records = Records(folder)
     over = "to start over, name another run_dir or remove this one"
     if saved := (records.json("status.json") or {}).get("saved"):
@@ -81,10 +78,8 @@ def check_beginning(folder: Path, seed: int) -> None:
 
 
 def refuse_changes(content: dict, values: dict, real_tables: str | None = None) -> None:
-    """Print which settings differ from those of a checkpoint, and refuse those that make it another run.
-
-    A stage that has not started may change, and stages may follow the last one.
-    """
+    """Print which settings differ from those of a checkpoint, and refuse those that make it another run."""
+    # A stage that has not started may change, and stages may follow the last one.
     saved, made = content["config"], content["run"]
     before, now = compared(saved), compared(values)
     before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
@@ -92,7 +87,7 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
     lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
     started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
-    # The settings of a stage or prior that comes or goes say nothing that its name does not.
+    # The settings of a stage or prior that was added or removed are left out; its name is enough.
     sets = [f"curriculum.stages.{name}." for name in lengths.keys() ^ set(stages)]
     sets += ["prior."] * (before["prior.name"] != now["prior.name"])
     changed = [
@@ -126,7 +121,7 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """Return a configuration by dotted names, the options of its prior completed."""
+    """Flatten a configuration to dotted names, with the defaults of its prior's options."""
     return flatten(values | {"prior": completed(values["prior"], prior_defaults(values["prior"]["name"]))})
 
 
@@ -145,14 +140,14 @@ def prior_defaults(name: str) -> dict[str, Any]:
 
 
 def completed(values: dict, defaults: dict) -> dict:
-    """Return the values, and the defaults of those that are missing, at any depth."""
+    """Fill in the defaults of missing values, at any depth."""
     both = values.keys() & defaults.keys()
     deeper = {key for key in both if isinstance(values[key], dict) and isinstance(defaults[key], dict)}
     return {**defaults, **values, **{key: completed(values[key], defaults[key]) for key in deeper}}
 
 
 def change(key: str, before: dict, now: dict) -> str:
-    """Say what became of a setting."""
+    """Describe the change of a setting."""
     if key not in now:
         return f"{key} was {before[key]}; there is no such setting now"
     text = f"{key} was {before.get(key, 'not set')}, is {now[key]}"
@@ -163,10 +158,8 @@ def change(key: str, before: dict, now: dict) -> str:
 
 
 def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
-    """Read the weights of the run, checkpoint, export or name that `init_weights` gives.
-
-    A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
-    """
+    """Read the weights of the run, checkpoint, export or name that `init_weights` gives."""
+    # A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
     try:
         file_config, weights = load_checkpoint(resolve(path, model.is_regression))
     except ConfigError as error:
@@ -195,11 +188,11 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
 
 def model_name(settings: NetworkConfig) -> str | None:
     """Return model=NAME of the configuration file that describes a network; None if there is none."""
-    from tabicl_train.config.compose import Composer  # for a mistake alone
+    from tabicl_train.config.compose import Composer  # slow to import, and only this error needs it
 
     composer = Composer()
     for name in composer.choices["model"]:
-        with contextlib.suppress(ConfigError):  # some need a prior of their own
+        with contextlib.suppress(ConfigError):  # some need a certain prior
             if composer.compose([f"model={name}"]).model == settings:
                 return f"model={name}"
     return None

@@ -34,12 +34,11 @@ class Estimate:
 
     @property
     def exceeds_error(self) -> bool:
-        """Whether a gain exceeds its standard error: then the later weights are chosen instead of the first ones.
-
-        The best of many validations on few rows would otherwise often be a lucky one. Of 37 fine-tunings of a small
-        network, half of them on noise, taking the lowest loss ended 3 worse on fresh rows beyond a one-sided 99 %
-        bound, this rule none, with a mean gain of 0.002 there; twice the error also none, with a quarter of the gain.
-        """
+        """Whether a gain exceeds its standard error: then the later weights are chosen instead of the first ones."""
+        # Otherwise the best of many validations on few rows is often better by chance only. In 37 fine-tunings of a
+        # small network, half of them on noise, choosing the lowest loss made 3 worse on fresh rows (beyond a one-sided
+        # 99 % bound). This rule made none worse, with a mean gain of 0.002; neither did twice the standard error, with
+        # a quarter of the gain.
         return self.mean > self.error
 
     def __neg__(self) -> Estimate:
@@ -53,16 +52,13 @@ class Estimate:
 
 
 def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float = math.inf) -> Estimate:
-    """Estimate the mean of values (units,) or (seeds, tables) by Student's t, without an interval of one value.
-
-    Of two factors, such as seeds and tables, the interval is for other seeds and other tables. The variance of the mean
-    is at most that of the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of
-    freedom as by Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17). With three seeds and 9 to 48 tables, such
-    intervals include the truth in 93 to 99 % of simulated cases; a percentile bootstrap includes it in 75 to 80 % where
-    seeds differ most.
-
-    lowest, highest: bounds of what is possible, at which the interval ends
-    """
+    """Estimate the mean of values (N,) or (seeds, tables) by Student's t; a single value has no interval."""
+    # With two factors, the interval is for other seeds and other tables. The variance of the mean is at most that of
+    # the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of freedom as by
+    # Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17). With three seeds and 9 to 48 tables, such intervals
+    # include the truth in 93 to 99 % of simulated cases; a percentile bootstrap includes it in 75 to 80 % where seeds
+    # differ most.
+    # lowest, highest: bounds of what is possible, at which the interval ends
     values = np.asarray(values, dtype=float)
     mean, terms = float(values.mean()), []
     for means in (values,) if values.ndim == 1 else (values.mean(1), values.mean(0)):
@@ -78,10 +74,8 @@ def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float 
 
 
 def share_interval(share: float, n: int) -> Estimate:
-    """Estimate a share of n trials, ties being half successes, by Wilson's score interval (JASA 22, 1927).
-
-    scipy's binomtest has it for whole numbers only.
-    """
+    """Estimate a share of n trials, ties being half successes, by Wilson's score interval (JASA 22, 1927)."""
+    # scipy's binomtest has it for whole numbers only.
     z = stats.norm.ppf((1 + CONFIDENCE) / 2)
     center, spread, scale = share + z * z / (2 * n), share * (1 - share) / n, 1 + z * z / n
     half = z * math.sqrt(spread + (z / (2 * n)) ** 2)
@@ -89,23 +83,20 @@ def share_interval(share: float, n: int) -> Estimate:
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> Estimate:
-    """Estimate by how much the mean loss of the same independent units fell, as a paired t test does."""
+    """Estimate by how much the mean loss of the same independent samples fell, as a paired t test does."""
     with np.errstate(invalid="ignore"):  # losses may be infinite
         return mean_interval(np.asarray(before, dtype=float) - np.asarray(after, dtype=float))
 
 
 def gain_in_words(
-    found: Estimate, count: int, units: str, which: str = "that took no part in training or validation"
+    found: Estimate, count: int, noun: str, which: str = "that took no part in training or validation"
 ) -> str:
-    """Describe, in part of a sentence, a training whose validation preferred later weights to the first ones.
-
-    found: what `paired_gain` returned for `count` units
-    """
+    """Describe, in part of a sentence, the gain of a training that `paired_gain` found for `count` rows or tables."""
     if not math.isfinite(found.mean):
         return "none, since the mean loss before or after the training is not finite"
     if not math.isfinite(found.error):
-        return f"no change shown: {found:.4f}, on too few {units} for an interval"
-    on = f"on {count} {units} {which} (mean loss, 95 % confidence interval)"
+        return f"no change shown: {found:.4f}, on too few {noun} for an interval"
+    on = f"on {count} {noun} {which} (mean loss, 95 % confidence interval)"
     if found.low > 0:
         return f"better by {found:.4f} {on}"
     if found.high < 0:

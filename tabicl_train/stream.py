@@ -48,7 +48,7 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
-    keeps_clusters: bool = False  # whether items say what the rows of tables belong to, see RealTables.clusters
+    keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""

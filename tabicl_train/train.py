@@ -1,6 +1,6 @@
 """A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop.
 
-`train` takes the configuration apart: every component is given its own section, or what was made of it.
+`train` takes the configuration apart: each component gets its own section, or an object built from it.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def train(config: RunConfig) -> str:
             stop.limit = 3600 * config.trainer.max_hours
         set_up_process(config.trainer)
 
-        # Workers are forked before this process has threads, a process group or a CUDA context; forked late, workers
-        # of the trainer in the `tabicl` package took 13 s instead of 0.1 s a batch. They start idle, since the
+        # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
+        # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
         stream = StepStream(prior, curriculum, model, seed, range(total), launch.rank, launch.size)
         has_steps = max(map(checkpoint.step_of, checkpoint.saved(folder / "checkpoints")), default=0) < total
         loader = stack.enter_context(build_loader(stream, config.stream, device, launch.local_size, has_steps))
 
-        # What watches and keeps the run
+        # Callbacks, and what they write to
         status, logged = RunStatus(records), LoggedSteps(config.trainer.log_every, total)
         files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
         averages = [Averages(config.averages)] if config.averages.ema or config.averages.last else []
@@ -120,7 +120,7 @@ def train(config: RunConfig) -> str:
         streams = validation_streams(config.validation, parts, model)
         validation = Validation(config.validation, values, total, streams, records, ranks, stop, averages)
 
-        # All ranks meet, and learn from rank 0 where the run begins
+        # Connect the ranks; rank 0 finds where the run begins and sends it to the others
         fabric = open_fabric(config.trainer, launch, ranks, callbacks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         problems += memory_problems(config)
@@ -183,7 +183,7 @@ def train(config: RunConfig) -> str:
         except BaseException as error:
             fabric.call("on_exception", error=error, module=module)
             if ranks.rank == 0:
-                with contextlib.suppress(OSError):  # of a full disk, which is the error
+                with contextlib.suppress(OSError):  # on a full disk, which is then the error that is raised
                     status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
             records.close_loggers(1)
             raise
@@ -247,7 +247,7 @@ def print_end(folder: Path, config: RunConfig) -> None:
 
 
 def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
-    """Have the tables drawn from this step on; raise ConfigError on all ranks if a rank has no access to them."""
+    """Start drawing tables at this step; raise ConfigError on all ranks if a rank cannot."""
     problems: list[str] = []
     try:
         loader.start(step, stop)
@@ -288,7 +288,7 @@ def close_process_group(ranks: Ranks) -> None:
 def build_module(
     config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
 ) -> tuple[Pretraining, MuonAdamW]:
-    """Build module and optimizer on the device, equal on all ranks, from a checkpoint, initial or random weights."""
+    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     torch.manual_seed(config.seed)
     module = Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
     fabric.to_device(module)
@@ -320,10 +320,10 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
 
 
 def rewind(records: Records, step: int) -> None:
-    """Drop the rows of steps that are done again."""
+    """Drop the rows of steps that will be repeated."""
     for name in ("metrics.csv", "scaling.csv", "incidents.jsonl"):
         records.rewind(name, step)
-    records.rewind("validation.csv", step or -1)  # at the beginning of a run, without rows of what it starts from
+    records.rewind("validation.csv", step or -1)  # at step 0 also the row of the initial weights
 
 
 def build_callbacks(
@@ -334,7 +334,7 @@ def build_callbacks(
     averages: list[Averages],
     status: RunStatus,
 ) -> list[Any]:
-    """Return what watches or keeps a run, in the order in which it is called: the guard may change the weights."""
+    """Return the callbacks in the order of their calls: the guard is first, since it may change the weights."""
     if guard.ranks.rank > 0:
         return [guard, metrics, *seen]
     traced = [Profile(profile, guard.records.folder)] if profile.step is not None else []
@@ -342,7 +342,7 @@ def build_callbacks(
 
 
 def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any], step: int) -> list[Any]:
-    """Build the logs beside the run's own files."""
+    """Build the loggers for other programs."""
     folder, loggers = Path(values["run_dir"]), list[Any]()
     if wandb.mode != "disabled":
         loggers.append(WandbLogger(wandb, folder, values))
@@ -352,7 +352,7 @@ def build_loggers(wandb: WandbConfig, tensorboard: bool, values: dict[str, Any],
 def build_loader(
     stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
 ) -> Loader:
-    """Build what draws the tables, idle; nothing is started for a run without steps."""
+    """Build the loader of tables, idle; no workers are started for a run without steps."""
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":
@@ -361,7 +361,7 @@ def build_loader(
         return RayLoader(stream, config, device)
     local = config.local(local_size)
     if config.num_workers is not None and local.workers < config.num_workers:
-        info(f"warning   stream.num_workers is {config.num_workers}; {local.workers}, as there are no more cores")
+        info(f"warning   stream.num_workers is {config.num_workers}; limited to {local.workers} by the number of cores")
     return Loader(stream, local, device)
 
 
@@ -370,17 +370,17 @@ def set_up_process(trainer: TrainerConfig) -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # torch 2.13 about lightning 2.6
-    # A second thread that shares its core with a busy worker made a step 30 times slower (0.13 s -> 4 s on two cores),
-    # and another number rounds sums differently.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # a deprecation in torch 2.13 that lightning 2.6 uses
+    # With a second thread that shares its core with a busy worker, a step took 30 times as long (0.13 s -> 4 s on two
+    # cores); and sums are rounded differently for another number of threads.
     torch.set_num_threads(1)
     set_up_gpu(trainer)
-    # cuDNN attention plans for every new shape and crashed for others; flash and memory-efficient attention remain.
+    # cuDNN attention makes a plan for each new shape, and crashed on some; flash and memory-efficient attention remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def introduce(config: RunConfig, prior: Prior, module: Pretraining, step: int, ranks: int, drawers: int) -> None:
-    """Print what is about to run, as it is in force; `drawers`: processes that draw tables for each of the ranks."""
+    """Print the settings in force; each rank has `drawers` processes that draw tables."""
     info(f"run       {config.run_dir}" + (f", resumed at step {step}" if step else ""))
     workers = counted(drawers, "Ray actor" if config.stream.name == "ray" else "worker")
     info(f"prior     {config.prior['name']}, seed {config.seed}, {workers}")

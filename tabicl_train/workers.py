@@ -1,9 +1,9 @@
 """Processes that draw the stream's items ahead of the training process, and hand them over in order.
 
-The processes are those of torch's DataLoader: worker w of W draws the steps start + w, start + w + W, ... Items travel
-as arrays in one message, since every shared tensor of an item is requested from the worker, which waits for the
+The processes are those of torch's DataLoader: worker w of W draws the steps start + w, start + w + W, ... An item is
+sent as arrays in one message. Tensors in shared memory would be requested from the worker one by one, and wait for the
 interpreter lock of a process that is busy drawing: 8 ms for a step of the demo. In five paired runs of the demo on two
-cores this trained 1.01 to 1.09 times as many tables per second (one pair 1.8) as pipes and memory files of our own.
+cores this trained 1.01 to 1.09 times as many tables per second (one pair 1.8) as our own pipes and memory files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing import active_children, get_context
 from typing import Any
@@ -31,7 +32,7 @@ from tabicl_train.errors import picklable
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 
-# Forked workers start in 0.1 s and end with this process. The forkserver of Python 3.14 would start them under another.
+# Forked workers start in 0.1 s and are children of this process; with Python 3.14's default they are the forkserver's.
 CONTEXT = get_context("fork" if sys.platform == "linux" else None)
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack
@@ -69,22 +70,19 @@ class Steps(IterableDataset):
 
 
 def start_worker(parent: int, number: int) -> None:
-    """Prepare a worker: it ends with its parent, and ignores stop signals, which reach the whole process group.
-
-    Its low priority fills the time in which the training processes wait: two ranks on two cores trained 8 to 28 % more
-    tables per second.
-    """
+    """Prepare a worker: it ends with its parent, and ignores stop signals, which reach the whole process group."""
+    # With low priority it uses the time in which the training processes wait: two ranks on two cores trained 8 to 28 %
+    # more tables per second.
     die_with_parent(parent)
     for stop in SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
     os.nice(19)
 
 
-class Loader:
+class Loader(AbstractContextManager):
     """The items of a stream, in order.
 
-    The idle workers start with the constructor, which must run in the main thread; they draw once `start` has given
-    them the first step.
+    The constructor starts idle workers and must run in the main thread; `start` gives them the first step.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
@@ -114,7 +112,7 @@ class Loader:
             self.workers = set(active_children()) - others
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Have the tables drawn from step `first` on, by default the stream's first one."""
+        """Start drawing at step `first`, by default the stream's first one."""
         self.stop = stop
         if first is not None:
             self.stream = replace(self.stream, steps=range(first, self.stream.steps.stop))
@@ -171,10 +169,6 @@ class Loader:
             for worker in self.workers:
                 worker.kill()
 
-    def __enter__(self) -> Loader:
-        """Return the loader."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """End the workers."""
         self.close()
@@ -191,14 +185,14 @@ def packed(item: StepItem) -> Content:
 
 
 def unpacked(item: StepItem, packs: list[Arrays]) -> StepItem:
-    """Copy the arrays to torch's memory: the rounding of matrix products may depend on the alignment."""
+    """Copy the arrays to torch's memory, since the rounding of matrix products may depend on the alignment."""
     for X, y, sizes, shapes in packs:
         item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes))
     return item
 
 
 def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem]:
-    """Pin the items, in a thread that starts with the first one, so that workers fork before CUDA starts."""
+    """Pin the items in a thread; it starts with the first one, so that workers fork before CUDA starts."""
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as executor:
         ahead = executor.submit(pin_next, items)
         while (item := ahead.result()) is not None:

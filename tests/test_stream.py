@@ -75,7 +75,7 @@ def test_more_workers_than_cores_are_reduced_with_a_line_and_absurd_numbers_refu
     with made:
         assert training.build_loader(stream(), StreamConfig(num_workers=3), torch.device("cpu"), 2) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == "warning   stream.num_workers is 3; 1, as there are no more cores"
+        assert line == "warning   stream.num_workers is 3; limited to 1 by the number of cores"
         assert training.build_loader(stream(), StreamConfig(), torch.device("cpu"), 2) == 1
     assert capsys.readouterr().err == ""
 

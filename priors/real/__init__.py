@@ -1,7 +1,4 @@
-"""Real tables: what their priors offer beside draws, and from the columns of any data frame to what a network reads.
-
-The latter is used by the estimators too; like the rest of `priors`, it knows nothing of networks.
-"""
+"""Real tables: the interface of their priors, and the preprocessing of data frames, which the estimators share."""
 
 from __future__ import annotations
 
@@ -15,32 +12,29 @@ from priors.table import Source, Table
 
 __all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables", "setting"]
 
-SYNTHETIC, OWN = "synthetic", "own"  # what the tables of a prior are: computed, or drawn from real ones
+SYNTHETIC, OWN = "synthetic", "own"  # kinds of tables of a prior: computed, or drawn from real ones
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table or row is drawn for
 
 
 class RealTables:
-    """What a prior of real tables offers beside its draws; such a prior inherits from it, and from `Prior`.
+    """The interface of a prior of real tables, which inherits from it and from `Prior`."""
 
-    kind_of_clusters: what `clusters` are: tables, families of tables, or rows
-    """
-
-    kind_of_clusters = "tables"
+    kind_of_clusters = "tables"  # what `clusters` are: tables, families of tables, or rows
 
     def sources(self) -> dict[Source, int]:
         """Return the tables that training draws, with their rows; 0 for synthetic components of a mixture."""
         raise NotImplementedError
 
     def for_validation(self) -> Prior:
-        """Return the prior that validation draws from: of tables or rows that training never draws."""
+        """Return the prior of the tables or rows for validation, which training never draws."""
         raise NotImplementedError
 
     def for_test(self) -> Prior:
-        """Return the prior whose draws tell what was gained: of what neither training nor validation draws."""
+        """Return the prior of the tables or rows for the final test, which training and validation never draw."""
         raise NotImplementedError
 
     def clusters(self, table: Table) -> list[Hashable] | None:
-        """Return what each query row belongs to, for confidence intervals; None if the table is its own cluster."""
+        """Return the cluster of each query row, for confidence intervals; None if the table is its own cluster."""
         raise NotImplementedError
 
     def ineligible(self, max_classes: int) -> list[str]:
@@ -52,26 +46,22 @@ class RealTables:
         return None
 
     def fingerprint(self) -> str:
-        """Return a hash of the real tables, with which a run is continued on the same ones only."""
+        """Return a hash of the real tables; a run is continued only on the same ones."""
         raise NotImplementedError
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
-        """Return what the real tables are and what is left out, in lines for the user with at most so many names.
+        """Describe the real tables and what is left out, in lines for the user with at most `most` names.
 
-        key: of the prior's options in a run
+        key: the prefix of the prior's options in a run
         """
         return []
 
 
 class DividedTables(RealTables):
-    """Real tables, or rows of one, that are divided by the fields `validation_fraction` and `test_fraction`.
+    """Real tables, or rows of one, that are divided by the fields `validation_fraction` and `test_fraction`."""
 
-    side: what is drawn for
-    shared: properties that the priors of all sides have in common
-    """
-
-    side = TRAINING
-    shared: tuple[str, ...]
+    side = TRAINING  # what this prior draws for
+    shared: tuple[str, ...]  # properties that the priors of all sides have in common
     validation_fraction: float
     test_fraction: float
 
@@ -99,7 +89,7 @@ class DividedTables(RealTables):
 
 
 def real_tables(prior: Prior) -> RealTables | None:
-    """Return what a prior, or a mixture, offers of its real tables; None if it computes all of its tables."""
+    """Return a prior, or the part of a mixture, as real tables; None if all of its tables are synthetic."""
     if isinstance(prior, MixSCM):
         real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
         return MixedTables(prior, real) if real else None
@@ -107,7 +97,7 @@ def real_tables(prior: Prior) -> RealTables | None:
 
 
 def setting(prior: Prior, option: str) -> str:
-    """Return the key by which a run sets an option of a prior of real tables; in a mixture, of each such component."""
+    """Return the key of an option of a prior of real tables in a run; in a mixture, the keys of its components."""
     if not isinstance(prior, MixSCM):
         return f"prior.{option}"
     names = [name for name, component in prior.priors.items() if real_tables(component)]
@@ -115,9 +105,9 @@ def setting(prior: Prior, option: str) -> str:
 
 
 def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-    """Return the priors of the synthetic tables and of the real ones, which are scored apart.
+    """Return the priors of the synthetic tables and of the real ones, which are scored separately.
 
-    mixes: the shares of stages; if no component of a part has a weight, those that a stage draws from have the same
+    mixes: the shares of stages; in a part without weights, all components that a stage draws from weigh the same
     """
     if not isinstance(prior, MixSCM):
         return {SYNTHETIC if real_tables(prior) is None else OWN: prior}

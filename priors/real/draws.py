@@ -1,7 +1,7 @@
-"""From real tables to training tables, prepared as an estimator would: draws from whole tables, and from one's rows.
+"""Draws training tables from real ones, prepared as an estimator does; nothing is fitted on query rows.
 
-A draw from a table picks a target, rows and columns. A draw from the rows of a single one, on which a model is
-fine-tuned, labels some of them, and others are the queries. Nothing is fitted on query rows.
+A draw from one of several tables picks a target, rows and columns. A draw from the rows of a single table, on which a
+model is fine-tuned, labels some of them, and others are queries.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from priors.real.tasks import FEW_VALUES, RealTask
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 
 OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it
-NORM_METHODS = ("none", "power")  # those of an estimator by default
-MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class often misses among the labeled or the query rows
-MIN_SCORED = 2  # rows for validation or the final test: a confidence interval needs two
+NORM_METHODS = ("none", "power")  # the default of estimators
+MIN_CLASS_ROWS = 4  # of a drawn table: with fewer, a class is often missing from the labeled or the query rows
+MIN_SCORED = 2  # rows for validation or the final test, as a confidence interval needs two
 
 
 class TableCache:
-    """The columns of the tables of a folder, of which those used last stay in memory; most_bytes: that they may take"""
+    """The columns of the tables of a folder; those used last stay in memory, up to `most_bytes`."""
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes, self.bytes = folder, most_bytes, 0
         self.held: OrderedDict[str, dict[str, Column]] = OrderedDict()
 
     def columns(self, entry: Entry) -> dict[str, Column]:
-        """What read_columns returns."""
+        """Return the columns of a file; see read_columns."""
         if entry.path not in self.held:
             self.held[entry.path] = read_columns(self.folder, entry)
             self.bytes += size_of(self.held[entry.path])
@@ -50,7 +50,7 @@ class TableCache:
 
 
 def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
-    """The columns of a file by name; raises PriorError if it is not the file that the index knows."""
+    """Read the columns of a file by name; raises PriorError if it has changed since it was indexed."""
     path = folder / entry.path
     try:
         content = path.read_bytes()
@@ -65,7 +65,7 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
 
 
 def size_of(columns: dict[str, Column]) -> int:
-    """Bytes of the values; 100 for each different text."""
+    """Estimate the bytes of the values, with 100 for each different text."""
     return sum(
         column.codes.nbytes + 100 * len(column.categories) if isinstance(column, pd.Categorical) else column.nbytes
         for column in columns.values()
@@ -74,12 +74,12 @@ def size_of(columns: dict[str, Column]) -> int:
 
 @dataclass
 class TablePlan:
-    """What was drawn of a table; target: the column, and what was made of it"""
+    """What was drawn from a table."""
 
     task: RealTask
     rows: np.ndarray
     features: list[str]
-    target: str
+    target: str  # the column, and how it became the target
     norm_method: str
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class TablePlan:
 
 
 def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:
-    """A table of spec.num_rows rows of a task; raises Rejected."""
+    """Draw a table of spec.num_rows rows of a task; raises Rejected."""
     target = draw_target(task, spec, rng)
     values = columns[target]
     rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
@@ -114,12 +114,12 @@ def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng:
 
 
 def known_rows(values: Column) -> np.ndarray:
-    """Numbers of the rows in which a column has a value."""
+    """Return the numbers of the rows in which a column has a value."""
     return np.flatnonzero(values.codes >= 0 if isinstance(values, pd.Categorical) else ~np.isnan(values))
 
 
 def frame_of(task: RealTask, columns: dict[str, Column], features: list[str], rows: np.ndarray) -> pd.DataFrame:
-    """Some columns and rows of a table as an estimator takes them."""
+    """Return some columns and rows of a table as an estimator takes them."""
     return pd.DataFrame(
         {
             name: pd.Categorical(columns[name][rows]) if name in task.categorical else columns[name][rows]
@@ -129,7 +129,7 @@ def frame_of(task: RealTask, columns: dict[str, Column], features: list[str], ro
 
 
 def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> str:
-    """The name of a column: the task's own target or any other, each as likely."""
+    """Draw a target: half of the time the task's own, otherwise any other column, if possible."""
     targets = task.targets(spec.num_rows, spec.max_classes == 0)
     others = [name for name in targets if name != task.target]
     takes_own = rng.random() < OWN_TARGET
@@ -141,11 +141,9 @@ def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> st
 def draw_classes(
     values: Column, is_category: bool, max_classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, str]:
-    """Labels int64 (rows,) in 0..C-1 with C <= max_classes, and a text about them.
-
-    Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
-    fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
-    """
+    """Return labels int64 (rows,) in 0..C-1 with C <= max_classes, and their description."""
+    # Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
+    # fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
     distinct, labels = np.unique(values.codes if isinstance(values, pd.Categorical) else values, return_inverse=True)
     made = f"{len(distinct)} classes"
     if not is_category and len(distinct) > FEW_VALUES:
@@ -157,14 +155,14 @@ def draw_classes(
 
 
 def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
-    """Labels int64 (rows,) numbered anew, without gaps; see draw_classes."""
+    """Renumber labels int64 (rows,) consecutively, and merge rare ones; see draw_classes."""
     distinct, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     common = int((counts >= MIN_CLASS_ROWS).sum())
     kept = common if common == len(distinct) <= max_classes else min(common, max_classes - 1)
     rest = counts[order[kept:]].sum()
     if 0 < rest < MIN_CLASS_ROWS:
-        kept -= 1  # the rest is too small to be a class; the rarest one that is kept takes it in
+        kept -= 1  # the rest is too small to be a class, and is merged with the rarest class that is kept
     if kept + (kept < len(distinct)) < 2:
         raise Rejected("classes")
     number = np.empty(len(distinct), np.int64)
@@ -173,13 +171,10 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
 
 
 def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
-    """Columns as an estimator sees them, float32 (rows, columns that vary among the labeled rows).
-
-    keeps_missing: missing values are NaN, rather than the mean
-    Raises Rejected("constant") if none does.
-    """
+    """Prepare columns as an estimator does, float32 (rows, columns that vary among the labeled rows)."""
+    # With `keeps_missing`, missing values are NaN instead of the mean. Raises Rejected("constant") if no column varies.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of columns whose power cannot be fitted
+        warnings.simplefilter("ignore")  # about columns whose power cannot be fitted
         encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
         if len(encoder.varying) == 0:
             raise Rejected("constant")
@@ -192,33 +187,30 @@ def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missin
 
 @dataclass
 class Rows:
-    """The rows of a table with their targets: labels int64 in 0..num_classes-1, or float64 if num_classes is 0.
-
-    norm_methods: of the columns; a draw uses one of them
-    """
+    """The rows of a table with their targets."""
 
     X: pd.DataFrame
-    y: np.ndarray
+    y: np.ndarray  # labels int64 in 0..num_classes-1, or float64 if num_classes is 0
     num_classes: int
-    norm_methods: Sequence[str] = NORM_METHODS
+    norm_methods: Sequence[str] = NORM_METHODS  # a draw uses one of them
     keeps_missing: bool = False
 
     def draw(
         self, rows: np.ndarray, num_rows: int, train_size: int, max_features: int | None, rng: np.random.Generator
     ) -> Table:
-        """A table drawn from some rows, see draw_rows, for a random ensemble member. Raises Rejected."""
+        """Draw a table from some rows, see draw_rows, for a random ensemble member. Raises Rejected."""
         labeled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
         return self.table(rows[labeled], rows[queries], rng, max_features)
 
     def draw_for(self, queries: np.ndarray, rows: np.ndarray, num_rows: int, rng: np.random.Generator) -> Table:
-        """A table of these query rows, with at most `num_rows` labeled ones drawn from `rows`. Raises Rejected."""
+        """Draw a table of these query rows with at most `num_rows` labeled ones from `rows`. Raises Rejected."""
         order, _ = shuffled(self.y[rows], self.num_classes, rng)
         return self.table(rows[order[:num_rows]], queries, rng)
 
     def table(
         self, labeled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
     ) -> Table:
-        """A table of these rows, in this order, with at most so many features, for a random ensemble member."""
+        """Make a table of these rows, in this order, for a random ensemble member."""
         rows = np.concatenate([labeled, queries])
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(self.norm_methods))
@@ -237,7 +229,7 @@ class Rows:
         )
 
     def target(self, rows: np.ndarray, train_size: int, member: Member) -> np.ndarray:
-        """Labels int64 as a member numbers them, or float32 in standard deviations of the labeled rows."""
+        """Return labels int64 as a member numbers them, or float32 in standard deviations of the labeled rows."""
         y = self.y[rows]
         if self.num_classes:
             return (y + member.shift) % self.num_classes
@@ -251,7 +243,7 @@ class Rows:
 
 @dataclass
 class RowPlan:
-    """What was drawn: numbers of the labeled rows and of the query rows, and how they are seen."""
+    """What was drawn: the numbers of the labeled rows and of the query rows, and the ensemble member."""
 
     labeled: np.ndarray
     queries: np.ndarray
@@ -267,13 +259,9 @@ class RowPlan:
 def draw_rows(
     y: np.ndarray, num_classes: int, num_rows: int, train_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of labeled rows and of query rows: `num_rows` of a table, `train_size` of them labeled.
-
-    A shorter table gives all of its rows, with the same labeled share. A row of each class is among the labeled
-    ones, even if that takes more of them than `train_size`, so that no query has a class that the network has not seen.
-
-    num_classes: 0 for numbers
-    """
+    """Draw labeled rows and query rows, by number: `num_rows` of a table, `train_size` of them labeled."""
+    # From a shorter table all rows are drawn, with the same labeled share. Each class has a labeled row, even if that
+    # takes more than `train_size` rows, since a class without one cannot be predicted.
     order, classes = shuffled(y, num_classes, rng)
     fewest = max(classes, 1)
     count = min(num_rows, len(y))
@@ -285,7 +273,7 @@ def draw_rows(
 
 
 def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """The rows in random order, one of each class first, and how many classes there are; 0 for numbers."""
+    """Return the rows in random order, one of each class first, and the number of classes; 0 for numbers."""
     order = rng.permutation(len(y))
     if num_classes == 0:
         return order, 0
@@ -296,15 +284,11 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 def split_by_content(
     rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of the rows for training, for validation and for the final test, each in order.
-
-    A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on its
-    side when others are added. All rows of a class of which training would have none are for training.
-
-    validation_fraction, test_fraction: shares of the rows, about; with 0 there are none
-    names: of the classes, for messages
-    Raises PriorError, a ValueError, if a side has too few rows, or training has less than two classes.
-    """
+    """Return the numbers of the rows for training, for validation and for the final test, each in order."""
+    # A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on
+    # its side when others are added. A class without training rows goes to training completely. The fractions hold
+    # approximately; with 0 there are none. names: of the classes, for messages. Raises PriorError, a ValueError, if a
+    # side has too few rows, or training has less than two classes.
     place = row_hashes(rows.X, rows.y) / 2**64
     sides = np.where(place < test_fraction, 2, np.where(place < test_fraction + validation_fraction, 1, 0))
     if rows.num_classes:
@@ -328,7 +312,7 @@ def split_by_content(
 
 
 def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-    """uint64 (rows,): equal for rows with equal values"""
+    """Hash rows, uint64 (rows,); rows with equal values have equal hashes."""
     hashes = value_hashes(np.asarray(y, dtype=float))
     for _, column in X.items():
         hashes = mixed(hashes ^ value_hashes(values_of(column)))
@@ -336,7 +320,7 @@ def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
 
 
 def values_of(column: pd.Series) -> Column:
-    """Numbers, or texts as categories."""
+    """Return a column as numbers, or as categories of text."""
     if reads_as_numbers(column):
         return as_numbers(column)
     return pd.Categorical(column.astype(object).where(column.notna()).map(str, na_action="ignore"))
@@ -354,7 +338,7 @@ class OwnRows:
 def own_rows(
     task: RealTask, columns: dict[str, Column], numeric: bool, validation_fraction: float, test_fraction: float
 ) -> OwnRows:
-    """numeric: whether the target is a number; raises what split_by_content raises."""
+    """Divide the rows of a table; numeric: whether the target is a number. Raises what split_by_content raises."""
     values = columns[task.target]
     numbers = known_rows(values)
     values = values[numbers]

@@ -1,8 +1,8 @@
-"""Files of tables: read as columns, and an index of what is in each file of a folder, or why it is left out.
+"""Reads files of tables as columns, and keeps an index of what each file of a folder holds, or why it is left out.
 
-What could be misread is refused, with the reason. The index is a file of JSON lines, one for each file of the folder.
-A file is read again only if its size or its time of modification has changed. In a folder that cannot be written, each
-process reads all files.
+Files that could be misread are refused, with the reason. The index is a file of JSON lines, one for each file of the
+folder. A file is read again only if its size or its time of modification has changed. In a folder that is not writable,
+each process reads all files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
 VERSION = 2  # of the index; raised with every change of what is read or left out
-UNREADABLE = -1  # in place of the time of modification of a file that the system does not let us read
+UNREADABLE = -1  # instead of the time of modification of a file that could not be opened
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
@@ -43,49 +43,38 @@ Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN 
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """kind: number, time or category; distinct: number of different values; known: rows with a value"""
+    """A column of a file."""
 
     name: str
-    kind: str
-    distinct: int
-    known: int
+    kind: str  # number, time or category
+    distinct: int  # number of different values
+    known: int  # rows with a value
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index knows of a file.
+    """A file in the index."""
 
-    path: relative to the folder, with slashes
-    modified: time of modification in ns
-    hash: of the file's bytes
-    content: hash of the values, see content_hash
-    last: name of the last column, be it used or left out
-    left_out: columns that are not used, and why
-    reason: why the file is left out; None if it is used
-    """
-
-    path: str
+    path: str  # relative to the folder, with slashes
     size: int
-    modified: int
-    hash: str = ""
-    content: str = ""
-    last: str = ""
+    modified: int  # time of modification in ns
+    hash: str = ""  # of the file's bytes
+    content: str = ""  # hash of the values, see content_hash
+    last: str = ""  # name of the last column, used or left out
     rows: int = 0
     columns: tuple[ColumnFacts, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
-    reason: str | None = None
+    left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
+    reason: str | None = None  # why the file is left out; None if it is used
 
 
 def index_folder(folder: Path) -> dict[str, Entry]:
-    """The entries of all files of a folder by path, in alphabetical order; files that are new or have changed are read.
-
-    Raises PriorError if a package that reads the files is missing.
-    """
+    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files."""
+    # Raises PriorError if a package that reads the files is missing.
     return index_files(folder.resolve(), tuple(find_files(folder)))
 
 
 def index_file(path: Path) -> Entry:
-    """The entry of a single file, in memory only; raises PriorError if it cannot be used."""
+    """Return the entry of a single file, in memory only; raises PriorError if it cannot be used."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
@@ -117,7 +106,7 @@ def find_files(folder: Path) -> list[File]:
     return sorted(found)
 
 
-@lru_cache(maxsize=2)  # a configuration is checked, and its prior built, several times in a process
+@lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
 def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
     known = read_entries(folder)
     current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
@@ -135,7 +124,7 @@ def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """The entries in the index so far; none if it is damaged or of another version."""
+    """Read the index; it is empty if it is damaged or of another version."""
     entries = {}
     with contextlib.suppress(OSError, ValueError, KeyError):
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
@@ -147,10 +136,10 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
-    """Read a file, and what it holds or why it is left out; raises PriorError if a package for it is missing."""
+    """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
-            raise Unusable(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
+            raise LeftOut(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
@@ -158,14 +147,14 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
         table = read_table(content, path, check=True)
         columns = list(table.columns.values())
         if not columns:
-            raise Unusable("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
+            raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
         facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
         digest = blake2b(content, digest_size=16).hexdigest()
         same = content_hash(columns)
         return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
-    except Unusable as error:
+    except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
         reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
@@ -177,7 +166,7 @@ read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
 
 @dataclass
 class Content:
-    """The columns of a file that can be used, and their kinds, by name; see Entry."""
+    """The columns of a file that are used, and their kinds, by name; see Entry."""
 
     columns: dict[str, Column]
     kinds: dict[str, str]
@@ -186,23 +175,21 @@ class Content:
 
 
 def read_table(content: bytes, path: str, check: bool = False) -> Content:
-    """Raises what read_frame raises.
-
-    check: also compare what is read with the lines of the file, which takes longer than reading
-    """
+    """Read the columns of a file; raises what read_frame raises."""
+    # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
     frame = read_frame(content, suffix, check)
     if frame.shape[1] < 2:
-        raise Unusable(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
+        raise LeftOut(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
     if len(frame) < MIN_ROWS:
-        raise Unusable(f"{len(frame)} rows, fewer than {MIN_ROWS}")
+        raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
     table = Content({}, {}, {}, str(frame.columns[-1]))
     for name, values in frame.items():
         try:
-            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # what pandas calls it
-                raise Unusable("no name: perhaps row numbers")
+            if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
+                raise LeftOut("no name: perhaps row numbers")
             table.columns[str(name)], table.kinds[str(name)] = as_column(values)
-        except Unusable as error:
+        except LeftOut as error:
             table.left_out[str(name)] = str(error)
     return table
 
@@ -215,8 +202,7 @@ def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
 
 
 def content_hash(columns: list[Column]) -> str:
-    """16 hexadecimal digits that depend on the values, but not on the order of rows and columns nor on names, so that
-    a copy in another format has the hash of the original."""
+    """Hash the values as 16 hexadecimal digits, regardless of the order of rows and columns, names, and file format."""
     rows = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         values = value_hashes(column)
@@ -225,7 +211,7 @@ def content_hash(columns: list[Column]) -> str:
 
 
 def value_hashes(column: Column) -> np.ndarray:
-    """uint64 (rows,): equal for equal values"""
+    """Hash values, uint64 (rows,); equal values have equal hashes."""
     if isinstance(column, pd.Categorical):
         texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
         return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
@@ -234,42 +220,41 @@ def value_hashes(column: Column) -> np.ndarray:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The mixing step of splitmix64: uint64 -> uint64, one to one."""
+    """Apply the mixing step of splitmix64: uint64 -> uint64, one to one."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))
 
 
-class Unusable(Exception):
-    """A file or column that is left out; the text says why."""
+class LeftOut(Exception):
+    """A file or column that is left out, with the reason."""
 
 
 class MissingLibrary(Exception):
-    """A kind of file that cannot be read without another package; the text says how to get it."""
+    """A file that cannot be read without another package, with the command that installs it."""
 
 
 def read_file(path: Path) -> pd.DataFrame:
-    """The table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
+    """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
         return read_frame(path.read_bytes(), path.suffix.lower(), check=True)
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
-    except (Unusable, MissingLibrary) as error:
+    except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
-    except (ValueError, csv.Error) as error:  # of pandas, pyarrow and csv, for damaged files
+    except (ValueError, csv.Error) as error:  # raised by pandas, pyarrow and csv for damaged files
         raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
-    """The table in a file with this content, one row or column for each of the file; raises Unusable, MissingLibrary,
-    and whatever the readers raise for a damaged file."""
+    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
     lines = check_csv(content) if check and suffix == ".csv" else None
     frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
     if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
-        raise Unusable("its lines can be read in several ways")
+        raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
 
@@ -280,7 +265,7 @@ def read_csv(content: bytes) -> pd.DataFrame:
 
 
 def separator(text: str) -> str:
-    """A comma, a semicolon or a tab: what divides the first line into most names; csv.Sniffer guesses from values."""
+    """Choose the comma, semicolon or tab that divides the first line most; csv.Sniffer guesses from values."""
     first = text[: (text + "\n").index("\n")]
     return max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
 
@@ -294,7 +279,7 @@ def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
         ) from None
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
     if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
-        raise Unusable(f"several columns are called {twice[0]!r}")
+        raise LeftOut(f"several columns are called {twice[0]!r}")
     return frame.set_axis(frame.columns.map(str), axis=1)
 
 
@@ -307,7 +292,7 @@ def read_parquet(content: bytes) -> pd.DataFrame:
 
 
 def read_arrow(source) -> pd.DataFrame:
-    """source: a pyarrow.BufferReader of an IPC file (also called Feather) or an IPC stream"""
+    """Read a pyarrow.BufferReader of an IPC file (also called Feather) or an IPC stream."""
     import pyarrow as pa
 
     try:
@@ -321,63 +306,59 @@ def read_arrow(source) -> pd.DataFrame:
 
 def check_size(rows: int, columns: int) -> None:
     if columns > MAX_COLUMNS:
-        raise Unusable(f"{columns:,} columns, more than {MAX_COLUMNS:,}")
+        raise LeftOut(f"{columns:,} columns, more than {MAX_COLUMNS:,}")
     if rows * columns > MAX_CELLS:
-        raise Unusable(f"{rows:,} rows of {columns:,} columns, more than {MAX_CELLS:,} cells: store a sample of it")
+        raise LeftOut(f"{rows:,} rows of {columns:,} columns, more than {MAX_CELLS:,} cells: store a sample of it")
 
 
 def decode(content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unusable(f"it is not UTF-8 at byte {error.start}: save it as UTF-8") from None
+        raise LeftOut(f"it is not UTF-8 at byte {error.start}: save it as UTF-8") from None
     if "\0" in text:
-        raise Unusable("it holds null characters, so it is not a CSV file in UTF-8")
+        raise LeftOut("it holds null characters, so it is not a CSV file in UTF-8")
     return text
 
 
 def check_csv(content: bytes) -> tuple[int, int]:
-    """Rows and columns of a CSV file; raises Unusable for lines of different lengths and for names that are not names.
-
-    pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
-    """
+    """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
+    # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     text = decode(content)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
     rows, names = 0, next(lines, [])
     if not names:
-        raise Unusable("it is empty" if not content.strip() else "its first line is empty")
+        raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
     check_size(1, len(names))
     if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
-        raise Unusable(f"several columns are called {twice[0]!r}")
+        raise LeftOut(f"several columns are called {twice[0]!r}")
     if numbers := [name for name in names if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE)]:
-        raise Unusable(f"its first line does not name the columns: {numbers[0]!r} is a number")
+        raise LeftOut(f"its first line does not name the columns: {numbers[0]!r} is a number")
     for line in lines:
         if line and len(line) != len(names):
-            raise Unusable(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns")
+            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns")
         rows += bool(line)
     check_size(rows, len(names))
     return rows, len(names)
 
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
-    """A column as numbers or categories, and its kind: number, time (microseconds) or category; raises Unusable.
-
-    The estimators read them in the same way; but texts that look like numbers or dates are left out here, where the
-    estimators warn and read them as categories.
-    """
+    """Return a column as numbers or categories, and its kind: number, time (microseconds) or category."""
+    # Estimators read columns in the same way, except that texts which look like numbers or dates raise LeftOut here,
+    # where estimators warn and read them as categories.
     if values.notna().sum() == 0:
-        raise Unusable("no value")
+        raise LeftOut("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
         column, kind = values.cat.remove_unused_categories().array, "category"
         if not all(isinstance(value, str | int | float) for value in column.categories):
-            raise Unusable(f"categories of the type {type(column.categories[0]).__name__}")
+            raise LeftOut(f"categories of the type {type(column.categories[0]).__name__}")
     else:
         column, kind = from_numbers(values) if reads_as_numbers(values) else from_text(values)
     known = column.codes[column.codes >= 0] if isinstance(column, pd.Categorical) else column[~np.isnan(column)]
     if (known == known[0]).all():
-        raise Unusable("a single value")
+        raise LeftOut("a single value")
     if kind == "number" and known[0] in (0, 1) and np.array_equal(column, known[0] + np.arange(len(column))):
-        raise Unusable("row numbers")
+        raise LeftOut("row numbers")
     return column, kind
 
 
@@ -385,19 +366,19 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
     numbers = as_numbers(values).astype(float)
     with np.errstate(over="ignore"):
         if np.isinf(numbers.astype(np.float32)).any():
-            raise Unusable("infinite values, or too large for single precision")
+            raise LeftOut("infinite values, or too large for single precision")
     return numbers, "time" if values.dtype.kind in "mM" else "number"
 
 
 def from_text(values: pd.Series) -> tuple[Column, str]:
-    """Texts as categories in alphabetical order, or as times if all are dates."""
+    """Return texts as categories in alphabetical order, or as times if all are dates."""
     kind = pd.api.types.infer_dtype(values, skipna=True)
     if kind not in ("string", "boolean", "date", "datetime"):
-        raise Unusable(f"values of the type {kind}")
+        raise LeftOut(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
     times = as_times(texts)
     if times.count() == texts.count():
         return from_numbers(times)
     if found := resemblance(texts):
-        raise Unusable(found)
+        raise LeftOut(found)
     return pd.Categorical(texts), "category"

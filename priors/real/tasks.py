@@ -1,6 +1,6 @@
-"""What is predicted in a folder of tables: the targets that `tasks.csv` names, or guesses.
+"""The tasks in a folder of tables: targets that `tasks.csv` names (see priors/real/README.md), or guesses.
 
-tabicl-evaluate suite=folder reads the same tasks.csv, which priors/real/README.md describes.
+tabicl-evaluate suite=folder reads the same tasks.csv.
 """
 
 from __future__ import annotations
@@ -21,25 +21,19 @@ from priors.table import MIN_ROWS, PriorError
 COLUMNS = ("item", "target")
 USUAL_NAMES = ("target", "class", "label", "y")
 RULE = f"a column called {', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}, else the last one"
-FEW_VALUES = 10  # numbers with at most so many different values are classes as they are
+FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
 
 
 @dataclass(frozen=True)
 class RealTask:
-    """A table and what may be predicted in it.
-
-    target: the column that tasks.csv names, or that is guessed
-    categorical: names of numeric columns that are categories
-    is_guessed: whether tasks.csv does not list the file
-    family: what the table has in common with others; "" if nothing
-    """
+    """A table and its target."""
 
     entry: Entry
-    target: str
+    target: str  # the column that tasks.csv names, or a guess
     drop: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    is_guessed: bool = False
-    family: str = ""
+    categorical: tuple[str, ...] = ()  # numeric columns that are categories
+    is_guessed: bool = False  # whether tasks.csv does not list the file
+    family: str = ""  # name of a group of related tables, or ""
 
     @property
     def cluster(self) -> str:
@@ -48,7 +42,7 @@ class RealTask:
 
     @property
     def place(self) -> int:
-        """0..2^64 - 1, a hash of the family or of the table's values, which decides what it is drawn for."""
+        """A hash of the family or of the table's values, 0..2^64 - 1, which decides what the table is drawn for."""
         name = blake2b(self.family.encode(), digest_size=8).hexdigest() if self.family else self.entry.content
         return int(name, 16)
 
@@ -57,12 +51,12 @@ class RealTask:
         return [facts for facts in self.entry.columns if facts.name not in self.drop]
 
     def targets(self, rows: int, numeric: bool) -> list[str]:
-        """The columns that can be the target of a table with so many rows: a number, or classes."""
+        """List the columns that can be the target of a table with so many rows: a number, or classes."""
         fits = self.is_number if numeric else self.has_classes
         return [facts.name for facts in self.columns if facts.known >= rows and fits(facts)]
 
     def most_rows(self, numeric: bool) -> int:
-        """The largest number of rows for which some column can be the target; 0 if there is none."""
+        """Return the largest number of rows for which some column can be the target, or 0."""
         fits = self.is_number if numeric else self.has_classes
         return max((facts.known for facts in self.columns if fits(facts)), default=0)
 
@@ -74,11 +68,11 @@ class RealTask:
         return facts.kind == "number" and facts.name not in self.categorical and many
 
     def has_classes(self, facts: ColumnFacts) -> bool:
-        """Numbers, which are cut into classes, or categories that are more than a name of each row."""
+        """Whether it holds numbers, which are cut into classes, or categories with two rows or more on average."""
         return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
 
     def problem(self, named_by: str = TASKS) -> str | None:
-        """Why the table cannot be used; None if it can. named_by: what names its columns."""
+        """Return why the table cannot be used, or None. named_by: where its columns are named."""
         named = [self.target, *self.drop, *self.categorical]
         everything = {facts.name for facts in self.entry.columns} | self.entry.left_out.keys()
         if unknown := [name for name in named if name not in everything]:
@@ -98,11 +92,9 @@ class RealTask:
 
 
 def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask], dict[str, str]]:
-    """The tables of a folder in the order of their content, and why other files are left out, by path.
-
-    Of tables with the same content in several files one is used: the one that tasks.csv lists, or the first one.
-    Raises PriorError for a faulty tasks.csv.
-    """
+    """Return the tables of a folder in the order of their content hashes, and why other files are left out, by path."""
+    # Of several files with the same content, the one that tasks.csv lists is used, or the first one. Raises PriorError
+    # for a faulty tasks.csv.
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
     given = listed(folder, entries)
     guessed = [path for path in entries if path not in {task.entry.path for task in given}]
@@ -128,7 +120,7 @@ def guess(entry: Entry) -> RealTask:
 
 
 def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
-    """The tasks of tasks.csv, in its order; none if there is no such file. Raises PriorError with all its faults."""
+    """Return the tasks of tasks.csv, in its order, or [] without such a file. Raises PriorError for a faulty file."""
     path = folder / TASKS
     if not path.exists():
         return []
@@ -151,7 +143,7 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 
 
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
+    """Read the rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator(text))
@@ -165,25 +157,25 @@ def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def named_columns(row: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns that a row of a table of tasks drops, and those that it calls categorical."""
+    """Return the columns that a row of a table of tasks drops, and those that it calls categorical."""
     drop, categorical = ((row.get(column) or "") for column in ("drop", "categorical"))
     return split_names(drop), split_names(categorical)
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names that are separated by spaces, or, if there is a semicolon, by semicolons."""
+    """Split names at semicolons, or without any at spaces."""
     names = text.split(";") if ";" in text else text.split()
     return tuple(name.strip() for name in names if name.strip())
 
 
 def fingerprint(tasks: Iterable[RealTask]) -> str:
-    """A hash of tables and of what is predicted in them."""
+    """Return a hash of tables and their targets."""
     values = [(task.entry.hash, task.target, task.drop, task.categorical, task.family) for task in tasks]
     return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
 
 
 def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
-    """The columns that are not used, in a line for the user; [] if there are none."""
+    """Describe columns that are not used, in a line for the user, or []."""
     columns = {
         f"{name!r} of {task.entry.path}": reason
         for task in tasks
@@ -194,12 +186,12 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
 
 
 def is_identifier(name: str, distinct: int, rows: int) -> bool:
-    """Whether a column is called id, customer_id or customerId, and has another value in each row."""
+    """Whether a column is called id, customer_id or customerId, and has a different value in each row."""
     return distinct == rows and re.fullmatch(r"(?i:(.*[\s_.-])?id)|.*[a-z]I[dD]", name) is not None
 
 
 def identifiers(tasks: Iterable[RealTask], drop: str) -> list[str]:
-    """The features that look like identifiers, in a line for the user; [] if there are none. drop: what drops them."""
+    """Describe features that look like identifiers, in a line for the user, or []. drop: the setting to drop them."""
     found = [
         f"{facts.name!r} of {task.entry.path}"
         for task in tasks
@@ -214,6 +206,6 @@ def reasons(left_out: dict[str, str], most: int = 3) -> str:
 
 
 def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:
-    """The first texts, and how many more there are."""
+    """Join the first texts, with the number of others."""
     texts = list(texts)
     return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

@@ -1,4 +1,4 @@
-"""Averages of the weights over a run: exponential (EMA), and of the last points (LAWA, arXiv 2209.14981)."""
+"""Averages of the weights over a run: exponential (EMA), and of the last snapshots (LAWA, arXiv 2209.14981)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from tabicl_train.module import Pretraining
 
 
 class Averages:
-    """Average the weights on rank 0, and keep the averages in its checkpoints: a resumed run has bit-identical ones.
-
-    The decay of the EMA after t steps is (1 + t) / (10 + t), at most the configured one, so that the initial weights
-    are soon forgotten.
-    """
+    """Average the weights on rank 0, and keep the averages in its checkpoints, so that they are resumed bit for bit."""
 
     def __init__(self, config: AveragesConfig) -> None:
         self.config = config
         self.ema: dict[str, Tensor] = {}
         self.since = 0  # optimizer steps done before the first one in the EMA
-        self.points: list[dict[str, Tensor]] = []  # after the latest multiples of averages.every, oldest first
+        self.points: list[dict[str, Tensor]] = []  # snapshots at the latest multiples of averages.every, oldest first
 
     def state_dict(self) -> dict:
         return {"ema": self.ema, "since": self.since, "points": self.points}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load averages; one that is switched off, or missing, starts anew when it is switched on again."""
+        """Load averages; one that is switched off or missing starts with the next step in which it is on."""
         self.ema, self.since = state.get("ema", {}) if self.config.ema else {}, state.get("since", 0)
         self.points = state.get("points", []) if self.config.last else []
 
@@ -35,9 +31,10 @@ class Averages:
         if self.config.ema:
             if not self.ema:
                 self.ema, self.since = {name: w.clone() for name, w in weights.items()}, step - 1
-            # in host memory after loading from a checkpoint
+            # They are in host memory after loading from a checkpoint.
             self.ema = {name: w.to(module.device) for name, w in self.ema.items()}
             steps = step - self.since
+            # A smaller decay in the first steps reduces the weight of the initial weights.
             decay = min(self.config.ema, (1 + steps) / (10 + steps))
             torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
         if self.config.last and step % self.config.every == 0:

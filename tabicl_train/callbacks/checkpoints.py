@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what they hold, when they are saved, and their files, which a thread writes."""
+"""Checkpoints of a run: their content, when they are saved, and their files, which a thread writes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class CheckpointFiles:
         self.pending: Future | None = None
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
-        """Copy the tensors to host memory, and have them written, under two names if the second one is given."""
+        """Copy the tensors to host memory, and write them in the thread, also under a second name if one is given."""
         self.wait()
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
         try:
-            # The stage's name first, so that a kill in between leaves no stage without its file.
+            # The file of the stage is first, so that it exists even after a kill in between.
             for name in (second_name, path) if second_name else (path,):
                 save_atomically(content, name)
         except OSError as error:
@@ -48,7 +48,7 @@ class CheckpointFiles:
                 "command continues from the newest one"
             ) from None
         self.on_saved(step_of(path))
-        # Those of later steps are damaged, or the run would have continued from them; they push out no other.
+        # Checkpoints of later steps are damaged, or the run would have continued from them, so they are not counted.
         steps = {step_of(other): other for other in saved(path.parent) if step_of(other) <= step_of(path)}
         permanent = self.config.permanent_every
         for step in [step for step in steps if permanent is None or step % permanent][: -self.config.keep]:
@@ -67,10 +67,10 @@ class CheckpointFiles:
 
 
 class Checkpoints:
-    """Make and load what a checkpoint of a run holds: one dictionary.
+    """Make and load the dictionary of a checkpoint.
 
     `facts` are saved with it: the origin of the code, world size and device, and the hash of the real tables. All ranks
-    call `save`, since states may be added up over the ranks; rank 0 writes.
+    call `save`, since states may be summed over the ranks; rank 0 writes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Checkpoints:
         return step % self.files.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
-        """Save the run after `step` steps, at the end of a stage under its name too."""
+        """Save the run after `step` steps, at the end of a stage also under the stage's name."""
         content = self.content(step, module, optimizer)
         self.saved_step = step
         if self.rank == 0:
@@ -138,7 +138,7 @@ def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonA
 
 
 def to_host(value: Any) -> Any:
-    """Copy deeply, all tensors to host memory."""
+    """Copy deeply, with all tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if type(value) is dict:

@@ -1,12 +1,12 @@
-"""What a run that started from given weights has gained, on tables that took no part in training and validation.
+"""The final test: the gain of a run from given weights, on tables that took no part in training or validation.
 
 test.json:
 
-step, best_step  optimizer steps done; those after which the best weights were saved, 0 if no later ones were better
-sentences        what `tabicl-train` prints and `tabicl-report` shows
-parts            by part of the prior, "own" and "synthetic": mean loss of the clusters at the start and of the best
-                 weights, the gain with its standard error and 95 % confidence interval (null for a single cluster, or
-                 if not finite), the number of clusters, and what they are: rows, tables or families of tables
+step, best_step  optimizer steps done; the step of the best weights, 0 if none were better than those of the start
+sentences        the text that `tabicl-train` prints and `tabicl-report` shows
+parts            by part of the prior, "own" and "synthetic": mean loss of the clusters with the weights of the start
+                 and with the best ones, the gain with its standard error and 95 % confidence interval (null for a
+                 single cluster, or if not finite), the number of clusters, and their kind: rows, tables or families
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 
 def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
-    """Whether there shall be a test, and the one after so many steps is not there."""
+    """Whether the run has a final test, and that of this step has not been written."""
     started = settings.every > 0 and (records.folder / START).exists()
     return started and (records.json(NAME) or {}).get("step") != step
 
 
 class FinalTest:
-    """Compare the best weights of a run with those it started from, on rank 0, if validation has kept both."""
+    """Compare the best weights of a run with those of its start, on rank 0, if validation has kept both."""
 
     def __init__(
         self,
@@ -64,10 +64,8 @@ class FinalTest:
         self.start, self.best = records.folder / START, records.folder / BEST
 
     def run(self, step: int) -> bool:
-        """Score, print and write the test after so many steps; False if a stop signal came before it was there.
-
-        All ranks call this; a time limit does not prevent it, while after a signal there may be only seconds left.
-        """
+        """Score, print and write the test after so many steps; False if a stop signal came first."""
+        # All ranks call this. A time limit does not prevent it, but after a signal only seconds may be left.
         if self.ranks.rank > 0:
             return self.ranks.wait_for_first(lambda: self.stop.first is not None)
         try:
@@ -79,7 +77,7 @@ class FinalTest:
         return self.ranks.finish(True)
 
     def write(self, step: int) -> None:
-        """Write test.json and print what it says; raises StopRequested."""
+        """Write test.json and print its sentences; raises StopRequested."""
         best_step = read_history(self.records.rows("validation.csv"), self.settings, step).best_step
         parts: dict[str, dict[str, Any]] = {}
         best = load_network(str(self.best)).to(self.device)
@@ -90,7 +88,7 @@ class FinalTest:
             info(f"test      {sentence}")
         folder = self.records.folder
         output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
-        # Without weights=best it would export those of the last step.
+        # The default is the weights of the last step.
         command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}", "weights=best"])
         info(f"          the best weights are those of step {best_step}: {command}")
 

@@ -1,7 +1,7 @@
-"""Keeps a run from being ruined by non-finite steps, a rising loss, or a multiplier that runs away.
+"""Protects a run from non-finite steps, a rising loss, or a growing multiplier.
 
-If loss or gradient norm is non-finite on any rank, all ranks skip the step: the module does, and the guard records it.
-The two limits are those that worked in a published run of 500,000 steps on one GPU; see GuardConfig.
+If loss or gradient norm is non-finite on any rank, the module skips the step on all ranks, and the guard records it.
+The two limits are those of a published run of 500,000 steps on one GPU; see GuardConfig.
 
 incidents.jsonl has a line for each incident, with the address of the step and the shapes of its tables.
 """
@@ -31,22 +31,19 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
-LOW_MEMORY = 0.999  # decay of its low: the distance to an average that stays higher halves within 693 steps
-HORIZON = 100  # steps; a rise shows in the moving average that late, so a good checkpoint must be older
+LOW_MEMORY = 0.999  # decay of its low: the distance to a higher average halves within 693 steps
+HORIZON = 100  # steps until the moving average shows a rise, so a good checkpoint must be older
 MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
-REWINDS = 3  # after which the run stops instead of rewinding once more
+REWINDS = 3  # the run stops instead of another one
 STATE = ("average", "low", "in_a_row", "abandoned")
 
 
 class Diverged(Exception):
-    """Raised to end a run that no longer learns; the message says why and what to try."""
+    """Raised to end a run that no longer learns, with the reason and advice."""
 
 
 class Guard:
-    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save.
-
-    restored: callbacks whose states go back with the weights
-    """
+    """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save."""
 
     def __init__(
         self,
@@ -59,17 +56,18 @@ class Guard:
         restored: list[Any],
     ) -> None:
         self.limits, self.stream, self.logged, self.records = limits, stream, logged, records
-        self.files, self.ranks, self.restored = files, ranks, restored
+        self.files, self.ranks = files, ranks
+        self.restored = restored  # callbacks whose states go back with the weights
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
-        self.low: float | None = None  # follows the average down immediately, and up slowly
-        self.in_a_row = 0  # non-finite steps up to the last one
-        self.longest = 0  # most of them since the limits were last compared; not in checkpoints
-        self.abandoned: list[list[int]] = []  # per rewind: the step of its checkpoint, and the steps done before it
-        self.warned = False  # of the limit that is passed at present
+        self.low: float | None = None  # follows the average, downward immediately and upward slowly
+        self.in_a_row = 0  # consecutive non-finite steps up to the last one
+        self.longest = 0  # the most of them since the last comparison with the limits; not in checkpoints
+        self.abandoned: list[list[int]] = []  # for each rewind: the step of its checkpoint, and the steps done before
+        self.warned = False  # whether the limit that is exceeded at present was reported
 
     def state_dict(self) -> dict:
-        """Return what has been observed up to the last step."""
+        """Return the state after the last step."""
         self.read_steps()
         return {key: getattr(self, key) for key in STATE}
 
@@ -78,7 +76,7 @@ class Guard:
             setattr(self, key, state[key])
 
     def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
-        """Note a step on the device; at a logged one, compare with the limits."""
+        """Keep the values of a step on the device; at a logged one, compare with the limits."""
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
         if step in self.logged:
@@ -91,7 +89,7 @@ class Guard:
                 self.act(step, reason, module, optimizer)
 
     def read_steps(self) -> None:
-        """Read what the device has computed in the steps since the last call."""
+        """Read the values of the steps since the last call from the device."""
         if not self.unread:
             return
         values = torch.stack([v for _, v in self.unread]).tolist()
@@ -133,7 +131,7 @@ class Guard:
             )
 
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
-        """Warn, stop or rewind, as configured, since a limit is passed."""
+        """Warn, stop or rewind, as configured, when a limit is exceeded."""
         action, good = self.limits.action, None
         if action == "rewind" and len(self.abandoned) >= REWINDS:
             action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
@@ -152,14 +150,14 @@ class Guard:
             self.rewind(step, module, optimizer, good)
 
     def passed_limit(self, model: Network, average: float | None) -> str | None:
-        """Return which limit is passed, in words; None if none is."""
+        """Describe the limit that is exceeded, or return None."""
         limits = self.limits
         if average is None:
             return None
         if average > limits.loss:
             return f"the moving average of the loss is {average:.3f}, above guard.loss={limits.loss}"
         scaling = dict(model.named_scalings()).get("icl.0")
-        if not isinstance(scaling, Scaling) or average <= limits.multiplier_loss:  # b of SSA counts by its logarithm
+        if not isinstance(scaling, Scaling) or average <= limits.multiplier_loss:  # SSA's b has another meaning
             return None
         multiplier = scaling.multipliers(MULTIPLIER_AT).abs().max().item()
         if multiplier <= limits.multiplier:
@@ -180,15 +178,13 @@ class Guard:
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
 
     def choose(self, step: int, model: Network) -> dict | None:
-        """Return the content of the newest good checkpoint; leaves arbitrary weights in the model.
-
-        In a good one no limit is passed, the average of the loss has risen less than halfway from its low to its limit,
-        and it was not saved during a rise that a rewind has abandoned.
-        """
+        """Return the content of the newest good checkpoint; changes the weights of the model."""
+        # A good checkpoint exceeds no limit, the average of its loss is less than halfway from its low to the limit,
+        # and it was not saved in steps that a rewind has abandoned.
         self.files.wait()
         for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)
-            # A checkpoint saved right after a rewind has the weights that the rewind has restored.
+            # A checkpoint at the end of abandoned steps was saved after the rewind, with the restored weights.
             if done > step - HORIZON or any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:

@@ -1,26 +1,26 @@
-"""What a run measures about itself at logged steps, and the progress line.
+"""Metrics of a run at logged steps, and the progress line.
 
-metrics.csv, a row for each of them:
+metrics.csv, a row for each logged step:
 
-step, stage                of optimizer steps done, with this one; stage of the curriculum
+step, stage                optimizer steps done, with this one; stage of the curriculum
 loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm before clipping, learning rate
-guess_loss                 mean loss of guessing the tables of this step from labels alone
+guess_loss                 mean loss of predicting the tables of this step from labels alone
 tables_per_s, cells_per_s  of all ranks, since the previous row
 data_wait                  share of the time spent waiting for tables since the previous row, on rank 0
 accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks
 skipped                    steps with a non-finite loss or gradient norm so far
 clipped                    share of the steps since the previous row whose gradient was clipped
-tflops_per_s               of the model on all ranks, 10^12 operations per second, without recomputed activations
-peak_share                 share of the peak performance of the devices, where that is known
+tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations
+peak_share                 share of the peak performance of the devices, if known
 memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
 
-scaling.csv, a row for each of them and each layer with a scaling rule:
+scaling.csv, a row for each logged step and each layer with a scaling rule:
 
 step, stage, layer         as above; name of the layer
 n_smallest, n_largest      labeled rows of the tables of this rank's share of the step
 at_smallest, at_largest    max |base(n)| of the base multiplier over heads and elements, for these n
-gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, each pack with the same weight; empty if the
-                           layer's rule has no gate
+gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, with equal weights of packs; empty without a
+                           gate
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is no
 
 @dataclass(frozen=True)
 class LoggedSteps:
-    """The steps after which the files of a run get rows, as in ``step in logged``.
+    """The steps after which rows are written, as in ``step in logged``.
 
     Parameters
     ----------
@@ -76,20 +76,15 @@ class LoggedSteps:
     last: int
 
     def __contains__(self, step: int) -> bool:
-        """Whether the files get rows after this step."""
+        """Whether rows are written after this step."""
         return step % self.every == 0 or step == self.last
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a plain line every minute, so that logs stay readable.
-
-    The time left is estimated without the first logged row, before which workers start and blocks are compiled.
-
-    total: optimizer steps of the run
-    flops: the expected FLOPs of a stage; a step of a later stage takes longer, so the remaining work is counted in them
-    """
+    """A bar on a terminal; elsewhere a plain line every minute, so that logs stay readable."""
 
     def __init__(self, curriculum: CurriculumConfig, total: int, flops: Callable[[StageConfig], float]) -> None:
+        # Work is counted in the expected FLOPs of a stage, `flops`, since steps of later stages take longer.
         self.curriculum, self.total, self.flops = curriculum, total, flops
         self.smooth = math.nan
 
@@ -114,7 +109,7 @@ class Progress:
         return work
 
     def time_left(self, row: dict) -> str:
-        """Time left of the run, and of the current stage unless it is the last one."""
+        """Format the time left of the run, and of the current stage unless it is the last one."""
         done = self.work(row["step"])
         pace = (time.perf_counter() - self.started) / (done - self.first_work)
         run, stage = self.work(self.total) - done, self.work(self.total, row["stage"]) - done
@@ -122,7 +117,7 @@ class Progress:
         return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
 
     def show(self, row: dict) -> None:
-        # Single steps are noisy, as their tables may be easy or hard: half of the weight is on the last 7 rows.
+        # The loss of a step is noisy, as its tables may be easy or hard; half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]
         elif math.isfinite(row["loss"]):
@@ -132,13 +127,13 @@ class Progress:
         self.rows += 1
         if self.rows > 1:
             text += f", {self.time_left(row)}"
-        else:
+        else:  # the estimate leaves out the time before the first row, in which workers start and blocks are compiled
             self.started, self.first_work = time.perf_counter(), self.work(row["step"])
         if self.bar is not None:
             self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
             self.bar.update(row["step"] - self.bar.n)
         elif (
-            self.rows <= 2  # the first ones, with an estimate of the time
+            self.rows <= 2  # the first row, and the first estimate of the time left
             or time.perf_counter() - self.last_line >= PLAIN_LINE_EVERY
             or row["step"] == self.total
         ):
@@ -225,7 +220,7 @@ class Metrics:
 
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
-    """Return the loss of guessing each table of this rank from labels alone; waits for the device for each pack."""
+    """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
     return [
         module.model.guess_loss(y, n)
         for pack in item.packs
@@ -234,12 +229,12 @@ def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
 
 
 def step_flops(config: NetworkConfig, pack: Pack) -> float:
-    """FLOPs of a pack, forward and backward pass."""
+    """Count the FLOPs of a pack, forward and backward pass."""
     return 3 * sum(family_of(config).forward_flops(config, N, n, M) for N, n, M in pack.shapes)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -252,7 +247,7 @@ class Diagnostics:
         self.records, self.logged = records, logged
 
     def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
-        """Have the gates measured in a logged step."""
+        """Let the layers measure their gates in a logged step."""
         if item.step + 1 in self.logged:
             for _, scaling in module.model.named_scalings():
                 scaling.gate_sums = torch.zeros(3, device=module.device)
@@ -273,7 +268,7 @@ class Diagnostics:
 
 
 def gate_statistics(sums: Tensor) -> tuple[float, float] | tuple[str, str]:
-    """Mean and standard deviation of a gate from Scaling.gate_sums; empty cells if no forward pass had a gate."""
+    """Return mean and standard deviation of a gate from Scaling.gate_sums; empty cells without a gate."""
     mean, square, passes = sums.tolist()
     if passes == 0:
         return "", ""

@@ -1,4 +1,4 @@
-"""Where time and memory go in some steps, on demand: a trace, and on a GPU a snapshot of its memory."""
+"""Profiles some steps on demand: a trace, and on a GPU a snapshot of its memory."""
 
 from __future__ import annotations
 

@@ -39,11 +39,9 @@ def score_network(
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network in evaluation mode on drawn tables and on public real ones of at most so many rows.
-
-    Items have tables of equal numbers of rows, and come with the name of their part of the prior. `before_each` is
-    called before each set of tables, and may raise an exception to interrupt.
-    """
+    """Score a network in evaluation mode on drawn tables, and on public real ones of at most `real_rows` rows."""
+    # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
+    # is called before each set of tables, and may raise an exception to stop.
     found = []
     for part, item in items:
         before_each()
@@ -57,12 +55,10 @@ def score_network(
 def score_packs(
     network: Network, packs: list[Pack], precision: Precision
 ) -> tuple[dict[str, float | None], list[Tensor]]:
-    """Scores by column of validation.csv, every table with equal weight, and the losses of each pack's query rows.
-
-    The loss of numbers is of the quantiles as the network predicts them, all other scores are of the sorted ones: crps
-    (twice the pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two
-    of them. A network that predicts the number itself has no crps and no coverage.
-    """
+    """Return scores by column of validation.csv, with equal weights of tables, and losses of each pack's query rows."""
+    # For numbers, the loss uses the quantiles as predicted, and all other scores use sorted ones: crps (twice the
+    # pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them.
+    # A network that predicts the number itself has no crps and no coverage.
     device = next(network.parameters()).device
     measure = measure_numbers if network.config.is_regression else is_correct
     measures, row_losses = [], []
@@ -88,7 +84,7 @@ def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
 
 
 def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
+    """Return CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
     in_order = quantiles.sort(1).values
     low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
     error = (in_order.mean(1) - y).square()
@@ -96,7 +92,7 @@ def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def place(level: float, num_quantiles: int) -> int:
-    """The place of the quantile whose level is nearest."""
+    """Return the index of the quantile with the nearest level."""
     return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
 
 
@@ -109,7 +105,7 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
         for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
             number, of_table_rows = next(clusters)
             start, end = end, end + rows - labeled
-            if of_table_rows is None:  # the table is a cluster of its own
+            if of_table_rows is None:  # the table is its own cluster
                 losses.append(((item.step, number), of_table))
             else:
                 losses += zip(of_table_rows, of_rows[start:end].tolist(), strict=True)
@@ -117,7 +113,7 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
 
 
 def cluster_means(found: Iterable[Scored], part: str) -> dict[Hashable, float]:
-    """The mean loss of each cluster of a part of the prior."""
+    """Return the mean loss of each cluster of a part of the prior."""
     by_cluster: dict[Hashable, list[float]] = {}
     for scored in found:
         for cluster, loss in scored.losses if scored.data == part else ():
@@ -127,7 +123,7 @@ def cluster_means(found: Iterable[Scored], part: str) -> dict[Hashable, float]:
 
 @functools.cache
 def real_tasks(is_regression: bool, rows: int) -> list[Any]:
-    """The public real tables, as `score_real` takes them."""
+    """Load the public real tables for `score_real`."""
     if rows == 0:
         return []
     if is_regression:
@@ -138,7 +134,7 @@ def real_tasks(is_regression: bool, rows: int) -> list[Any]:
 
 
 def diabetes(rows: int) -> Pack:
-    """scikit-learn's set diabetes, at most so many rows of it, standardized by its labeled rows."""
+    """Load at most so many rows of scikit-learn's set diabetes, standardized by its labeled rows."""
     from sklearn.datasets import load_diabetes
 
     X, y = (torch.from_numpy(values) for values in load_diabetes(return_X_y=True))
@@ -150,7 +146,7 @@ def diabetes(rows: int) -> Pack:
 
 
 def score_real(network: Network, task: Any, precision: Precision) -> Scored:
-    """Scores on a public real table; of classes, as a TabICLClassifier with one ensemble member, in fp32."""
+    """Score a public real table; classes are predicted by a TabICLClassifier with one ensemble member, in fp32."""
     if isinstance(task, Pack):
         return Scored("diabetes", task.shapes[0][0], score_packs(network, [task], precision)[0])
     from tabicl_train.evaluation.evaluate import score_task

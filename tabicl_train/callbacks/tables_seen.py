@@ -1,4 +1,4 @@
-"""What a run on real tables has drawn so far: counts that its checkpoints keep, and a line about them."""
+"""Counts of the real tables that a run has drawn, kept in its checkpoints, and a summary line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from tabicl_train.stream import StepItem
 
 
 class TablesSeen:
-    """Counts the tables that all ranks draw.
-
-    sizes: rows of each real table by its source; 0 of a component of synthetic tables
-    """
+    """Counts the tables that all ranks draw; `sizes` are the rows of each, 0 for synthetic components."""
 
     def __init__(self, sizes: dict[Source, int], ranks: Ranks) -> None:
         self.sizes, self.ranks = sizes, ranks
         self.numbers = {source: number for number, source in enumerate(sizes)}
-        # of all ranks up to the last call of `merge`, and of this rank since then: draws and rows (sources, 2)
+        # draws and rows (sources, 2), of all ranks up to the last call of `merge`, and of this rank since then
         self.merged = torch.zeros(len(sizes), 2, dtype=torch.int64)
         self.own = torch.zeros_like(self.merged)
 
@@ -32,18 +29,18 @@ class TablesSeen:
             self.own[self.numbers[source]] += torch.tensor([count, count * rows])
 
     def merge(self) -> None:
-        """Add what the ranks have counted, which all of them do after the same step."""
+        """Add the counts of all ranks; all ranks call this after the same step."""
         self.merged += self.ranks.sum(self.own.clone())
         self.own.zero_()
 
     def state_dict(self) -> dict:
-        """Return the counts of all ranks as a single text, since 30,000 entries would take long to copy."""
+        """Return the counts of all ranks as one text, since copying 30,000 entries is slow."""
         self.merge()
         counts = zip(self.sizes, self.merged.tolist(), strict=True)
         return {"counts": json.dumps([[*source, *numbers] for source, numbers in counts])}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from the counts in a checkpoint, or from none; those of tables that are gone are dropped."""
+        """Continue from the counts in a checkpoint, if any; those of missing tables are dropped."""
         self.merged.zero_()
         self.own.zero_()
         for component, table, *counts in json.loads(state.get("counts", "[]")):
@@ -57,7 +54,7 @@ class TablesSeen:
             info(f"seen      {line}")
 
     def line(self) -> str | None:
-        """The share of real tables, and the epochs over them; None if nothing has been drawn."""
+        """Describe the share of real tables, and the epochs over them; None before the first draw."""
         draws, rows = self.merged.T.tolist()
         if not any(draws):
             return None

@@ -13,8 +13,8 @@ class TensorBoardLogger:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder / "tensorboard"
-        # TensorBoard discards what earlier files hold of steps that are done again. The validation of the resumed step
-        # is not done again, except the one before the first step.
+        # TensorBoard discards repeated steps from earlier files. The validation of the resumed step is not repeated,
+        # except before the first step.
         self.purge_step = step + 1 if step else 0
         self.writer: Any = None
 

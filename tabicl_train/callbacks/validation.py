@@ -1,4 +1,4 @@
-"""Scores the network during training, keeps the best weights, and ends the run when there are no better ones any more.
+"""Scores the network during training, keeps the best weights, and ends the run if scores no longer improve.
 
 validation.csv has a row per validation and set of tables:
 
@@ -7,15 +7,15 @@ data            "synthetic", "own" for tables that the prior draws from real one
 rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
 roc_auc         one versus rest, for public real tables
-guess_loss      of guessing the frequencies of the labels, for validation tables
+guess_loss      of predicting the frequencies of the labels, for validation tables
 is_best         1 if the weights of this step became the best ones, otherwise 0
 
-Of regression, in units of the target's standard deviation (see scores.score_packs):
+For regression, in units of the target's standard deviation (see scores.score_packs):
 
 loss, crps      pinball loss, continuous ranked probability score
 rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
 coverage        share of the targets between the quantiles 0.1 and 0.9
-guess_loss      of guessing the quantiles of the labeled rows
+guess_loss      of predicting the quantiles of the labeled rows
 """
 
 from __future__ import annotations
@@ -68,18 +68,16 @@ from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
-# In place of a run's seed, which is at least 0: no step has these tables, and all runs share them.
+# Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
 
 
 def validation_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """The tables of a validation by the parts of the prior: item k holds those with the k-th number of rows.
-
-    Apart from the validation's own settings they depend on the prior and the number of classes only. A prior of real
-    tables draws them from those that training never draws.
-    """
+    """Return the validation tables by the parts of the prior; item k holds those with the k-th number of rows."""
+    # Besides the settings of validation, they depend only on the prior and the number of classes. A prior of real
+    # tables draws them from tables that training never draws.
     priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
     streams = {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
     for name, drawn in streams.items() if settings.every else ():
@@ -92,13 +90,13 @@ def validation_streams(
 def final_test_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """The same for the test: other tables, and real ones that neither training nor validation draws."""
+    """Return the tables of the final test; real ones are those that training and validation never draw."""
     priors = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
     return {name: stream(settings, prior, model, TEST_SEED) for name, prior in priors.items()}
 
 
 def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
-    """The tables of a prior, without the numbers of rows that none of its real tables has."""
+    """Return the tables of a prior, without numbers of rows that none of its real tables has."""
     real = real_tables(prior)
     counts = {rows: real.eligible(rows, model.is_regression) if real else None for rows in settings.rows}
     eligible = [rows for rows, count in counts.items() if count is None or count[0] > 0]
@@ -112,13 +110,13 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
 class Validation:
     """Validate on rank 0, while the other ranks wait for up to 24 hours.
 
-    It computes on a copy of the network and leaves all random states unchanged, so a run is bit-identical with and
-    without it. A stop signal to any rank interrupts it, and the next start of the run begins with it.
+    It uses a copy of the network and does not change random states, so a run is bit-identical with and without it.
+    After a stop signal to any rank, it is left to the next start of the run.
 
-    checkpoints/best.ckpt holds the best weights and averages so far. It is written before the rows: a run that is
-    killed in between validates again. Of a run that starts from weights, these are the first best ones, which
-    checkpoints/start.ckpt keeps. With `best` own or synthetic, later ones take their place only if the mean of the
-    differences to the start, cluster by cluster, exceeds its standard error.
+    checkpoints/best.ckpt holds the best weights and averages so far. It is written before the rows, so a run that is
+    killed in between validates again. In a run that starts from given weights, these are the first best ones, and
+    checkpoints/start.ckpt keeps them. With `best` own or synthetic, later ones replace them only if the mean difference
+    to the start over the clusters exceeds its standard error.
     """
 
     def __init__(
@@ -135,26 +133,26 @@ class Validation:
         self.settings, self.config, self.total_steps, self.streams = settings, config, total_steps, streams
         self.records, self.ranks, self.stop, self.averages = records, ranks, stop, averages
         self.start, self.best = records.folder / START, records.folder / BEST
-        self.postponed = False  # the last validation was left to the next start of the run
-        self.has_ended = False  # there was no better score for as long as validation.patience allows
+        self.postponed = False  # whether the last validation was left to the next start of the run
+        self.has_ended = False  # whether the score has not improved within validation.patience
         self.start_losses: dict[Hashable, float] | None = None  # by cluster
 
     def history(self, step: int) -> History:
-        """Read the validations after up to so many steps."""
+        """Read the validations up to a step."""
         return read_history(self.records.rows("validation.csv"), self.settings, step)
 
     def is_missing(self, step: int) -> bool:
-        """Whether the validation after so many steps is due, and has not been done."""
+        """Whether the validation after `step` steps is due and has not been done."""
         return self.is_due(step) and step not in self.history(step).scores
 
     def is_due(self, step: int) -> bool:
-        """Whether there is a validation after so many steps; before the first one, only of weights to start from."""
+        """Whether there is a validation after `step` steps; before the first one, only of given weights."""
         if not self.settings.every or (step == 0 and self.config["init_weights"] is None):
             return False
         return step % self.settings.every == 0 or step == self.total_steps
 
     def validate_if_due(self, step: int, module: Pretraining) -> None:
-        """Validate after so many steps, if that is due and has not been done; all ranks call this."""
+        """Validate after `step` steps if that is due and has not been done; all ranks call this."""
         if not self.is_due(step):
             return
         if self.ranks.rank > 0:
@@ -208,7 +206,7 @@ class Validation:
             raise StopRequested
 
     def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
-        """Decide whether weights are the best so far: those of the start, and later ones that are better by no luck."""
+        """Decide whether weights are the best so far: those of the start, or later ones that are better than noise."""
         if step == 0:
             self.start_losses = losses
             return True
@@ -226,7 +224,7 @@ class Validation:
         return True
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
-        """Return the losses of the weights that the run started from, if later ones are compared with them."""
+        """Return the losses of the weights of the start, if later ones are compared with them."""
         if self.settings.best == REAL or not self.start.exists():
             return None
         if self.start_losses is None:  # the run was resumed
@@ -249,8 +247,7 @@ class Validation:
 
 
 def validation_values(rows: list[dict[str, Any]], means: dict[str, float]) -> dict[str, float]:
-    """Values to log of the rows and mean scores of a validation: validation/DATA_ROWS/SCORE of validation tables,
-    validation/NAME/SCORE of public real data, and validation/mean/KIND."""
+    """Return the values to log: validation/DATA_ROWS/SCORE, validation/NAME/SCORE (real), validation/mean/KIND."""
     values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
     for row in rows:
         name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"

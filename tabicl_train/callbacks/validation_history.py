@@ -1,4 +1,4 @@
-"""What the rows of validation.csv say: the scores of each validation, the best weights, and whether the run ends."""
+"""Reads validation.csv: the scores of each validation, the best weights, and whether the run ends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numb
 class History:
     """The validations of a run so far."""
 
-    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss; ROC AUC or R2 if real
+    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss; for real ROC AUC or R2
     best_step: int | None  # steps after which the best weights were saved
     ended: str | None  # why the run ends by validation.patience; None if it goes on
 
 
 def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
-    """What rows of validation.csv say, without those of later steps than `until`."""
+    """Read rows of validation.csv up to the step `until`."""
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
     scores, tables = read_scores(rows), set[tuple]()
     best, since, without = math.nan, "", 0
@@ -48,7 +48,7 @@ def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | N
 
 
 def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
-    """The scores of a History."""
+    """Return the scores of a History."""
     by_step: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         kind = kind_of(row["data"])
@@ -67,15 +67,15 @@ def is_better(score: float, best: float, kind: str) -> bool:
 
 
 def is_improvement(rows: list[Row], of_best: list[Row], settings: ValidationConfig) -> bool:
-    """Whether the rows of a validation beat those of the best weights so far, if these are about the same tables."""
+    """Whether the rows of a validation beat those of the best weights so far; always if the tables have changed."""
     score, best = (next(iter(read_scores(some).values()), {}).get(settings.best, math.nan) for some in (rows, of_best))
     same = tables_of(rows, settings.best) == tables_of(of_best, settings.best)
     return is_better(score, best if same else math.nan, settings.best)
 
 
 def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
-    """What tells the tables of this kind, on which the rows of a validation are, from others."""
-    # Tables of the same size have another loss of guessing; other machines may round it otherwise.
+    """Identify the tables of this kind in the rows of a validation."""
+    # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
         for row in rows
@@ -84,12 +84,12 @@ def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
 
 
 def real_score(rows: list[Row]) -> str:
-    """The name of the score by which these rows judge real data."""
+    """Return the name of the main score of these rows on real data."""
     return REAL_SCORES[judged_by(rows[0])]
 
 
 def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
-    """The warning if the score on real data, which has this name, fell in each of the last validations."""
+    """Return a warning if the score on real data, of this name, fell in each of the last validations, or None."""
     last = [score.get(REAL, math.nan) for score in scores.values()][-FALLS - 1 :]
     if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
         return None

@@ -12,14 +12,11 @@ from tabicl_train.config.schema import WandbConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.outputs import write_atomically
 
-TIMEOUT = 30.0  # seconds after which wandb gives up connecting to its server, and uploading at the end of the run
+TIMEOUT = 30.0  # seconds in which wandb tries to connect to its server, and to upload at the end of the run
 
 
 class WandbLogger:
-    """Log to a wandb run, which a resumed run continues: its id is in the run directory's wandb.json.
-
-    Steps that are done again are logged again.
-    """
+    """Log to a wandb run, which a resumed run continues by its id in wandb.json; repeated steps are logged again."""
 
     name = "wandb"
 
@@ -28,7 +25,7 @@ class WandbLogger:
         self.run: Any = None
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values over our step; wandb's own step only counts the calls."""
+        """Log values by optimizer step, since wandb's own step counts calls."""
         if self.run is None:
             self.run = self.open_run()
             self.run.define_metric("step")
@@ -36,24 +33,24 @@ class WandbLogger:
         self.run.log({"step": step, **values})
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish the wandb run; of one that is offline, print the command that uploads what all starts have logged."""
+        """Finish the wandb run; if it is offline, print the command that uploads the logs of all starts."""
         if self.run is None:
             return
         self.run.finish(exit_code)
         if self.run.offline:
-            # The names hold the time of the start; a second start within a second ends with -1.
+            # The names hold the time of the start; those of a second start within a second end with -1.
             folders = sorted(self.folder.resolve().glob(f"wandb/offline-run-*-{self.run_id()}*"))
             info(f"wandb     to upload: {shlex.join(['wandb', 'sync', *map(str, folders)])}")
 
     def run_id(self) -> str:
-        """The id of the wandb run, which the first call chooses and keeps in wandb.json."""
+        """Return the id of the wandb run, which the first call writes to wandb.json."""
         path = self.folder / "wandb.json"
         if not path.exists():
             write_atomically(path, lambda file: file.write(json.dumps({"id": secrets.token_hex(8)}).encode()))
         return json.loads(path.read_text())["id"]
 
     def open_run(self) -> Any:
-        """Start or continue the wandb run, offline where it cannot be online."""
+        """Start or continue the wandb run, offline if it cannot be online."""
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=TIMEOUT, finish_timeout=TIMEOUT)
@@ -73,10 +70,10 @@ class WandbLogger:
 
         if self.options.mode == "online":
             try:
-                if wandb.login(prompt=False, verify=False):  # at a terminal, init would ask for an account
+                if wandb.login(prompt=False, verify=False):  # without it, init asks for an account in a terminal
                     return init("online")
                 info("wandb     logged offline: no account is logged in (wandb login)")
             except wandb.Error as error:
-                wandb.teardown()  # the attempt has left the id in use
+                wandb.teardown()  # since the id is still in use
                 info(f"wandb     logged offline: {first_line(error)}")
         return init("offline")

@@ -1,7 +1,7 @@
-"""From a command line to a checked configuration, which Hydra composes once.
+"""Composes and checks the configuration of a command line.
 
 Hydra composes the files that the choices of groups name (experiment=demo). Single values (seed=1) are then set here one
-after the other, as Hydra would set them, so that everything wrong with a command line is found in one pass.
+after the other, as Hydra would set them, so that all errors of a command line are reported together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["compose"]
 STAGES = "curriculum.stages"
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# In a wheel the folder lies inside the package, in a checkout beside it.
+# The folder is inside the package in a wheel, and beside it in a checkout.
 CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
 
 
@@ -51,7 +51,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     config_dir : str, optional
         The option --config-dir: a folder of your own.
     also : collection of str, optional
-        Keys that the command takes beside the settings of a run, to be suggested for a misspelled one.
+        Other keys of the command, which may be suggested for a misspelled one.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     Raises
     ------
     ConfigError
-        With everything that is wrong.
+        With all problems.
     """
     return Composer(config_dir).compose(overrides, also)
 
@@ -114,7 +114,7 @@ class Composer:
             else:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
                 wrong_groups.add(key)
-        # What may be wrong only because a choice is: an experiment decides about the stages and the prior.
+        # Settings that may be wrong only because a choice is: an experiment sets the stages and the prior.
         doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
         try:
             written = max(path.stat().st_mtime_ns for folder in self.folders for path in folder.rglob("*.yaml"))
@@ -152,7 +152,7 @@ class Composer:
         for text, override in read:
             if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
-                problems.append(f"{text}: on the command line, {form} says what varies")
+                problems.append(f"{text}: on the command line, write {form} for a setting that varies")
             elif override.is_sweep_override():
                 hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
                 problems.append(f"{text}: {hint}")
@@ -166,11 +166,9 @@ class Composer:
         return sweep
 
     def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
-        """Return overrides as texts and as Hydra reads them; add to the problems those that it cannot read.
-
-        A value that it cannot read is put in quotes, such as run_dir=runs/it's(1), unless it may be meant as more than
-        text: one with a comma, a backslash, or a bracket at the start.
-        """
+        """Return overrides as text and as Hydra parses them; append a problem for each that it cannot parse."""
+        # A value that Hydra cannot parse, as in run_dir=runs/it's(1), is quoted and parsed again, unless it has a
+        # comma, a backslash or an opening bracket: then it may be more than text.
         read = []
         for text in overrides:
             key, equals, value = text.partition("=")
@@ -190,18 +188,18 @@ class Composer:
 def hydra_tree(
     folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
-    """Return what Hydra composes; not to be changed."""
+    """Return the tree that Hydra composes; it is cached and must not be changed."""
     store_schemas(classes, tuple(FAMILIES))
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
         tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
-    OmegaConf.set_struct(tree, None)  # which Hydra has set, so that only + could add to a dictionary
+    OmegaConf.set_struct(tree, None)  # set by Hydra; keys could only be added to a dictionary with +
     return tree
 
 
 @functools.lru_cache(maxsize=1)
 def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
-    """Make known to Hydra the schemas of a run, of each prior, and of each family of networks, for `model`."""
+    """Register with Hydra the schemas of a run, of each prior, and of each family of networks."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
@@ -215,7 +213,7 @@ def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, .
 
 
 def is_of_sweep(override: str) -> bool:
-    """Whether an override is one of the sweep's own settings rather than of its jobs'."""
+    """Whether an override is a setting of the sweep itself rather than of its runs."""
     return re.match(r"[+~]*sweep[.=@]", override) is not None
 
 
@@ -230,10 +228,8 @@ def parse_override(text: str) -> Override | None:
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
-    """Set a value in the configuration; returns what is wrong with it, for an unknown key with the nearest one.
-
-    Keys of dictionaries can be added, after a plus unless they are of a `mix`, and removed, after a tilde.
-    """
+    """Set a value in the configuration; returns its problem, if any, with the nearest key for an unknown one."""
+    # Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde.
     key, value = override.key_or_group, override.value()
     node: Any = tree
     parts = key.split(".")
@@ -266,7 +262,7 @@ def set_value(
 
 
 def take_architecture(tree: DictConfig, name: Any) -> None:
-    """Give the network the architecture of the weights of a name in the package, if they are of its task."""
+    """Set the model to the architecture of the package's weights of this name, if they are for its task."""
     if OmegaConf.get_type(tree.model) is not TabICLConfig:
         return
     is_regression = tree.model.max_classes == 0
@@ -285,7 +281,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
 
 
 def parse_options(options: type, arguments: list[str]) -> Any:
-    """key=value arguments as an instance of a dataclass of options; raises ConfigError with everything wrong."""
+    """Parse key=value arguments into a dataclass of options; raises ConfigError with all problems."""
     schema = OmegaConf.structured(options)
     keys = list(schema)
     problems, given = [], set()
@@ -314,7 +310,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """Read a value in YAML, its numbers as text, as a folder may be called 2024_10; what is no YAML is plain text."""
+    """Parse YAML with its numbers as text, since a folder may be called 2024_10; invalid YAML is plain text."""
     if text in ("", "null"):
         return None
     try:
@@ -324,7 +320,7 @@ def read_value(text: str) -> Any:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """Return the folders to search, in order: the own, that of --config-dir, those of packages; they must exist."""
+    """Return the folders to search, in order: the project's, that of --config-dir, those of installed packages."""
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
     folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]

@@ -1,4 +1,4 @@
-"""What is made of the sentences under the options: the help of the commands, and configs/README.md.
+"""The help of the commands and configs/README.md, made from the strings under the options.
 
 python -m tabicl_train.config.documentation > configs/README.md
 """
@@ -40,7 +40,7 @@ Options:
 
 All settings: {reference}"""
 
-COMMON = (
+OFTEN_CHANGED = (
     *("run_dir", "seed", "init_weights", "preflight", "trainer.max_steps", "trainer.max_hours", "trainer.precision"),
     *("trainer.devices", "stream.num_workers", "checkpoint.every", "validation.every"),
 )
@@ -91,15 +91,15 @@ or always if an installed package registers it. The same package can bring prior
 
 
 def class_doc(cls: type) -> str:
-    """The text of a dataclass's docstring, without the sections that numpydoc underlines."""
+    """Return the docstring of a dataclass without its numpydoc sections."""
     doc = inspect.getdoc(cls)
-    assert doc is not None  # Python writes the docstring of a dataclass that has none
+    assert doc is not None  # `dataclass` adds one
     return re.split(r"\n\n\w+\n-+\n", doc)[0]
 
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The sentence under each field of a dataclass that has one, inherited too; it is in the source alone."""
+    """Read the strings under the fields of a dataclass and its bases from their source."""
     docs = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -112,19 +112,19 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def type_text(cls: type, name: str) -> str:
-    """The type of a field as a reader of YAML knows it: `int or null` for `int | None`."""
+    """Name the type of a field in terms of YAML: `int or null` for `int | None`."""
     hint = get_type_hints(cls)[name]
     text = re.sub(r"\w+\.", "", hint.__name__ if isinstance(hint, type) and not get_origin(hint) else str(hint))
     return text.replace(" | ", " or ").replace("None", "null")
 
 
 def value_text(value: Any) -> str:
-    """A value as YAML writes it."""
+    """Format a value as YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def help_text(options: type, prefix: str = "") -> str:
-    """Usage, description, and every option with its default, after a prefix on the command line."""
+    """Return usage, description, and each option with its default; `prefix` comes before the options' names."""
     description = class_doc(options).partition("\n")[2].strip("\n")
     return "\n".join([f"usage: {usage(options)}", "", description, "", *option_lines(options, prefix)])
 
@@ -134,12 +134,12 @@ def option_lines(options: type, prefix: str = "") -> list[str]:
 
 
 def option_line(key: str, text: str, width: int = 22) -> str:
-    """A key and, beside it, what it means, wrapped to the width of a terminal."""
+    """Format a key and its meaning in two columns, wrapped to the width of a terminal."""
     return textwrap.fill(f"{key:<{width - 4}}  {text}", 110, initial_indent="  ", subsequent_indent=" " * width)
 
 
 def setting_text(cls: type, key: str) -> str:
-    """The sentence and the default of a setting, by its dotted key."""
+    """Return the string and the default of a setting, by its dotted key."""
     first, _, rest = key.partition(".")
     default = default_of(next(field for field in dataclasses.fields(cls) if field.name == first))
     if rest:
@@ -149,10 +149,10 @@ def setting_text(cls: type, key: str) -> str:
 
 
 def train_help(config_dir: str | None) -> str:
-    """The help of tabicl-train; the choices of groups are those of the folders searched."""
+    """Return the help of tabicl-train, with the choices of groups in the folders searched."""
     choices = group_choices(search_folders(config_dir))
     return TRAIN.format(
-        settings="\n".join(option_line(key, setting_text(RunConfig, key)) for key in COMMON),
+        settings="\n".join(option_line(key, setting_text(RunConfig, key)) for key in OFTEN_CHANGED),
         groups="\n".join(option_line(group, ", ".join(choices[group])) for group in choices if group != "sweep"),
         options="\n".join(option_line(*option) for option in OPTIONS.items()),
         reference=CONFIG_DIR / "README.md",
@@ -160,7 +160,7 @@ def train_help(config_dir: str | None) -> str:
 
 
 def sweep_help(config_dir: str | None) -> str:
-    """The help of sweeps."""
+    """Return the help of tabicl-sweep."""
     choices = group_choices(search_folders(config_dir))
     return SWEEP.format(
         groups=option_line("sweep", ", ".join(choices.get("sweep", []))),
@@ -171,8 +171,8 @@ def sweep_help(config_dir: str | None) -> str:
 
 
 def reference() -> str:
-    """The page of all options, in Markdown."""
-    import priors  # which takes 2 s
+    """Return the page of all options in Markdown."""
+    import priors  # takes 2 s
     from priors.realism import Realism
 
     files = [file for folder in sorted(CONFIG_DIR.iterdir()) for file in sorted(folder.glob("*.yaml"))]
@@ -204,7 +204,7 @@ def is_part(field: dataclasses.Field) -> bool:
 
 
 def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasses.Field] | None = None) -> str:
-    """The description of a dataclass, and a row for each field: key, type, default and meaning."""
+    """Describe a dataclass, with a row for each field: key, type, default and meaning."""
     rows = []
     for field in dataclasses.fields(cls) if fields is None else fields:
         default = "{}" if is_part(field) else value_text(default_of(field)) or '""'
@@ -215,10 +215,10 @@ def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasse
 
 
 def first_sentence(file: Path) -> str:
-    """The first sentence of the comment at the top of a configuration file."""
+    """Return the first sentence of the comment at the top of a configuration file."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     comment = " ".join(line.removeprefix("#").strip() for line in lines if "@package" not in line)
-    return comment.partition(". ")[0].rstrip(".") + "."
+    return re.split(r"(?<=[.?]) ", comment)[0]
 
 
 if __name__ == "__main__":

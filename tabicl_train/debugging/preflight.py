@@ -1,8 +1,8 @@
 """Checks before a long run: of the precision, and of the exchange of gradients between ranks.
 
-Published runs in low precision have collapsed after hours. Losses, gradient norms and multipliers that deviate from
-those of fp32 show within tens of steps at the learning rate of the run; with the run_dir of a run, the preflight starts
-from its newest checkpoint, ideally one after the warm-up.
+Published runs in low precision have collapsed after hours. Deviations of losses, gradient norms and multipliers from
+those of fp32 show within tens of steps at the learning rate of the run. With the run_dir of a run, the preflight starts
+from its newest checkpoint, ideally one after the warmup.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LOSS = 0.02  # largest relative difference between the mean losses over the seco
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
 EXCHANGES = 3  # steps in which the exchange is checked
-# Norm of a parameter's difference over the norm of all gradients. Sums in another order differ by 1e-7 to 1e-6; a table
-# of 512 that is missing or counted twice makes a difference of 2e-3 or more.
+# Norm of a parameter's difference over the norm of all gradients. Another order of sums changes it by 1e-7 to 1e-6, and
+# a missing or repeated table among 512 by 2e-3 or more.
 TOLERANCE = 1e-4
 
 Row = tuple[float, float, float]  # loss, gradient norm and largest base multiplier of a step
@@ -68,11 +68,11 @@ def preflight(config: RunConfig) -> None:
         steps = steps[first : first + config.preflight_steps]
 
         def build(changed: RunConfig) -> tuple[Pretraining, MuonAdamW]:
-            return build_module(changed, copy.deepcopy(content), ranks, fabric)  # optimizers would share its tensors
+            return build_module(changed, copy.deepcopy(content), ranks, fabric)  # so that optimizers share no tensors
 
         exact = replace(config, trainer=in_precision(config.trainer, "fp32"))
         if ranks.size > 1:
-            # Dropout differs between the ranks, and gradients are compared as they are before clipping.
+            # No dropout, which differs between the ranks, and no clipping, since raw gradients are compared.
             stages = {name: replace(stage, clip=math.inf) for name, stage in config.curriculum.stages.items()}
             plain = replace(exact, model=replace(config.model, dropout=0.0), curriculum=CurriculumConfig(stages))
             check_exchange(*build(plain), replace(stream, steps=steps[:EXCHANGES]), ranks)
@@ -96,7 +96,7 @@ def preflight(config: RunConfig) -> None:
 
 
 def newest_content(run_dir: Path, total_steps: int) -> dict | None:
-    """The content of the run's newest checkpoint, if there is one."""
+    """Return the content of the run's newest checkpoint, if there is one."""
     _, content = checkpoint.newest_valid(run_dir / "checkpoints") or (None, None)
     if content is not None and content["global_step"] >= total_steps:
         why = "the run is finished, no steps are left for a preflight"
@@ -105,7 +105,7 @@ def newest_content(run_dir: Path, total_steps: int) -> dict | None:
 
 
 def in_precision(trainer: TrainerConfig, name: str) -> TrainerConfig:
-    """The settings in a precision; fp32 is the reference, and exact."""
+    """Return the settings with this precision; fp32, the reference, is without TF32."""
     return replace(trainer, precision=name, tf32=trainer.tf32 and name != "fp32")
 
 
@@ -116,7 +116,7 @@ def measured(module: Pretraining) -> Row:
 
 
 def conclude(reference: list[Row], mixed: list[Row], steps: range, precision: str) -> None:
-    """Print the rows of fp32 and of the precision; raises ConfigError if they differ too much."""
+    """Print the rows of fp32 and of the other precision; raises ConfigError if they differ too much."""
     name = precision.split()[0]
     info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
     shown = sorted({round(k * (len(steps) - 1) / 9) for k in range(10)})
@@ -129,9 +129,9 @@ def conclude(reference: list[Row], mixed: list[Row], steps: range, precision: st
 
 
 def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
-    """Problems of a precision compared with fp32."""
+    """List the problems of a precision compared with fp32."""
     for step, (loss, norm, _) in enumerate(mixed):
-        # For fp16 infinite norms are normal: this is how it finds its loss scale.
+        # In fp16 infinite norms are normal until the loss scale is found.
         if not math.isfinite(loss) or not (math.isfinite(norm) or name == "fp16"):
             return [f"{name} gives loss {loss} and gradient norm {norm} in step {step} of the preflight"]
     problems = []
@@ -147,8 +147,8 @@ def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
 
 
 def check_exchange(module: Pretraining, optimizer: MuonAdamW, stream: StepStream, ranks: Ranks) -> None:
-    """Take the steps of a stream; raises ConfigError on all ranks if their weights or gradients differ, or if the
-    gradients are not those that rank 0 computes as a single process would."""
+    """Take the steps of a stream; raises ConfigError on all ranks if weights or gradients are not as they should be."""
+    # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
     whole, rounding = replace(stream, rank=0, ranks=1), 0.0
     for step in stream.steps:
         where = f"preflight, step {step}"
@@ -179,7 +179,7 @@ def check_exchange(module: Pretraining, optimizer: MuonAdamW, stream: StepStream
 
 
 def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
-    """The gradients of all packs of an item."""
+    """Compute the gradients of all packs of an item."""
     _, stage, _ = stage_at(module.curriculum, item.step)
     gradients.flat.zero_()
     for number in range(len(item.packs)):
@@ -187,14 +187,14 @@ def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
 
 
 def of_first(tensor: Tensor) -> Tensor:
-    """Rank 0's tensor, a copy."""
+    """Return a copy of rank 0's tensor."""
     copied = tensor.detach().clone()
     dist.broadcast(copied, 0)
     return copied
 
 
 def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
-    """Where flat gradients differ most, and by how much: a parameter, relative to the norm of all, or the loss."""
+    """Return the largest difference of flat gradients, relative to the norm of all, or of the loss, and its label."""
     starts = [view.storage_offset() for view in gradients.views]
     pieces = [difference[at : at + view.numel()] for at, view in zip(starts, gradients.views, strict=True)]
     sizes = torch.stack([*torch._foreach_norm(pieces), difference[-1].abs()])

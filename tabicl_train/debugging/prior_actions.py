@@ -25,10 +25,8 @@ from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[tuple[int, int], Table]]:
-    """The first tables of a run and their addresses (step, table); one per group, as its tables are alike.
-
-    changes: of what is asked for, see TableSpec
-    """
+    """Yield the first tables of a run, one of each group, and their addresses (step, table)."""
+    # changes: of the TableSpec
     prior = build_prior(config.prior)
     addresses = (
         (step, group)
@@ -41,7 +39,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
 
 
 def describe(config: RunConfig, args: Any) -> None:
-    """Print what the real tables are, if there are any, and distributions over the run's first tables."""
+    """Print a description of the real tables, if any, and distributions over the run's first tables."""
     from priors.inspection import describe as format_distributions
 
     print_real_tables(config)
@@ -49,7 +47,7 @@ def describe(config: RunConfig, args: Any) -> None:
 
 
 def print_real_tables(config: RunConfig) -> None:
-    """Print what the real tables are, which are left out and why, and how many are long enough for each stage."""
+    """Print the real tables, which are left out and why, and how many are long enough for each stage."""
     prior = build_prior(config.prior)
     if real := real_tables(prior):
         lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
@@ -86,12 +84,10 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def dump(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to shards.
-
-    A shard is written whole: two machines that each wrote some steps of it would lose each other's tables. Only the
-    last one may be shorter, where the curriculum ends. A run that stops in the middle of a shard (trainer.max_steps)
-    gets all of its steps.
-    """
+    """Write the tables of some steps of the run to shards."""
+    # Shards are written whole, since two machines that each write some steps of one would lose each other's tables.
+    # Only the last one may be shorter, at the end of the curriculum. If trainer.max_steps ends a run in the middle of a
+    # shard, all steps of the shard are written.
     from priors.disk import SHARD_SIZE
     from priors.disk import dump as write_tables
 
@@ -130,7 +126,7 @@ ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
 
 
 def act(arguments: list[str]) -> None:
-    """Do the action of a command line, or print help; raises ConfigError with everything wrong with it."""
+    """Run the action of a command line, or print help; raises ConfigError with all problems."""
     action, *rest = arguments or ["--help"]
     if {"-h", "--help"} & {action, *rest}:
         print(help_text(PriorOptions))
@@ -142,7 +138,7 @@ def act(arguments: list[str]) -> None:
     settings = [text for text in rest if text.partition("=")[0] not in own]
     try:
         config = compose([*settings, "validation.every=0", "validation.patience=0"], also=own)
-    except ConfigError as error:  # the curriculum may ask for longer tables than there are
+    except ConfigError as error:  # for example, no table is as long as the curriculum asks for
         if action == "describe" and isinstance(error.config, RunConfig):
             with contextlib.suppress(PriorError):
                 print_real_tables(error.config)

@@ -26,11 +26,9 @@ COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient 
 
 
 def replay(run_dir: str, step: int) -> None:
-    """Train in memory from the newest checkpoint before the step, and print loss and gradient norm of all its tables.
-
-    It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
-    ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be had again.
-    """
+    """Train in memory from the last checkpoint before the step; print loss and gradient norm of each of its tables."""
+    # It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
+    # ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be reproduced.
     values, content = find_content(Path(run_dir), step)
     config = from_values(replay_values(values, content is not None))
     if not 0 <= step < config.total_steps:
@@ -51,7 +49,7 @@ def replay(run_dir: str, step: int) -> None:
 
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
-    """The configuration of a run, from config.yaml before its first checkpoint, and its newest one before a step."""
+    """Return the configuration of a run, and its newest checkpoint before a step, if any."""
     newest, path = checkpoint.newest_valid(run_dir / "checkpoints"), run_dir / "config.yaml"
     if newest is None and not path.is_file():
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
@@ -60,7 +58,7 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
         raise ConfigError([f"{newest[0]} cannot be replayed: {why}"])
     start = checkpoint.newest_valid(run_dir / "checkpoints", until=step)
     first = 0 if start is None else start[1]["global_step"]
-    # After `at` steps the guard took the run back to its checkpoint of `good` steps.
+    # After `at` steps, the guard has rewound the run to its checkpoint of `good` steps.
     rewinds = [
         (line["back_to"], line["step"] + 1) for line in Records(run_dir).lines("incidents.jsonl") if "back_to" in line
     ]
@@ -73,7 +71,7 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
 
 
 def replay_values(values: dict, from_checkpoint: bool) -> dict:
-    """A run's configuration without the devices, files and services that the replay does not need."""
+    """Return a run's configuration without the devices, files and services that the replay does not need."""
     values = values | {"init_weights": None} if from_checkpoint else values
     trainer = values["trainer"] | {"accelerator": "auto", "devices": None}
     return values | {
@@ -105,5 +103,5 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
         sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
         lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
     print(text_table([*COLUMNS, ""], lines))
-    module.gradients = None  # the step makes its own buffer: the one above has taken over the .grad of the weights
+    module.gradients = None  # so that the step makes its own buffer, since the weights' .grad is in the one above
     torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """How the processes of a run start and end.
 
-torchrun, or `trainer.devices=N` by the same elastic agent of torch's, starts the ranks (several machines need torchrun,
-launch/README.md). Stop signals are obeyed at the end of a step, and a process ends with the one that started it.
+torchrun starts the ranks, or `trainer.devices=N` does with the same elastic agent of torch (several machines need
+torchrun, launch/README.md). Stop signals take effect at the end of a step. A process ends with the one that started it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import TYPE_CHECKING
 
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
-from tabicl_train.outputs import unusable_folder
+from tabicl_train.outputs import unwritable_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from tabicl_train.config.schema import RunConfig, StreamConfig
 
-# Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since torchrun
-# takes any other code for a failure.
+# Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since any other
+# code counts as a failure.
 PREEMPTED = os.EX_TEMPFAIL
 STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
-OWN = "tabicl-train-"  # beginning of the agent's run id, where this program has started it
+OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-SAME = 1.0  # seconds in which a second signal counts as the first one: launchers repeat what their group gets
+SAME = 1.0  # seconds in which a repeated signal is ignored: launchers forward signals that their whole group receives
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
@@ -56,7 +56,7 @@ class Launch:
     local_size: int = 1
 
     def problems(self, devices: int | None) -> list[str]:
-        """Return what contradicts `trainer.devices`, if anything."""
+        """List the contradiction between `trainer.devices` and the number of ranks."""
         if devices in (None, self.local_size):
             return []
         return [f"trainer.devices is {devices}, but torchrun has started {self.local_size} ranks here; leave it out"]
@@ -75,12 +75,12 @@ def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this program, rather than a torchrun of the user's, has started the agent of this rank."""
+    """Whether this program, rather than torchrun, has started the agent of this rank."""
     return environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN)
 
 
 def start_command() -> str:
-    """The command that has started this run, after a colon; "" where torchrun or another program has called it."""
+    """Return the command that has started this run, after a colon; "" if torchrun or another program has started it."""
     program = Path(sys.argv[0])
     is_module = program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank())
     if not (is_module or program.name == "tabicl-train"):
@@ -89,12 +89,12 @@ def start_command() -> str:
 
 
 def start_problems(config: RunConfig) -> list[str]:
-    """List what keeps a run from starting here and now; `config.problems` are the same on every machine."""
+    """List why a run cannot start on this machine; `config.problems` are the same on every machine."""
     import torch
 
     trainer, run_dir = config.trainer, Path(config.run_dir)
     problems = srun_problems()
-    if is_first() and (problem := unusable_folder(run_dir)):  # it need not be shared
+    if is_first() and (problem := unwritable_folder(run_dir)):  # other ranks do not need it
         problems.append(f"run_dir is {config.run_dir!r}; {problem}")
     elif os.path.exists(run_dir / STUDY):
         problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
@@ -109,7 +109,7 @@ def start_problems(config: RunConfig) -> list[str]:
 
 
 def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Why this way of starting several processes is refused, if it is."""
+    """List the problem if srun has started several tasks without torchrun."""
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) if "SLURM_STEP_ID" in environ else 1
     if is_rank(environ) or tasks == 1:
         return []
@@ -117,7 +117,7 @@ def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def ray_problems(stream: StreamConfig) -> list[str]:
-    """List what keeps tables from being drawn by Ray."""
+    """List why Ray cannot draw tables."""
     if stream.name != "ray":
         return []
     if not is_installed("ray"):
@@ -137,13 +137,13 @@ def connect_to(head: str) -> None:
 
 
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether restarted ranks would find the addresses of those before: one of two restarts failed with torch 2.13."""
+    """Whether restarted ranks find the addresses of earlier ones, as one of two restarts then failed in torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     return restarts > 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def die_with_launcher() -> None:
-    """Have a rank killed when the agent that started it is gone: left alone it would keep its device."""
+    """Let the system kill a rank whose elastic agent has ended, since it would keep its device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
 
@@ -156,7 +156,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
     from tabicl_train.run_dir.status import read_status
 
-    logging.disable(logging.CRITICAL)  # the agent's own account, whose cause is not always the first one
+    logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
     run_id = OWN + uuid.uuid4().hex[:12]
     config = LaunchConfig(
         min_nodes=1,
@@ -186,22 +186,22 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     status = read_status(run_dir) or {}
     if status.get("launch") == run_id and status["status"] in ("finished", "preempted"):
         return 0 if status["status"] == "finished" else PREEMPTED
-    if status.get("launch") == run_id and status["status"] == "failed":  # after a signal, which hides the ranks' codes
+    if status.get("launch") == run_id and status["status"] == "failed":  # the signal hides the ranks' exit codes
         print(f"error: {status['cause']}", file=sys.stderr)
         return 1
     return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
-    """One line about the rank that has failed first, and how."""
-    # The loss of a rank makes the others fail, at a time that their error files may date before it, and those that do
-    # not fail are sent SIGTERM: a rank killed by any other signal comes first, then one that has not lost a connection.
+    """Describe in one line the rank that has failed first, and how."""
+    # When a rank is lost, others fail too, perhaps with an earlier time in their error files, and the rest are sent
+    # SIGTERM. So a rank that another signal has killed comes first, then one whose error is not a lost connection.
     start = min(failure.timestamp for failure in failures.values())
 
     def order(item: tuple[int, ProcessFailure]) -> tuple:
         _, failure = item
         is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
-        is_late = failure.timestamp > start + 5  # the agent kills ranks that do not end within 30 s
+        is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
         message = message_of(failure)
         is_sequel = bool(CONNECTION.search(message)) or (failure.exitcode == -signal.SIGTERM and not message)
         return is_late, not is_killed, is_sequel, failure.timestamp
@@ -212,7 +212,9 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
         message = f"another rank did not answer within trainer.timeout; {message}"
     trace = run_dir / f"rank-{rank}.log"
     if not message:
-        return f"rank {rank} {describe_exit(failure.exitcode)}"
+        code = failure.exitcode
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"rank {rank} {end}"
     return f"rank {rank} failed: {message}" + (f"; its stack trace is in {trace}" if trace.exists() else "")
 
 
@@ -220,11 +222,6 @@ def message_of(failure: ProcessFailure) -> str:
     """Return the first line of the error that a rank has recorded; empty if it has recorded none."""
     message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
     return (message.splitlines() or [""])[0]
-
-
-def describe_exit(code: int) -> str:
-    """How a process ended, from the exit code as Python's process objects give it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class Stop:
@@ -242,11 +239,11 @@ class Stop:
         return self.first is not None or time.monotonic() - self.started >= self.limit
 
     def handle(self, number: int, _: object = None) -> None:
-        """Note the first signal, as a signal handler; a second one ends the process at once."""
+        """Handle a signal: record the first one; a second one ends the process at once."""
         now = time.monotonic()
         if self.first is None:
             self.first, self.cause = now, signal.Signals(number).name
-            if int(os.environ.get("RANK", 0)) == 0:  # os.write, as print is not safe in a handler
+            if is_first():  # os.write, since print is not safe in a signal handler
                 line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())
@@ -262,7 +259,7 @@ _active: Stop | None = None
 
 @contextlib.contextmanager
 def watch_signals() -> Iterator[Stop]:
-    """Let stop signals be noted, in the main thread, instead of ending the process; nested contexts share one Stop."""
+    """Record stop signals in the main thread instead of ending the process; nested contexts share one Stop."""
     global _active
     if _active is not None:
         yield _active
@@ -278,8 +275,8 @@ def watch_signals() -> Iterator[Stop]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent is gone, on Linux."""
+    """Let Linux kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before that
+        if os.getppid() != parent:  # it had ended before
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the ranks of a run decide together, over process groups of their own on the CPU: no rank waits for its GPU."""
+"""Decisions that all ranks of a run make together, over CPU process groups, so that no rank waits for its GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ranks:
         return self._maximum([asked, False, False], self.patient)[0] if self.size > 1 else asked
 
     def finish(self, result: bool = False) -> bool:
-        """Let the other ranks go on, and return the result; on rank 0."""
+        """Release the other ranks, on rank 0, and return the result."""
         return self._maximum([False, True, result], self.patient)[2] if self.size > 1 else result
 
     def from_first(self, function: Callable[[], Value]) -> Value:

@@ -1,7 +1,7 @@
 """Tables drawn by the actors of a Ray cluster, ahead of training.
 
-An actor holds the stream and draws a step by its number. Ray starts lost actors again and repeats their calls. The
-training process gives idle actors the next steps, within the bounds of workers, and takes the items in order.
+An actor holds the stream and draws a step by its number. Ray restarts lost actors and repeats their calls. The training
+process gives idle actors the next steps, at most `stream.prefetch` for each actor, and takes the items in order.
 Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
 """
 
@@ -23,9 +23,9 @@ from tabicl_train.errors import ConfigError, picklable
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
 
-POLL = 1.0  # seconds between looks at stop signals and at the head of the cluster
+POLL = 1.0  # seconds between checks of stop signals and of the head of the cluster
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
-RETRIES = 3  # calls that Ray repeats: a step whose tables need too much memory would end actors forever
+RETRIES = 3  # of a call by Ray; without a limit, a step that needs too much memory would end actors forever
 ENVIRONMENT = {
     # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 
 class Drawer:
-    """The actor. folder: the working directory of the run, where the machine has it"""
+    """The actor; it works in `folder`, the working directory of the run, if its machine has it."""
 
     def __init__(self, stream: StepStream, folder: str) -> None:
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ class Drawer:
         try:
             item = self.stream.draw(step)
         except Exception as error:
-            raise picklable(error)  # noqa: B904 - mostly the same error
+            raise picklable(error)  # noqa: B904 - in most cases the same error
         return packed(item)  # Ray shares arrays without copying
 
 
@@ -66,7 +66,7 @@ class RayLoader(Loader):
         self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Have the tables drawn from step `first` on, by default the stream's first one."""
+        """Start drawing at step `first`, by default the stream's first one."""
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
         os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
@@ -74,12 +74,12 @@ class RayLoader(Loader):
 
         try:
             connect(self.config)
-        except SystemExit:  # what Ray makes of SIGTERM while it connects
+        except SystemExit:  # Ray raises it on SIGTERM while it connects
             if stop is not None:
                 stop.handle(signal.SIGTERM)
                 return
             raise
-        except Exception as error:  # of any kind: Ray documents none
+        except Exception as error:  # Ray does not document which
             raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
         self.ray = ray
         self.head = ray.get_runtime_context().gcs_address
@@ -109,7 +109,7 @@ class RayLoader(Loader):
         return step in self.references and self.references[step] not in self.busy
 
     def hand_out(self, due: int) -> None:
-        """Give steps to idle actors, while `due` is the one that is taken next."""
+        """Give steps to idle actors; step `due` is taken next."""
         end = min(due + self.config.prefetch * self.drawers, self.stream.steps.stop)
         while self.idle and self.undrawn < end:
             actor = self.idle.pop()
@@ -118,7 +118,7 @@ class RayLoader(Loader):
             self.undrawn += 1
 
     def collect(self, seconds: float) -> bool:
-        """Wait for an actor to finish, at most for some seconds, and note all that did; whether there are any."""
+        """Wait up to some seconds for an actor to finish, and mark all finished ones as idle; whether there are any."""
         if not self.busy or not self.ray.wait(list(self.busy), timeout=seconds)[0]:
             return False
         for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
@@ -126,7 +126,7 @@ class RayLoader(Loader):
         return True
 
     def get(self, step: int) -> Content:
-        """What an actor has returned, or its error."""
+        """Return the item of a step, or raise the error of its actor."""
         errors = self.ray.exceptions
         try:
             return self.ray.get(self.references[step], timeout=POLL)
@@ -143,7 +143,7 @@ class RayLoader(Loader):
             raise TablesUnavailable(f"a Ray actor cannot be started: {last}") from error
 
     def check_head(self) -> None:
-        """Raise TablesUnavailable if the head of the cluster does not answer: Ray itself would wait for it."""
+        """Raise TablesUnavailable if the head of the cluster does not answer, since Ray would wait for it."""
         try:
             connect_to(self.head)
         except OSError as error:
@@ -153,7 +153,7 @@ class RayLoader(Loader):
         """End the actors, and Ray's own processes where `start` has started them."""
         if self.ray is not None:
             self.stop = Stop()
-            self.stop.first = 0.0  # a thread that pins items must not ask for more: Ray would start anew
+            self.stop.first = 0.0  # so that a thread that pins items asks for no more, which would start Ray again
             if hasattr(self.items, "close"):
                 self.items.close()
             self.ray.shutdown()
@@ -173,4 +173,4 @@ def connect(config: StreamConfig) -> None:
             **(own if config.address is None else {}),
         )
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray has put its own one in its place
+        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced

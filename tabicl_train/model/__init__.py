@@ -6,7 +6,7 @@ __all__ = ["TabICL", "TabICLConfig"]
 
 
 def __getattr__(name: str):
-    # on first use: torch takes 2 s to import, and configuration errors are reported before that
+    # imported on first use: torch takes 2 s, and errors of the configuration are reported before that
     if name == "TabICL":
         from tabicl_train.model.tabicl import TabICL
 

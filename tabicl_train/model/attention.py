@@ -1,8 +1,8 @@
 """Attention and the transformer block of all stages.
 
-Tokens of many sequences (columns, rows or tables) lie one after another; only attention knows where a sequence ends.
+Tokens of many sequences (columns, rows or tables) follow one another; only attention knows where a sequence ends.
 Q queries, K keys of all sequences, E width, H heads, d values of a head.
-Parameter names are those of the released files, so that weights load in both directions.
+Parameters have the names of the released files, so that weights load in both directions.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.pack import Spans
 from tabicl_train.model.scaling import RULES, SSA, Scaling
 
-CUDA_GRID = 65_535  # launch limit of a kernel's batch dimension, which counts sequences
-FLASH_BACKWARD = 2**31  # flash attention's backward pass counts the elements of all queries in 32 bits
-# Scores of a head, and of a run, between which products are up to 1.6 times as fast as torch's kernel on a CPU.
+CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
+FLASH_BACKWARD = 2**31  # flash attention's backward pass indexes the elements of all queries by 32 bits
+# On a CPU, products are up to 1.6 times as fast as torch's kernel with more than SOME_SCORES for each head, and at most
+# MANY_SCORES in a run.
 SOME_SCORES, MANY_SCORES = 2**8, 2**20
-# Keys from which on MKL's batched product gives a query the same bits at each position; not with 5, 6, 7, 9, 10 or 11.
+# With fewer keys (5, 6, 7, 9, 10 or 11), the bits of MKL's batched product depend on the position of a query.
 LEAST_KEYS = 12
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
-    """Softmax attention within sequences -> (Q, H, d).
-
-    On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
-    attention, or of its products, for each run of equal sequences.
-    q: (Q, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table; P
-        is the number of tables, or 1 without such a factor
-    k, v: (K, H, d)
-    """
+    """Softmax attention within sequences -> (Q, H, d)."""
+    # On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
+    # attention, or of its products, for each run of equal sequences. k, v: (K, H, d); q: (Q, H, d), or (P, L, H, d) if
+    # all sequences have the same L queries, up to a factor that depends on the table (P tables, or 1 without a factor)
     if q.is_cuda and not dropout and fits_one_launch(spans, *q.shape[-2:]):
         return attend_at_once(q, k, v, spans)
-    exported = isinstance(spans.runs, list)  # sizes are symbols, which nothing may depend on
+    exported = isinstance(spans.runs, list)  # then sizes are symbols, on which control flow must not depend
     core = F.scaled_dot_product_attention if exported else partial(attend_equal, dropout=dropout)
     return attend_by_run(q, k, v, spans, core)
 
@@ -75,10 +72,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 def attend_by_run(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """`attend` as one call of `attention` for each run of equal sequences.
-
-    attention: of queries (count, H, L, d), keys and values (count, H, K, d)
-    """
+    """`attend` as one call of `attention`, of q (count, H, L, d) to k, v (count, H, K, d), for each run."""
     runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
     distinct = len(runs) // spans.uses
     sizes = [count * keys for count, _, keys, *_ in runs[:distinct]]
@@ -113,7 +107,7 @@ def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
-    """The largest batch that CUDA attention kernels can process at once, forward and backward."""
+    """Return the largest batch that CUDA attention kernels can process at once, forward and backward."""
     queries = -(-num_queries // 128) * 128
     return max(1, min(CUDA_GRID, FLASH_BACKWARD // (num_heads * queries * max(head_dim, 32))))
 
@@ -127,15 +121,11 @@ def attend_ssa(q: Tensor, kv: Tensor, spans: Spans, exponents: Tensor) -> Tensor
 
 
 class RowSpans(NamedTuple):
-    """Sequences of the row stage, with cosines and sines of the rotary embedding; see `Rotary`.
-
-    of_queries, of_keys: cosines and sines, (Q or K, 1, d) each
-    interleaved: which elements are pairs
-    """
+    """Sequences of the row stage, with cosines and sines of the rotary embedding; see `Rotary`."""
 
     spans: Spans
-    of_queries: tuple[Tensor, Tensor]
-    of_keys: tuple[Tensor, Tensor]
+    of_queries: tuple[Tensor, Tensor]  # (Q, 1, d) each
+    of_keys: tuple[Tensor, Tensor]  # (K, 1, d) each
     interleaved: bool
 
 
@@ -152,16 +142,16 @@ def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The pairs of x rotated, in float32 and back to its dtype."""
+    """Rotate the pairs of x in float32, and convert back to its dtype."""
     half = x.shape[-1] // 2
     partner = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else x.roll(half, -1)
     return torch.addcmul(x * cos, partner, sin).to(x.dtype)
 
 
 class CausalSpans(NamedTuple):
-    """Sequences whose tokens attend to themselves and to those before them; runs of equal ones: how many, tokens T."""
+    """Sequences whose tokens attend to themselves and to those before them."""
 
-    runs: list[tuple[int, int]]
+    runs: list[tuple[int, int]]  # of equal sequences: how many, and their tokens T
 
 
 def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
@@ -180,14 +170,12 @@ def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: 
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's, but under autocast in the dtype of its input, with sums in float32.
-
-    Autocast would have it copy its input to float32 and write float32, which the next product copies back: 20 bytes a
-    value instead of 4.
-    """
+    """torch's layer norm, but under autocast in the dtype of its input, with sums in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., E)."""
+        # Under autocast, torch's copies its input to float32 and writes float32, which the next product copies back: 20
+        # bytes a value instead of 4.
         device = x.device.type
         if not torch.is_autocast_enabled(device) or x.dtype == torch.float32:
             return super().forward(x)
@@ -197,23 +185,18 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (arXiv 2104.09864), in both layouts of the rotated pairs.
-
-    Pair i turns by base ** (-2 i / head_dim) for each position.
-    interleaved: whether pairs are neighbors (2i, 2i+1), or else (i, i + head_dim/2)
-    """
+    """Rotary position embedding (arXiv 2104.09864): pair i is rotated by base ** (-2 i / head_dim) per position."""
 
     def __init__(self, head_dim: int, base: float, interleaved: bool) -> None:
         super().__init__()
-        self.interleaved = interleaved
-        # On the meta device, on which the shapes of a file are checked, a division imports torch._dynamo: 1.6 s.
+        self.interleaved = interleaved  # pairs are neighbors (2i, 2i+1), otherwise (i, i + head_dim/2)
+        # On the meta device, which checks the shapes of files, a division imports torch._dynamo: 1.6 s.
         freqs = base ** -(torch.arange(0, head_dim, 2, device="cpu") / head_dim)
         # constant, but a parameter, since released files contain it
         self.freqs = nn.Parameter(freqs.to(torch.get_default_device()), requires_grad=False)
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions 0..length-1, (length, head_dim) float32 each; the sines of the first element
-        of a pair are negative."""
+        """Return cosines and sines, negative for the first of a pair, of positions 0..length-1, (length, head_dim)."""
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
         cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
         if self.interleaved:
@@ -222,15 +205,10 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding.
-
-    dim: the width E, which num_heads divides
-    scaling: a name in `scaling.RULES`
-    settings: of the network, with dropout, zero_init and the options of scaling rules
-    fp32: compute in float32 under autocast
-    """
+    """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding."""
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
+        """Build it with the width E = dim, a scaling rule by name, and fp32 to compute in float32 under autocast."""
         super().__init__()
         self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, settings.dropout, fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
@@ -251,13 +229,10 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself.
-
-        The context may be its keys and values, see `keys`.
-        x is (L, E) if all sequences share their queries, and the result (sequences * L, E).
-        log_n: (B,), logarithm of the number of keys of each table, which a scaling rule needs
-        table: (Q,), the table of each query, unless all sequences share their queries
-        """
+        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself."""
+        # The context may be its keys and values, see `keys`. If all sequences share their queries, x is (L, E) and the
+        # result (sequences * L, E). Scaling rules need log_n (B,), the logarithm of the number of keys of each table,
+        # and table (Q,), the table of each query, unless all sequences share their queries.
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
@@ -279,8 +254,7 @@ class Attention(nn.Module):
         return self.out_proj(out.flatten(1))  # out (Q, H, d)
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Queries (Q, H, d), not yet scaled, and keys and values (K, 2, H, d); without a context, x's own as one
-        tensor, (Q, 3, H, d), and None."""
+        """Return queries (Q, H, d), not scaled, and keys and values (K, 2, H, d); or all as (Q, 3, H, d), and None."""
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
@@ -288,7 +262,7 @@ class Attention(nn.Module):
         return F.linear(x, wq, bq).unflatten(-1, heads), context if context.dim() == 4 else self.keys(context)
 
     def keys(self, context: Tensor) -> Tensor:
-        """Keys and values of a context (K, E), which may be kept for other queries, (K, 2, H, d)."""
+        """Return keys and values of a context (K, E), (K, 2, H, d), which can be kept for later queries."""
         if self.fp32 and torch.is_autocast_enabled(context.device.type):
             with torch.autocast(context.device.type, enabled=False):
                 return self.keys(context.float())
@@ -296,18 +270,14 @@ class Attention(nn.Module):
         return F.linear(context, wkv, bkv).unflatten(-1, (2, self.num_heads, self.dim // self.num_heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
-        """The queries as `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them."""
+        """Scale queries as `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them."""
         if self.ssmax_layer is not None:
             return self.ssmax_layer(q, log_n, table)
         return q[None] if spans.shares_queries else q
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward, each with a residual. Queries and keys share the first LayerNorm.
-
-    Arguments as in `Attention`; of the settings, ff_factor and bias_free_ln are read besides. With ff_factor=0 there is
-    no feed-forward network.
-    """
+    """Pre-norm attention and, with ff_factor > 0, feed-forward, each with a residual; arguments as in `Attention`."""
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__()
@@ -332,9 +302,8 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """`Attention.forward` with a residual; context may be the number of x's own first tokens that are keys, or what
-        `keys` returns."""
-        normed = self.norm1(x)
+        """Call `Attention.forward` with a residual; an int as context: that many first tokens of x are the keys."""
+        normed = self.norm1(x)  # the norm of keys too
         if isinstance(context, Tensor):
             context = context if context.dim() == 4 else self.norm1(context)
         elif context is not None:
@@ -357,7 +326,7 @@ class Block(nn.Module):
 
 
 def run(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:
-    """Call a block; with `recompute` its activations are not kept but recomputed in the backward pass."""
+    """Call a block; with `recompute` its activations are recomputed in the backward pass."""
     if recompute and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False, **kwargs)
     return block(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Attention of many sequences with scaled signed averaging (SSA) in place of softmax's exponentials.
 
-As one operator with a backward pass of its own, in chunks of queries with all of their keys: its memory does not grow
-with the square of the rows. Torch's matrix products and element-wise operations serve every device.
+It is one operator with its own backward pass, computed in chunks of queries with all of their keys, so its memory does
+not grow with the square of the rows. It uses torch's operations on every device.
 H heads, d values of a head.
 """
 
@@ -14,21 +14,19 @@ import torch
 from torch import Tensor
 
 SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
-QUERIES = 16  # of a chunk at least: with fewer, products would read the keys from memory for little work
+QUERIES = 16  # of a chunk at least: with fewer, reading the keys from memory dominates
 
 
 def signed_log(z: Tensor) -> Tensor:
-    """sgn(z) log(1 + |z|), with the derivative 1 at 0, and NaN where z is NaN."""
+    """Compute sgn(z) log(1 + |z|), with the derivative 1 at 0, and NaN where z is NaN."""
     negative = z < 0
     log = torch.log1p(torch.where(negative, -z, z))
     return torch.where(negative, -log, log)
 
 
 def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: bool = False) -> Tensor:
-    """The attention of q (count, H, L, d) to k, v (count, H, K, d), all scores at once -> (count, H, L, d).
-
-    causal: query i attends to the keys up to i
-    """
+    """Let q (count, H, L, d) attend to k, v (count, H, K, d), with all scores in memory -> (count, H, L, d)."""
+    # causal: query i attends to the keys up to i
     scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -37,7 +35,7 @@ def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: boo
 
 
 def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, slice, int, Tensor, Tensor, Tensor]]:
-    """Of each run: where its queries lie in the result and in q, and its keys; its count; q, k, v (count, H, ., d)."""
+    """Yield slices of each run's queries in the result and in q, and of its keys; count; q, k, v (count, H, ., d)."""
     start = 0
     for count, length, keys, first, table in runs.tolist():
         at = slice(start, start + count * length)
@@ -58,7 +56,7 @@ def wide(q: Tensor) -> torch.dtype:
 
 
 def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """The sequences and the queries of each chunk of a run."""
+    """Yield the sequences and the queries of each chunk of a run."""
     scores = SCORES.get(device.type, SCORES["cpu"])
     some = min(L, max(scores // (H * K), QUERIES))
     together = max(scores // (H * L * K), 1) if some == L else 1
@@ -69,12 +67,9 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
 
 @torch.library.custom_op("tabicl_train::attend_averaging", mutates_args=())
 def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
-    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d).
-
-    It is computed in float32, or float64 if q is.
-    q: (queries, H, d), or (P, L, H, d) if all sequences have the same L queries, up to a factor of the table
-    exponents: (H,), the p of each head; runs, queries: see pack.Spans
-    """
+    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d)."""
+    # It is computed in float32, or float64 if q is. q: (queries, H, d), or (P, L, H, d) if all sequences have the same
+    # L queries, up to a factor of the table; exponents: (H,), the p of each head; runs, queries: see pack.Spans
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
@@ -141,8 +136,6 @@ def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(q, kv, exponents, runs, output)
 
 
-def differentiate(ctx: Any, grad: Tensor) -> tuple:
-    return (*backward(grad, *ctx.saved_tensors), None, None)
-
-
-attend_averaging.register_autograd(differentiate, setup_context=keep)
+attend_averaging.register_autograd(
+    lambda ctx, grad: (*backward(grad, *ctx.saved_tensors), None, None), setup_context=keep
+)

@@ -1,7 +1,7 @@
 """The settings of networks, and the registry of families by the type of their settings.
 
 One dataclass builds a network, is saved in checkpoints and is translated for export. Networks are imported on first
-use, since torch takes 2 s and settings are described without.
+use, since torch takes 2 s and the settings do not need it.
 """
 
 import importlib
@@ -53,8 +53,8 @@ class TabICLConfig:
     col_target_aware: bool = True
     """Embed the labels before the set transformer."""
     missing_values: bool = False
-    """Missing values, NaN in a table, are learned tokens; otherwise they are filled with the mean before the network
-    sees the table. The public format cannot express it."""
+    """Learn a token for missing values, NaN in a table; otherwise they are filled with the mean before the network sees
+    the table. The public format cannot express it."""
     col_scaling: str = "qassmax_elementwise"
     """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
     qassmax_elementwise; or, in place of softmax, scaled signed averaging (arXiv 2508.14685) with a fixed exponent (ssa)
@@ -191,7 +191,7 @@ class SequenceConfig:
     """
 
     family: str = "sequence"
-    """The family of the network, which tells its settings from those of a TabICL."""
+    """The family of the network, which distinguishes its settings from those of a TabICL."""
     max_classes: int = 2
     """Number of logits, 2..10; 0 is regression: the number itself is predicted, and its squared error is the loss."""
     num_blocks: int = 12
@@ -208,7 +208,7 @@ class SequenceConfig:
     ssa_exponent: float = 1.5
     """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
     max_tokens: int = 512
-    """Longest sequence, in numbers and labels together: each position has an embedding of its own."""
+    """Longest sequence, numbers and labels together; each position has its own embedding."""
     dropout: float = 0.0
     """Dropout rate, in [0, 1)."""
     checkpoint_rows: int = 20_000
@@ -249,7 +249,7 @@ class SequenceConfig:
 
 
 def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
-    """List the problems with the scaling rules in the settings `names`, and with options of some rules only."""
+    """List the problems with the scaling rules in the settings `names`, and with the options of these rules."""
     from tabicl_train.model.scaling import OPTIONS, RULES  # on first use, as it imports torch
 
     causal, problems = isinstance(settings, SequenceConfig), []
@@ -282,7 +282,7 @@ FIRST = "tabicl"  # the family whose settings do not name it
 def family_of(config: "NetworkConfig") -> "type[Network]":
     """Return the class of the network with these settings; `family_of(config)(config)` builds it."""
     if type(config) not in FAMILIES:
-        raise ConfigError([f"{type(config).__name__} is no family of networks; there are {', '.join(families())}"])
+        raise ConfigError([f"{type(config).__name__} is not a family of networks; there are {', '.join(families())}"])
     module, name = FAMILIES[type(config)]
     return getattr(importlib.import_module(module), name)
 

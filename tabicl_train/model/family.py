@@ -1,8 +1,8 @@
-"""What the rest of the program asks of a family of networks.
+"""The interface of a family of networks.
 
-A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`).
-.github/CONTRIBUTING.md says how to add one. Only TabICL predicts real tables: the estimators, the public format,
-ONNX (prediction/) and evaluation/ are for it alone.
+A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`);
+.github/CONTRIBUTING.md describes how to add one. Only TabICL predicts real tables: the estimators, the public format
+and ONNX (prediction/) and evaluation/ support no other family.
 """
 
 from __future__ import annotations
@@ -20,20 +20,15 @@ __all__ = ["Network", "NetworkConfig"]
 
 
 class NetworkConfig(Protocol):
-    """The settings of a network: all that is needed to build it and to know its cost. The class is a dataclass.
+    """The settings of a network, a dataclass: all that is needed to build it and to compute its cost."""
 
-    max_classes: the most classes of a table in training; 0 for regression, whose targets are numbers
-    dropout: rate, in [0, 1)
-    checkpoint_rows: recompute activations in the backward pass of packs with a longer table; 0 = never
-    """
-
-    max_classes: int
-    dropout: float
-    checkpoint_rows: int
+    max_classes: int  # the most classes of a table in training; 0 for regression, whose targets are numbers
+    dropout: float  # rate, in [0, 1)
+    checkpoint_rows: int  # recompute activations in the backward pass of packs with a longer table; 0 = never
 
     @property
     def missing_values(self) -> bool:
-        """Whether the network sees missing values, NaN in Pack.X, as what they are; otherwise there are none."""
+        """Whether the network supports missing values, NaN in Pack.X."""
         ...
 
     @property
@@ -55,22 +50,17 @@ class Network(nn.Module, ABC):
     """A network that predicts the query rows of tables from other rows, built from its settings alone.
 
     B tables, N rows of which the first n are labeled, M features. Query rows are those from n on, unless the family
-    says otherwise (`targets`, `means`).
-
-    config: the settings
-    parts: the parts that a stage can freeze, each with the name of its module
-    predicts_quantiles: whether predictions of a number are quantiles of it, rather than the number itself
-    predicts_real_tables: whether prediction/ has estimators for it, by which a validation scores it on real data
+    overrides `targets` and `means`.
     """
 
-    parts: ClassVar[Mapping[str, str]]
-    predicts_quantiles: ClassVar[bool] = False
-    predicts_real_tables: ClassVar[bool] = False
-    config: Any
+    parts: ClassVar[Mapping[str, str]]  # the parts that a stage can freeze, each with the name of its module
+    predicts_quantiles: ClassVar[bool] = False  # whether numbers are predicted as quantiles
+    predicts_real_tables: ClassVar[bool] = False  # whether estimators exist for it, which validate it on real data
+    config: Any  # the settings
 
     @abstractmethod
     def __init__(self, config: Any) -> None:
-        """Fresh random weights; raises ValueError with every problem of the settings."""
+        """Build it with random weights; raises ValueError with every problem of the settings."""
         super().__init__()
 
     @abstractmethod
@@ -114,7 +104,7 @@ class Network(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """Compute the loss of a table whose query rows are guessed from labels alone; y (N,) on the CPU."""
+        """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
 
     def targets(self, pack: Pack) -> Tensor:
         """Return the labels of the query rows of all tables, (query rows,)."""
@@ -127,12 +117,12 @@ class Network(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
-        """Count the FLOPs of one table's forward pass; the backward pass takes twice as many. Balances ranks."""
+        """Count the FLOPs of one table's forward pass, by which ranks are balanced; the backward pass is twice that."""
 
     @staticmethod
     @abstractmethod
     def kept_values(config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool = False) -> float:
-        """Count the numbers of one table that are in memory at the peak of the backward pass.
+        """Count the values of one table in memory at the peak of the backward pass.
 
         Parameters
         ----------
@@ -141,7 +131,7 @@ class Network(nn.Module, ABC):
         num_rows, train_size, num_features : int
             N, n and M.
         recomputed : bool
-            Whether that pass computes activations again.
+            Whether the backward pass recomputes activations.
 
         Returns
         -------
@@ -155,7 +145,7 @@ class Network(nn.Module, ABC):
 
     @staticmethod
     def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
-        """Say why the network cannot read a table of this size; None if it can."""
+        """Return why the network cannot process a table of this size, or None."""
         return None
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""Tables that go through a network in one pass, one after the other, without a padded cell, and where their tokens lie.
+"""Packs: tables that go through a network in one pass without padding, and the positions of their tokens.
 
-In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that either kind is
-a slice; within each kind, table follows table (column follows column), in the order of the pack. In the row stage the
-tokens of a row follow each other, its CLS tokens first, and rows are sorted by their number of tokens.
+In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that each kind is a
+slice; within a kind, tables (or columns) are in the order of the pack. In the row stage the tokens of a row are
+adjacent, its CLS tokens first, and rows are sorted by their number of tokens.
 
-Sizes are known to the host, positions are computed on the device from the sizes there, so nothing waits for a GPU.
+The host knows the sizes; positions are computed on the device from a copy of them, so nothing waits for a GPU.
 
 B tables of N rows of which the first n are labeled, M features, G feature groups, C CLS tokens, T = C + G tokens of a
 row.
@@ -32,14 +32,14 @@ class Pack:
     Parameters
     ----------
     X : Tensor
-        float32 (cells,); each table is (M, N), so that a column lies in one piece; NaN is a missing value, for networks
-        that take them.
+        float32 (cells,); each table is (M, N), so that columns are contiguous; NaN is a missing value, for networks
+        that support them.
     y : Tensor
         (rows,), the labels of all rows of each table, labeled rows first: classes, int64, or numbers, float32.
     sizes : Tensor
         int64 (B, 3), the rows N, labeled rows n and features M of each table.
     shapes : tuple of Shape
-        The same numbers for the host, which must not wait for a GPU to know them.
+        The same numbers for the host, which would wait for a GPU to read `sizes`.
     """
 
     X: Tensor
@@ -138,30 +138,23 @@ class Pack:
         return Pack(X, y, sizes, self.shapes)
 
     def pin_memory(self) -> Pack:
-        """Copy the tables to memory that a GPU copies from."""
+        """Copy the tables to pinned memory."""
         return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes)
 
 
 class Spans(NamedTuple):
-    """Sequences of queries, each of which attends to a sequence of keys; one after the other in both.
+    """Sequences of queries, one after the other, each of which attends to a sequence of keys."""
 
-    runs: int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table; the
-        keys of a run follow those of the one before; a list in a graph that is exported, where sizes are symbols
-    queries: of all sequences
-    query_ends, key_ends: int32 (sequences + 1,) on the device, 0 and where each sequence ends
-    most_queries, most_keys: of a sequence
-    uses: how often all keys are used, by one set of sequences of queries after the other
-    table: int64 (sequences,), the table of each, if all sequences share their queries up to a factor of the table
-    """
-
+    # int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table. The keys
+    # of a run follow those of the one before. A list in a graph that is exported, where sizes are symbols.
     runs: Tensor | list[list[int]]
-    queries: int
-    query_ends: Tensor
-    key_ends: Tensor
-    most_queries: int
+    queries: int  # of all sequences
+    query_ends: Tensor  # int32 (sequences + 1,) on the device: 0 and the end of each sequence
+    key_ends: Tensor  # likewise
+    most_queries: int  # of a sequence
     most_keys: int
-    uses: int = 1
-    table: Tensor | None = None
+    uses: int = 1  # sets of sequences that use all keys, one after the other
+    table: Tensor | None = None  # int64 (sequences,), if all sequences share their queries up to a factor of the table
 
     @property
     def shares_queries(self) -> bool:
@@ -169,82 +162,56 @@ class Spans(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The column stage: labeled tokens of all columns, then query tokens of all columns.
+    """The column stage: labeled tokens of all columns, then query tokens of all columns."""
 
-    labeled: number of labeled tokens
-    table: int64 (columns,), the table of each column
-    group: int64 (columns,), the feature group of each column, from 0 in each table
-    labels: int64 (labeled tokens,), positions of their labels in Pack.y
-    to_inducing: from the inducing points of each column to its labeled tokens
-    from_inducing: from all tokens to the inducing points of their columns
-    """
-
-    labeled: int
-    table: Tensor
-    group: Tensor
-    labels: Tensor
-    to_inducing: Spans
-    from_inducing: Spans
+    labeled: int  # number of labeled tokens
+    table: Tensor  # int64 (columns,), the table of each column
+    group: Tensor  # int64 (columns,), the feature group of each column, from 0 in each table
+    labels: Tensor  # int64 (labeled tokens,), positions of their labels in Pack.y
+    to_inducing: Spans  # from the inducing points of each column to its labeled tokens
+    from_inducing: Spans  # from all tokens to the inducing points of their columns
 
 
 class WithinRows(NamedTuple):
-    """Rows whose T tokens follow each other, the C CLS tokens of each first.
+    """Rows of T adjacent tokens, the C CLS tokens of each first."""
 
-    every, collecting: from all tokens, or the CLS tokens alone, to the tokens of their rows
-    position: int64 (tokens,), the position of each token in its row
-    cls: int64 (rows * C,), the positions of the CLS tokens
-    """
-
-    every: Spans
-    collecting: Spans
-    position: Tensor
-    cls: Tensor
+    every: Spans  # from all tokens to the tokens of their rows
+    collecting: Spans  # from the CLS tokens to the tokens of their rows
+    position: Tensor  # int64 (tokens,), the position of each token in its row
+    cls: Tensor  # int64 (rows * C,), the positions of the CLS tokens
 
 
 class Rows(NamedTuple):
-    """The row stage; rows are sorted by T.
+    """The row stage; rows are sorted by T."""
 
-    within: the tokens of each row
-    tokens: int64, the position of each column token
-    order: int64 (rows,), where each row of in-context learning lies among these rows
-    """
-
-    within: WithinRows
-    tokens: Tensor
-    order: Tensor
+    within: WithinRows  # the tokens of each row
+    tokens: Tensor  # int64, the position of each column token
+    order: Tensor  # int64 (rows,), the position of each row of in-context learning among these rows
 
 
 class Context(NamedTuple):
-    """In-context learning: labeled rows of all tables, then query rows of all tables.
+    """In-context learning: labeled rows of all tables, then query rows of all tables."""
 
-    labeled: number of labeled rows
-    table: int64 (rows,), the table of each row
-    labels: int64 (labeled rows,), positions of their labels in Pack.y
-    all, queries: from all rows, or query rows alone, to the labeled rows of their tables
-    """
-
-    labeled: int
-    table: Tensor
-    labels: Tensor
-    all: Spans
-    queries: Spans
+    labeled: int  # number of labeled rows
+    table: Tensor  # int64 (rows,), the table of each row
+    labels: Tensor  # int64 (labeled rows,), positions of their labels in Pack.y
+    all: Spans  # from all rows to the labeled rows of their tables
+    queries: Spans  # from the query rows to the labeled rows of their tables
 
 
 def starts_of(lengths: Tensor) -> Tensor:
-    """Where pieces of these lengths start if they follow each other."""
+    """Return the starts of adjacent pieces of these lengths."""
     return lengths.cumsum(0) - lengths
 
 
 def ends_of(*lengths: Tensor) -> Tensor:
-    """0 and the ends of pieces of these lengths, int32."""
+    """Return 0 and the ends of adjacent pieces of these lengths, int32."""
     return torch.cat([lengths[0].new_zeros(1), torch.cat(lengths).cumsum(0)]).int()
 
 
 def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
-    """For pieces of these lengths, in turn: first, first + step, first + 2 step, ...; (total, ...).
-
-    first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
-    """
+    """Return first, first + step, first + 2 step, ... of each piece of these lengths, (total, ...)."""
+    # first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
     within = torch.arange(total, device=lengths.device)
     shape = (-1,) + (1,) * (first.dim() - 1)
     if isinstance(step, int):
@@ -256,10 +223,8 @@ def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) ->
 
 
 def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labeled: int) -> Tensor:
-    """`positions` in pieces of N, but the first n of every piece come before the others of every piece.
-
-    labeled, total: the sums of n and of N
-    """
+    """Return `positions` of pieces of N, the first n of all pieces before the others of all pieces."""
+    # labeled, total: the sums of n and of N
     skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
     return torch.cat(
         [positions(first, step, n, labeled), positions(first + skipped, step, N - n, total - labeled)],
@@ -272,10 +237,8 @@ def log_counts(sizes: Tensor) -> Tensor:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """sizes: int64 (B, 3) on the device, shapes: the same on the host: N, n, G of each table.
-
-    N = n is possible, but only in all tables.
-    """
+    """Lay out the column stage; sizes: N, n, G of each table, int64 (B, 3) on the device; shapes: as a list."""
+    # N = n is possible, but only in all tables.
     N, n, G = sizes.unbind(1)
     device, columns = sizes.device, sum(G for _, _, G in shapes)
     table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
@@ -312,7 +275,7 @@ def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: i
 
 
 def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, columns: Columns) -> Rows:
-    """Arguments as in `column_layout`."""
+    """Lay out the row stage; arguments as in `column_layout`."""
     N, n, G = sizes.unbind(1)
     T = G + num_cls
     order = torch.argsort(G, stable=True)
@@ -332,7 +295,7 @@ def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, 
 
 
 def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
-    """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and where each row ends."""
+    """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and the end of each row."""
     num_rows, tokens, most = sum(R for R, _ in runs), sum(R * T for R, T in runs), max(T for _, T in runs)
     firsts = accumulate((R * T for R, T in runs), initial=0)
     every = [[R, T, T, first, 0] for (R, T), first in zip(runs, firsts, strict=False)]
@@ -349,7 +312,7 @@ def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRo
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:
-    """Arguments as in `column_layout`; G does not matter."""
+    """Lay out in-context learning; arguments as in `column_layout`, G is not used."""
     N, n, _ = sizes.unbind(1)
     labeled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
     every = torch.arange(len(shapes), device=sizes.device)

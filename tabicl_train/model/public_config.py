@@ -32,7 +32,7 @@ NAMES = {
     "bias_free_ln": "bias_free_ln",
     "zero_init": "zero_init",
 }
-# what the package can vary and we do not: pre-norm, GELU
+# settings of the package that are fixed here: pre-norm, GELU
 FIXED = {"activation": "gelu", "norm_first": True, "recompute": False}
 GROUPINGS: dict[str, str | bool] = {"none": False, "circular": "same", "disjoint": "valid"}
 SWITCHES = {  # the package also accepts booleans
@@ -43,7 +43,7 @@ SWITCHES = {  # the package also accepts booleans
 
 
 def beyond_public(config: TabICLConfig) -> list[str]:
-    """The settings that the `tabicl` package does not have."""
+    """List the settings that the `tabicl` package does not have."""
     found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
     found += ["model.missing_values=true"] if config.missing_values else []
     rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}
@@ -51,13 +51,13 @@ def beyond_public(config: TabICLConfig) -> list[str]:
 
 
 def public_values() -> dict[str, dict[str, Any]]:
-    """The package's words for settings that are words, by setting."""
+    """Return the package's names for the choices of a setting, by setting."""
     rules = {name: rule.public for name, rule in RULES.items() if rule.public is not None}
     return {"col_grouping": GROUPINGS, "col_scaling": rules, "icl_scaling": rules}
 
 
 def to_public(config: TabICLConfig) -> dict[str, Any]:
-    """The `tabicl` package's configuration of the same network, all 26 keys; raises ConfigError if it has none."""
+    """Return the `tabicl` package's configuration of the same network, 26 keys; raises ConfigError if it has none."""
     values = public_values()
     if beyond := beyond_public(config):
         has = f", it has {', '.join(values['icl_scaling'])}" if "_scaling=" in beyond[-1] else ""
@@ -73,7 +73,7 @@ def to_public(config: TabICLConfig) -> dict[str, Any]:
 
 
 def from_public(public: dict[str, Any]) -> TabICLConfig:
-    """Our configuration of the `tabicl` package's network; raises ConfigError with everything that we cannot build."""
+    """Return our configuration of the `tabicl` package's network; raises ConfigError with all that is not supported."""
     missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
     if missing:
         raise ConfigError([f"the configuration lacks {', '.join(missing)}"])

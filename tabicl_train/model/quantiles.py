@@ -10,21 +10,18 @@ from tabicl_train.model.config import TabICLConfig
 
 
 def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
-    """The levels of quantiles, float32 (Q,): evenly spaced in (0, 1), both ends left out."""
+    """Return the levels of quantiles, float32 (Q,), evenly spaced in (0, 1) without its ends."""
     return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """The mean pinball loss of quantiles (rows, Q) for targets y (rows,), (rows,) float32 under any precision.
-
-    Of a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
-    """
+    """Compute the mean pinball loss of quantiles (rows, Q) for targets y (rows,), float32 (rows,) in any precision."""
+    # For a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
     return Pinball.apply(quantiles, y)
 
 
 class Pinball(torch.autograd.Function):
-    """Keeps the quantiles alone for the backward pass, and computes in parts of the rows: in one, the formula in
-    fp32 would take over four times the memory of quantiles in bf16."""
+    """Keeps only the quantiles for the backward pass; in parts of rows, as fp32 takes four times the memory of bf16."""
 
     PART = 2**20  # values, 4 MB in fp32
 
@@ -48,16 +45,14 @@ class Pinball(torch.autograd.Function):
 
 
 def slopes(above: Tensor, a: Tensor) -> Tensor:
-    """Derivatives of the pinball loss by quantiles: 1 - a of one above the target, else -a, (rows, Q) float32."""
+    """Return the derivatives of the pinball loss by quantiles: 1 - a above the target, else -a, (rows, Q) float32."""
     return torch.where(above, 1 - a, -a)
 
 
 def guess_loss(y: Tensor, train_size: int) -> float:
-    """The loss of a table whose query rows are predicted from labels alone; y (N,) classes or numbers, on the CPU.
-
-    A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, so that
-    a class which occurs in query rows only is not impossible. Numbers are predicted by the quantiles of the labels.
-    """
+    """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
+    # A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, which is
+    # positive for a class of query rows only. Numbers are predicted by the quantiles of the labels.
     labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():
         return marginal_pinball(labeled.double(), queries.double())
@@ -67,11 +62,9 @@ def guess_loss(y: Tensor, train_size: int) -> float:
 
 
 def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
-    """Mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64.
-
-    From sums over the quantiles below and above each query: a matrix of all of them would have 12 million values for a
-    table of stage 3, and a step has 64 such tables.
-    """
+    """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
+    # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries, which has 12 million
+    # values for a table of stage 3, with 64 such tables in a step.
     a = levels(TabICLConfig.num_quantiles).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many

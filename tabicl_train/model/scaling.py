@@ -1,4 +1,4 @@
-"""Scaling rules: how the scores of attention depend on the number of keys, so that it does not fade in long contexts.
+"""Scaling rules: scores of attention depend on the number of keys, so that attention does not fade in long contexts.
 
 For head h and element i of a query q, with n keys:
 
@@ -8,7 +8,7 @@ For head h and element i of a query q, with n keys:
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))          (arXiv 2602.11139)
     ssa, ssa_trainable                q * b_h, and signed averaging in place of softmax      (arXiv 2508.14685)
 
-`RULES`, at the end, is the one place where a rule is registered; .github/CONTRIBUTING.md adds one.
+Rules are registered in `RULES`, at the end; .github/CONTRIBUTING.md describes how to add one.
 
 B tables, H heads, Q queries.
 """
@@ -30,15 +30,16 @@ HIDDEN = 64  # hidden width of the MLPs, that of the released weights
 
 
 class Scaling(nn.Module):
-    """A rule that multiplies queries; of the rules here, by base(n), and some by a gate of the query besides.
+    """A rule that multiplies queries by base(n), and in some rules also by a gate of the query.
 
     Parameters
     ----------
     num_heads, head_dim : int
         The heads H of the layer and the values of each.
     settings : TabICLConfig
-        Those of the network. With `scaling_bound` b, base(n) becomes b * tanh(base(n) / b): equal to base(n) where that
-        is small, never above b, and with a gradient everywhere. In published low-precision runs it grew without limit.
+        Those of the network. With `scaling_bound` b, base(n) becomes b * tanh(base(n) / b), which is close to base(n)
+        where that is small, never above b, and has a gradient everywhere. In published low-precision runs base(n) grew
+        without limit.
     """
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any) -> None:
@@ -46,7 +47,7 @@ class Scaling(nn.Module):
         self.num_heads = num_heads
         self.bound: float | None = settings.scaling_bound
         # None, or a float tensor (3,) to which each forward pass adds the gate's mean over its queries, the mean of its
-        # square, and 1. A tensor rather than a hook, since hooks do not fire in compiled blocks.
+        # square, and 1. It is not a hook, since hooks do not run in compiled blocks.
         self.gate_sums: Tensor | None = None
 
     def forward(self, q: Tensor, log_n: Tensor, table: Tensor | None = None) -> Tensor:
@@ -128,14 +129,11 @@ class SSMaxMLP(Scaling):
 
 
 class QASSMax(Scaling):
-    """Query-aware scalable softmax of TabICLv2 (arXiv 2602.11139): a learned growth times a gate of the query.
-
-    triton: compute it by a Triton kernel on CUDA, see `trainer.triton`
-    """
+    """Query-aware scalable softmax of TabICLv2 (arXiv 2602.11139): a learned growth times a gate of the query."""
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
         super().__init__(num_heads, head_dim, settings)
-        self.triton = False
+        self.triton = False  # whether CUDA uses a Triton kernel, see `trainer.triton`
         width = head_dim if elementwise else 1
         self.base_mlp = mlp(1, num_heads * width)
         self.query_mlp = mlp(head_dim, width)
@@ -151,7 +149,7 @@ class QASSMax(Scaling):
         if self.triton and q.is_cuda and table is not None:
             from tabicl_train.model.triton_scaling import scale_queries  # needs Triton
 
-            weights = list(self.query_mlp.parameters())  # weight and bias of the first linear layer, of the second
+            weights = list(self.query_mlp.parameters())  # weight and bias of both linear layers
             scaled, moments = scale_queries(q, base, table.int(), *weights)
             self.note(moments, q.numel() // q.shape[-1] * len(weights[-1]))
             return scaled
@@ -171,9 +169,9 @@ class QASSMax(Scaling):
 class SSA(nn.Module):
     """Scaled signed averaging (arXiv 2508.14685): weights of keys are powers of scores, not exponentials.
 
-    With z = q k / sqrt(d), the weight of a key is proportional to (1 + b|z|)^(sgn(z) p), so that the logits of the
-    softmax are p sgn(z) log(1 + b|z|): a large score outweighs the others by the power of its ratio to them, where
-    softmax takes the exponential of its difference.
+    With z = q k / sqrt(d), the weight of a key is proportional to (1 + b|z|)^(sgn(z) p), so the logits of the softmax
+    are p sgn(z) log(1 + b|z|): the weights of large scores differ by a power of their ratio, where softmax takes the
+    exponential of their difference.
 
     Each head has a factor b > 0, which is applied here, to the queries, and an exponent p > 1, which averaging.py
     applies; p is learned if `trainable`, and otherwise the settings' `ssa_exponent`. b starts at 1, as plotted in the
@@ -217,16 +215,16 @@ class Rule:
     public : str, optional
         The rule's name in the format of the `tabicl` package; None if it has no such rule.
     flops : callable
-        FLOPs of matrix products for each query, from the width of the layer and its number of heads; what depends on n
-        alone is negligible.
+        FLOPs of matrix products for each query, from the width of the layer and its number of heads; those that depend
+        on n alone are negligible.
     kept : callable
-        Vectors of the layer's width that are kept of each query for the backward pass, from the same two.
+        Vectors of the layer's width that are kept for the backward pass of each query, from the same two numbers.
     options : tuple of str
         Settings that have an effect under this rule, of those in `OPTIONS`.
     dropout : bool
-        Whether weights of attention can be dropped.
+        Whether it supports dropout of attention weights.
     causal : bool
-        Whether it works where each query has its own number of keys, in a SequenceModel.
+        Whether it supports a number of keys that differs from query to query, as in a SequenceModel.
     """
 
     module: Callable[[int, int, Any], Scaling | SSA] | None
@@ -249,12 +247,12 @@ def gate_flops(width: int, heads: int, elementwise: bool = False) -> float:
 
 
 def gate_kept(width: int, heads: int, elementwise: bool = False) -> float:
-    """Count the rescaled query, its factor, and of the gate the query before it, the gate, tanh and hidden layer."""
+    """Count the scaled query, its factor, and for the gate its input, its value, tanh and hidden layer."""
     return 2 + 3 * (1.0 if elementwise else heads / width) + 2 * HIDDEN * heads / width
 
 
 _BOUND, _EXPONENT = ("scaling_bound",), ("ssa_exponent",)
-# The options that only some rules have: which values are possible, and in words.
+# The options that only some rules have: whether a value is valid, and what it must be.
 OPTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
     "scaling_bound": (lambda bound: bound > 0, "above 0"),
     "ssa_exponent": (lambda exponent: 1 < exponent < math.inf, "above 1"),

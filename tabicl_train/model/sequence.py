@@ -1,4 +1,4 @@
-"""A decoder-only transformer over sequences of numbers and answers, for the in-context tasks of the SSA paper.
+"""A decoder-only transformer over sequences of numbers and labels, for the in-context tasks of the SSA paper.
 
 A table is one prompt x_1, y_1, x_2, y_2, ... (arXiv 2508.14685): a token for each number of a row, then one for its
 label. Every row is a query row: its label is predicted at the last of its numbers, from the rows before it. So the
@@ -29,8 +29,8 @@ POSITION_STD = 0.02  # of the first position embeddings, as in GPT-2
 class SequenceModel(Network):
     """A causal transformer that predicts the label of every row from the rows before it.
 
-    A number x is embedded as x times a vector, which keeps the order of numbers, a label by a linear map of its own,
-    and positions by learned vectors. Raises ValueError with every problem of the configuration.
+    A number x is embedded as x times a vector, which keeps the order of numbers, a label by its own linear map, and
+    positions by learned vectors. Raises ValueError with every problem of the configuration.
     """
 
     parts = {"embedding": "embedding", "blocks": "transformer", "head": "head"}
@@ -49,11 +49,9 @@ class SequenceModel(Network):
         self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predictions for the rows of all tables, one table after the other, (rows, C) or (rows, 1).
-
-        The label of a row is read for the rows after it. checkpoint_rows: as in the settings, which are the default
-        Raises ValueError for tables that are too long, and for other dtypes.
-        """
+        """Predict the rows of all tables, one table after the other, (rows, C) or (rows, 1)."""
+        # Labels are read only for the rows after them. checkpoint_rows: as in the settings, its default. Raises
+        # ValueError for tables that are too long, and for other dtypes.
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
@@ -67,7 +65,7 @@ class SequenceModel(Network):
         return self.head(torch.cat(last))
 
     def embed(self, pack: Pack, groups: list[tuple[int, int, int]]) -> Tensor:
-        """The tokens of all tables, (tokens, E); groups: how many tables follow each other of the same N and M."""
+        """Embed the tokens of all tables, (tokens, E); groups: numbers of adjacent tables with the same N and M."""
         cells = self.embedding["number"](pack.X[:, None]).split([count * N * M for count, N, M in groups])
         labels = self.embedding["label"](pack.y).split([count * N for count, N, _ in groups])
         tokens = []
@@ -79,7 +77,7 @@ class SequenceModel(Network):
         return torch.cat(tokens)
 
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Cross entropy of logits (rows, C), or squared error of numbers (rows, 1), (rows,) float32."""
+        """Compute the cross entropy of logits (rows, C), or the squared error of numbers (rows, 1), float32 (rows,)."""
         if self.config.is_regression:
             return (predictions[:, 0].float() - self.targets(pack)).square()
         return F.cross_entropy(predictions.float(), self.targets(pack), reduction="none")
@@ -92,8 +90,8 @@ class SequenceModel(Network):
 
     @staticmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """The loss of a table if each row is guessed from the labels before it: from their mean, 0 at first, or from
-        their frequencies. A class that k of i labels have has the probability (k + 1) / (i + C) among C classes."""
+        """Compute the loss of predicting each row from the labels before it: by their mean, or their frequencies."""
+        # The mean of no labels is 0. A class of k among i labels has the probability (k + 1) / (i + C) in C classes.
         before = torch.arange(len(y))
         if y.is_floating_point():
             means = (y.double().cumsum(0) - y) / before.clamp(min=1)
@@ -104,7 +102,7 @@ class SequenceModel(Network):
         return -(own / (before + counts.shape[1])).log().mean().item()
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
-        """The layers with signed averaging: `block.0`, `block.1`, ..."""
+        """Yield the layers with signed averaging: `block.0`, `block.1`, ..."""
         for i, block in enumerate(self.transformer):
             yield from ((f"block.{i}", layer) for layer in block.modules() if isinstance(layer, SSA))
 
@@ -119,8 +117,8 @@ class SequenceModel(Network):
     def kept_values(
         config: SequenceConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
     ) -> float:
-        """Of each token a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network; signed averaging
-        keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured)."""
+        # Of each token a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network; signed averaging
+        # keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured).
         c, T = config, num_rows * (num_features + 1)
         block: float = T * c.width * (7 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
         if RULES[c.scaling].averages:

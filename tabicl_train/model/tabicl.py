@@ -1,7 +1,7 @@
-"""The whole network: from tables to predictions for their query rows, and their loss.
+"""The TabICL network: from tables to predictions for their query rows, and their loss.
 
-Three stages: columns become embeddings of cells, rows of cells become vectors, and in-context learning predicts query
-rows from labeled ones. The tokens of all tables lie one after another, see pack.py.
+It has three stages: columns become embeddings of cells, rows of cells become vectors, and in-context learning predicts
+query rows from labeled ones. The tokens of all tables follow one another, see pack.py.
 
 B tables, N rows of which the first n are labeled (train_size), M features, G feature groups, E embedding, I inducing
 points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representation, C logits, Q quantiles.
@@ -42,7 +42,7 @@ __all__ = ["TabICL"]
 class TabICL(Network):
     """Tabular in-context learner, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
 
-    It predicts logits of classes or, with max_classes=0, quantiles of a number, whose order nothing enforces.
+    It predicts logits of classes or, with max_classes=0, quantiles of a number, which may not be in order.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ class TabICL(Network):
         Raises
         ------
         ValueError
-            For impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, a look at them would
-            make the host wait.
+            For impossible sizes, other dtypes, and classes outside 0..C-1 on a CPU; on a GPU, checking them would make
+            the host wait.
         """
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
@@ -110,7 +110,7 @@ class TabICL(Network):
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
-        """N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
+        """Return N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
         sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
         if self.config.col_grouping == "disjoint":
             N, n, M = sizes.unbind(1)
@@ -124,7 +124,7 @@ class TabICL(Network):
         return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")
 
     def blocks(self) -> Iterator[nn.Module]:
-        """Yield the transformer blocks of all stages, which are worth compiling: `block.compile(dynamic=True)`."""
+        """Yield the transformer blocks of all stages; see `Network`."""
         stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
         return (block for stage in stages for block in stage["blocks"].children())
 
@@ -148,9 +148,9 @@ class TabICL(Network):
     def kept_values(
         config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
     ) -> float:
-        """Count what is kept for the backward pass, and the gradients of the largest block, or of quantiles.
+        """Count what is kept for the backward pass, and the gradients of the largest block or of the quantiles.
 
-        A block that is recomputed is there twice besides (measured); see `Network`.
+        A block that is recomputed counts twice more (measured); see `Network`.
         """
         kept = sum(kept_by_part(config, num_rows, train_size, num_features, recomputed).values())
         largest = max(map(max, block_values(config, num_rows, train_size, num_features).values()))
@@ -160,8 +160,8 @@ class TabICL(Network):
     def pack_tokens(config: TabICLConfig, num_rows: int, num_features: int) -> int:
         """Count one table against the token budget of a pack.
 
-        Its tokens in the row stage, and for each row as many more as keep as much memory as the row does in in-context
-        learning: icl_num_blocks blocks of width D, where a token passes col_num_blocks + row_num_blocks of width E.
+        These are its tokens in the row stage, and for each row as many tokens as take the memory of the row in
+        in-context learning: icl_num_blocks blocks of width D, where a token has col_num_blocks + row_num_blocks of E.
         """
         c = config
         of_row = round(c.icl_num_blocks * c.row_num_cls / (c.col_num_blocks + c.row_num_blocks))
@@ -193,7 +193,7 @@ class LabelEncoder(nn.Linear):
 
 
 def label_values(y: Tensor, width: int) -> Tensor:
-    """Return what is read of labels (rows,): whether classes are 0, 1, ..., (rows, width); numbers, (rows, 1)."""
+    """Return classes (rows,) one-hot, (rows, width), or numbers as (rows, 1)."""
     return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
 
 
@@ -204,19 +204,19 @@ class InducedAttention(nn.Module):
         super().__init__()
         c = config
         self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.col_scaling, c, c.col_attention_fp32)
-        # no scaling: its number of keys is always I
+        # without scaling, since its number of keys is always I
         self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, "none", c, c.col_attention_fp32)
         self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
         nn.init.trunc_normal_(self.ind_vectors, std=0.02)
 
     def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
-        """Tokens (tokens, E) of all columns -> (tokens, E). Inducing points see only labeled rows: nothing leaks."""
+        """Tokens (tokens, E) of all columns -> (tokens, E); inducing points see only labeled rows."""
         labeled = tokens[: columns.labeled]
         hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
         return self.multihead_attn2(tokens, hidden, columns.from_inducing)
 
     def keys(self, labeled: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
-        """Compute all that `multihead_attn2` needs of the labeled tokens, its keys (columns * I, 2, H, d)."""
+        """Compute the keys and values of `multihead_attn2` from the labeled tokens, (columns * I, 2, H, d)."""
         return self.multihead_attn2.keys(self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n))
 
 
@@ -228,7 +228,7 @@ class ColumnEmbedding(nn.Module):
         c = config
         self.config = c
         self.in_linear = nn.Linear(c.group_size, c.embed_dim)
-        if c.missing_values:  # zeros: the network begins as one that sees the mean of a standardized column
+        if c.missing_values:  # zeros: at first, a missing value counts as the mean of a standardized column
             self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
@@ -238,16 +238,15 @@ class ColumnEmbedding(nn.Module):
             self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
 
     def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
+        """Compute the embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
-        """Return what each token knows of its cell, (tokens, K).
-
-        The features of its group, which of them are missing if the network sees that, and, if it is target-aware, of a
-        labeled row the label (see label_values) and a 1; 0 otherwise. labels: (labeled tokens,), or None without any
-        """
+        """Return the input of each token, (tokens, K)."""
+        # These are the features of its group, with model.missing_values which of them are missing, and, if the network
+        # is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others. labels: (labeled
+        # tokens,), or None without labeled rows
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
@@ -263,7 +262,7 @@ class ColumnEmbedding(nn.Module):
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Cells (tokens, K) -> (tokens, E), for any columns: they do not see each other."""
+        """Cells (tokens, K) -> (tokens, E); any subset of columns, since they do not depend on each other."""
         tokens = self.project(cells)
         for block in self.tf_col["blocks"].children():
             tokens = run(block, tokens, columns, log_n, recompute=recompute)
@@ -272,10 +271,7 @@ class ColumnEmbedding(nn.Module):
     def embed_known(
         self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute `embed` of rows of one kind, and the keys of each block, which labeled rows leave behind.
-
-        known: those keys, for query rows
-        """
+        """Compute `embed` of labeled rows and the keys of each block; or of query rows with these keys as `known`."""
         tokens, keys = self.project(cells), []
         for i, block in enumerate(self.tf_col["blocks"].children()):
             assert isinstance(block, InducedAttention)
@@ -284,35 +280,32 @@ class ColumnEmbedding(nn.Module):
         return self.finish(tokens, cells), keys
 
     def project(self, cells: Tensor) -> Tensor:
-        """Cells (tokens, K) -> what the first block takes, (tokens, E)."""
+        """Cells (tokens, K) -> inputs of the first block, (tokens, E)."""
         weights = [self.in_linear.weight]
         if self.config.missing_values:
             weights.append(self.missing_values)
         if self.config.col_target_aware:
             weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
-        weight = torch.cat(weights, dim=1)  # one product for all of them, as passes over all tokens cost more
+        weight = torch.cat(weights, dim=1)  # one product for all, since each pass over all tokens is slow
         return F.linear(cells, weight, self.in_linear.bias)
 
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
-        """Turn what the last block returns into embeddings of cells, (tokens, E)."""
+        """Turn the output of the last block into embeddings of cells, (tokens, E)."""
         if self.config.col_affine:
             tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
         return tokens
 
 
 def mark_missing(features: Tensor) -> Tensor:
-    """Features (..., size), NaN where missing -> (..., 2 size): 0 in place of NaN, and whether they are missing."""
+    """Features (..., size), NaN where missing -> (..., 2 size): 0 instead of NaN, and whether they are missing."""
     missing = features.isnan()
     return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
-    """Return the cells that each token sees: positions in Pack.X, (tokens, size).
-
-    none: one feature per token, G = M
-    circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M
-    disjoint: neighbors in groups of `size`, G = ceil(M / size); the cells that the last group lacks follow X
-    """
+    """Return the cells that each token sees: positions in Pack.X, (tokens, size)."""
+    # Grouping none: one feature per token, G = M. circular: token j sees features j + 1, j + 2, j + 4, ... modulo M,
+    # G = M. disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
     N, n, M = sizes.unbind(1)
     first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
     N, n, M = (values[columns.table] for values in (N, n, M))
@@ -328,7 +321,7 @@ def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grou
 
 
 class Merge(torch.autograd.Function):
-    """Two sets of tokens, each token at its position among all: autograd's own rules would copy all of them twice."""
+    """Merges two sets of tokens at given positions; the rules of autograd would copy all tokens twice."""
 
     @staticmethod
     def forward(ctx, tokens: Tensor, positions: Tensor, others: Tensor, other_positions: Tensor) -> Tensor:
@@ -343,7 +336,7 @@ class Merge(torch.autograd.Function):
 
 
 class RowInteraction(nn.Module):
-    """A transformer over the tokens of each row, whose CLS tokens are the row's representation."""
+    """A transformer over the tokens of each row; the outputs of its CLS tokens represent the row."""
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
@@ -361,7 +354,7 @@ class RowInteraction(nn.Module):
         return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
 
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """Join the tokens of all cells and, in front of those of each row, its CLS tokens, (rows * T, E)."""
+        """Put the CLS tokens of each row before the tokens of its cells, (rows * T, E)."""
         cls_tokens = self.cls_tokens.to(tokens.dtype).repeat(len(rows.order), 1)  # (rows * row_num_cls, E)
         return Merge.apply(tokens, rows.tokens, cls_tokens, rows.within.cls)
 
@@ -394,29 +387,24 @@ class InContextLearner(nn.Module):
         )
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
-        """Predictions for the query rows (query rows, C).
-
-        rows: (rows, D) in the order of `context`, labels y (labeled rows,), log_n (B,)
-        """
+        """Predict the query rows (query rows, C) from rows (rows, D), in the order of `context`, and their labels y."""
         n = context.labeled
         rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
             rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
-        # only query rows pass the last block: nothing reads the labeled rows after it
+        # The last block computes query rows only, since labeled rows are not read after it.
         queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
         return self.decoder(self.ln(queries))
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
-        """Compute what labeled rows leave behind, the keys and values of each block.
-
-        rows: (rows, D), all labeled, with labels y; context: where they are query rows of their own tables
-        """
+        """Compute the keys and values of each block from labeled rows (rows, D) with labels y."""
+        # In `context`, the labeled rows are the query rows of their own tables.
         rows, keys = rows + self.y_encoder(y), []
         for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
             assert isinstance(block, Block)
             keys.append(block.keys(rows))
-            if number < self.config.icl_num_blocks:  # nothing reads the labeled rows after the last one
+            if number < self.config.icl_num_blocks:  # labeled rows are not read after the last block
                 rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
         return keys
 
@@ -427,11 +415,11 @@ class InContextLearner(nn.Module):
         return self.decoder(self.ln(queries))
 
 
-# What a table costs, counted from the configuration: N rows of which n are labeled, M features.
+# The cost of a table with N rows, of which n are labeled, and M features, counted from the configuration
 
 
 def token_groups(config: TabICLConfig, num_features: int) -> int:
-    """G: column tokens of a row."""
+    """Return G, the column tokens of a row."""
     return -(-num_features // config.group_size) if config.col_grouping == "disjoint" else num_features
 
 
@@ -444,7 +432,7 @@ def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -
 
 def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
     E, inducing, G = config.embed_dim, config.col_num_inducing, token_groups(config, num_features)
-    # The inducing vectors are the same for all columns: projected and rescaled once per forward pass, not counted.
+    # The inducing vectors are shared by all columns; projecting and scaling them once per pass is not counted.
     block = block_flops(config, E, inducing, n) - 2 * E * E * inducing + block_flops(config, E, N, inducing)
     affine = 4 * E * E * N if config.col_affine else 0
     return G * (2 * N * config.group_size * E + config.col_num_blocks * block + affine)
@@ -468,12 +456,9 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
 def kept_by_part(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> dict[str, float]:
-    """Values of one table that each part keeps for the backward pass, the arguments as in `kept_values`.
-
-    What is computed outside of blocks is kept in any case: the cells and labels that the column stage reads, the rows
-    before their last norm, the decoder's values and, for the loss, the quantiles. Of a recomputed block, only the input
-    is kept.
-    """
+    """Count the values of one table that each part keeps for the backward pass; arguments as in `kept_values`."""
+    # Values outside of blocks are always kept: the cells and labels that the column stage reads, the rows before their
+    # last norm, the decoder's values and, for the loss, the quantiles. A recomputed block keeps only its input.
     c, N, n = config, num_rows, train_size
     G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
     T = G + c.row_num_cls
@@ -498,19 +483,17 @@ def kept_by_part(
 
 
 def quantile_values(config: TabICLConfig, queries: int) -> int:
-    """Quantiles of the query rows; the few logits of a classifier are not counted."""
+    """Count the quantiles of the query rows; the few logits of a classifier are not counted."""
     return queries * config.num_quantiles if config.is_regression else 0
 
 
 def block_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int
 ) -> dict[str, tuple[float, float]]:
-    """Values of one table that a block of each part keeps, and those that its last block keeps.
-
-    A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
-    the output of attention, and the hidden layer of the feed-forward network before and after its activation. For each
-    key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
-    """
+    """Count the values of one table that a block of each part keeps, and those that its last block keeps."""
+    # A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
+    # the output of attention, and the hidden layer of the feed-forward network before and after its activation. For
+    # each key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
     c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
     G = token_groups(config, num_features)
     T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
@@ -518,6 +501,6 @@ def block_values(
     icl_query = query + RULES[c.icl_scaling].kept(D, c.icl_num_heads)
     return {
         "column": (column, column),
-        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # rotated queries and keys besides
+        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # with rotated queries and keys
         "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
     }

@@ -1,11 +1,11 @@
 """The rescaling of queries with a gate (rules qassmax of scaling.py) as Triton kernels, an option: `trainer.triton`.
 
-In place of: the copy of the queries in fp32, two linears, GELU, tanh, the gathered base, three products, the copy back,
-the moments of the gate, and the gradients of all these. Queries are read once and written once, where the plain
-operations write 64 hidden values in fp32 for each query and head several times. The backward pass computes them again.
+They replace the copy of the queries in fp32, two linears, GELU, tanh, the gathered base, three products, the copy back,
+the moments of the gate, and the gradients of all these. Queries are read once and written once, where torch's
+operations write 64 hidden values in fp32 for each query and head several times. The backward pass recomputes them.
 
-Everything is computed in fp32; matrix products by tensor cores as three products in TF32 ("tf32x3"), whose error is
-that of fp32. Sums over tokens are kept by each program and added by torch: the same inputs give the same bits.
+Everything is computed in fp32; tensor cores compute matrix products as three products in TF32 ("tf32x3"), with the
+error of fp32. Each program sums over its tokens, and torch adds these sums, so the same inputs give the same bits.
 
 N tokens, H heads, d head dimension, S segments (queries with the same number of keys).
 """
@@ -26,11 +26,9 @@ DENSITY = tl.constexpr(0.3989422804014327)  # of the normal distribution at 0
 
 @triton.jit
 def _normal(x):
-    """Distribution function of the normal distribution and exp(-x^2 / 2).
-
-    Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
-    backward pass needs the exponential as well.
-    """
+    """Distribution function of the normal distribution and exp(-x^2 / 2)."""
+    # Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
+    # backward pass needs the exponential as well.
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     t = 1 / (1 + 0.3275911 * SQRT_HALF * tl.abs(x))
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -172,9 +170,9 @@ def backward_kernel(
 
 
 def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: bool) -> dict[str, int]:
-    """Constants of a kernel and its number of warps: as many queries at once as registers hold for heads this wide."""
+    """Return constants of a kernel and its number of warps, with as many queries at once as fit into registers."""
     heads = triton.next_power_of_2(num_heads)
-    padded = max(16, triton.next_power_of_2(head_dim))  # tensor cores take no less
+    padded = max(16, triton.next_power_of_2(head_dim))  # the smallest size of tensor cores
     sizes = {"H": num_heads, "HP": heads, "D": head_dim, "P": padded, "BASES": bases, "GATES": gates}
     wide = padded >= 64
     tokens = max(1, (32 if wide else 64) // heads)
@@ -185,15 +183,11 @@ def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: boo
 def scale_queries(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q * base[segment] * gate(q) with gate(q) = 1 + tanh(MLP(q)), in the dtype of q; and the gate's moments.
-
-    q: (N, H, d), bf16, fp16 or fp32
-    base: (S, H, d or 1) float32
-    segment: (N,) int32, which base a token has; fast if the tokens of a segment lie together
-    w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
-
-    The moments, (2,) float32 without gradients, are the sum of all gates and that of their squares.
-    """
+    """Compute q * base[segment] * gate(q), gate(q) = 1 + tanh(MLP(q)), in the dtype of q, and the gate's moments."""
+    # q: (N, H, d), bf16, fp16 or fp32; base: (S, H, d or 1) float32
+    # segment: (N,) int32, the base of each token; fast if the tokens of a segment are adjacent
+    # w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
+    # The moments, (2,) float32 without gradients, are the sums of all gates and of their squares.
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=False)
     scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)
@@ -205,7 +199,7 @@ def scale_queries(
 def backward(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, base, w1, b1, w2 and b2, of their shapes and dtypes. grad (N, H, d): that of `scaled`."""
+    """Compute the gradients of q, base, w1, b1, w2 and b2 from grad (N, H, d), that of `scaled`."""
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=True)
     dq, dbase = torch.empty_like(q), base.new_zeros(programs, *base.shape)
@@ -218,7 +212,7 @@ def backward(
 
 
 def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[str, int], int, int]:
-    """Constants, number of programs and tokens of each: as many whole blocks for each program."""
+    """Return constants, the number of programs, and the tokens of each, whole blocks."""
     tokens, heads, dim = q.shape
     constants = options(heads, dim, base.shape[-1], w2.shape[0], backward)
     block = constants["TOKENS"]

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: tables as numbers, the members of the ensemble, and the network."""
+"""The base of the classifier and the regressor: tables as numbers, the members of the ensemble, and the network."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from tabicl_train.prediction.fine_tune import FineTune
 
 T = TypeVar("T")
-EMBEDDINGS_PER_TOKEN = 16  # in float32, which a prediction has in memory; measured
-PASS_VALUES = {"cpu": CPU_PART, "cuda": 2**24}  # embedding values of a pass, if that gives it a useful number of rows
-# Query rows of a pass. On a CPU, one row takes as long as all of its pass, 0.017 s with 64 rows of 5 features and two
-# members; with 128 it took 0.028 s, and 2,000 rows 0.44 instead of 0.48 s.
+EMBEDDINGS_PER_TOKEN = 16  # in float32, in memory during a prediction; measured
+PASS_VALUES = {"cpu": CPU_PART, "cuda": 2**24}  # embedding values of a pass, within the limits of its rows
+# Query rows of a pass. On a CPU, a single row takes as long as a whole pass: 0.017 s with 64 rows of 5 features and two
+# members. With 128 rows a pass took 0.028 s, and 2,000 rows 0.44 instead of 0.48 s.
 LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
 
 
 @dataclass(repr=False, eq=False)
 class Ensemble(BaseEstimator):
-    """A pretrained network that predicts for each member of an ensemble; TabICLClassifier describes the parameters."""
+    """A pretrained network with the members of an ensemble; see TabICLClassifier for the parameters."""
 
     model: str | Path | TabICL = "mini"
     n_estimators: int = 8
@@ -64,7 +64,7 @@ class Ensemble(BaseEstimator):
     }
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
-        """Fit everything but the labels, `y_`, which are known already; a regressor has num_classes=0."""
+        """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""
         self.network_ = load(self.model, regression=num_classes == 0).eval()
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
         warn_of_resemblances(X, self.encoder_.kinds)
@@ -95,24 +95,21 @@ class Ensemble(BaseEstimator):
         save_public(self.network_.config, self.network_.state_dict(), path)
 
     def _numbers(self, X: Any) -> np.ndarray:
-        """Query rows as numbers, float64 (rows, features), NaN where missing if the network sees that; called by the
-        public methods themselves, so that a warning names the line that calls them."""
+        """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
+        # The public methods call it directly, so that its warning names the line that calls them.
         check_is_fitted(self)
         return self.encoder_.transform(self._frame(X))
 
     def _passes(
         self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray], num_classes: int, temperature: float = 1.0
     ) -> Iterator[tuple[list[Member], slice, np.ndarray]]:
-        """What the network predicts, float32 (members, rows, outputs) of some members and some query rows at a time.
-
-        All passes of a fitted estimator have the same number of rows, of which the last may be padding: the shape of a
-        matrix product changes the order of its sums, by which a row would depend on those it is predicted with.
-
-        numbers: query rows, (rows, features)
-        labels: those of the labeled rows, as a member sees them
-        """
+        """Yield predictions float32 (members, rows, outputs) of some members and some query rows at a time."""
+        # All passes of a fitted estimator have the same number of rows; the last ones may be padding. Otherwise a row
+        # would depend on the rows of its pass, since the shape of a matrix product changes the order of its sums.
+        # numbers: query rows, (rows, features); labels: those of the labeled rows for a member
         (together, size), kept, tokens = self._sizes(num_classes)
-        device, precision = self.device_, autocast_dtype(self.device_)
+        device = self.device_
+        precision = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         queries = self._tables(np.concatenate([numbers, np.repeat(numbers[-1:], -len(numbers) % size, axis=0)]))
         is_kept = all((precision, first) in self._kept for first in range(0, len(self.members_), together))
         labeled = {} if is_kept else self._tables(self.X_)
@@ -123,7 +120,7 @@ class Ensemble(BaseEstimator):
             members = self.members_[first : first + together]
             y = [torch.from_numpy(labels(member)).to(device) for member in members]
             pack = Pack.of((X, own, len(own)) for X, own in zip(self._rows(labeled, members), y, strict=True))
-            with torch.autocast(device.type, precision, precision is not None):  # a thread has its own
+            with torch.autocast(device.type, precision, precision is not None):  # which is set for each thread
                 learned = learn(self.network_, pack, num_classes, tokens)
             if first + len(members) <= kept:
                 self._kept[precision, first] = learned
@@ -141,7 +138,7 @@ class Ensemble(BaseEstimator):
         with side_by_side(device) as (run, threads):
             firsts = list(range(0, len(self.members_), together))
             for some in batched(firsts, threads):
-                # A single member learns on all cores; that its bits depend on their number matters to no row.
+                # A single member learns on all cores. Its bits depend on their number, but are the same for all rows.
                 learned = list((run if len(firsts) > 1 else map)(learn_some, some))
                 passes = itertools.product(zip(some, learned, strict=True), range(0, len(numbers), size))
                 for few in batched(((*which, start) for which, start in passes), threads):
@@ -150,34 +147,32 @@ class Ensemble(BaseEstimator):
                         yield self.members_[first : first + together], rows, found
 
     def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows as each normalization sees them, float32 (rows, features)."""
+        """Normalize rows by each method, float32 (rows, features)."""
         return {method: normalizer.transform(numbers) for method, normalizer in self.normalizers_.items()}
 
     def _rows(self, tables: dict[str, np.ndarray], members: list[Member]) -> list[torch.Tensor]:
-        """The rows of a table as each member sees them, on the device."""
+        """Return the rows of a table for each member, on the device."""
         own = (tables[member.norm_method][:, member.features] for member in members)
         return [torch.from_numpy(rows).to(self.device_) for rows in own]
 
     def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
-        """Members and query rows of a pass, members of which is kept what they learned, tokens in memory at a time.
-
-        They depend on the fitted estimator alone. Half of the memory is for what is kept.
-        """
+        """Return members and query rows of a pass, members whose `Learned` is kept, and tokens in memory at a time."""
+        # They depend only on the fitted estimator. Half of the memory is for `Learned`.
         config, (n, features) = self.network_.config, self.X_.shape
-        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also keeps 999 quantiles
+        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also has 999 quantiles
         memory = self.memory_gb * 2**30 / 2
         on_cpu = self.device_.type == "cpu"
         tokens = int(memory / (4 * width) / (torch.get_num_threads() if on_cpu else 1))
         room = int(memory / learned_bytes(config, n, features, num_classes))
-        # On a GPU, more tables at once take hardly longer; on a CPU, members are computed side by side instead.
+        # On a GPU, more tables at once take hardly longer; on a CPU, members are computed in parallel threads instead.
         members = 1 if on_cpu else max(1, min(len(self.members_), tokens // (n * features), room))
         device = "cpu" if on_cpu else "cuda"
         rows = min(PASS_VALUES[device] // config.embed_dim, tokens) // (members * features)
-        rows = 2 ** (min(max(rows, LEAST_ROWS), MOST_ROWS[device]).bit_length() - 1)  # whole tiles of matrix products
+        rows = 2 ** (min(max(rows, LEAST_ROWS), MOST_ROWS[device]).bit_length() - 1)  # for tiles of matrix products
         return (members, rows), room, tokens
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
-        """X as a data frame; without labels, its columns must be those of fit."""
+        """Return X as a data frame; without labels, its columns must be those of fit."""
         frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
         check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
         validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
@@ -189,7 +184,7 @@ class Ensemble(BaseEstimator):
         if not methods or any(method not in NORM_METHODS for method in methods):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
         if self.fine_tune is not None:
-            from tabicl_train.prediction.fine_tune import FineTune  # on first use, as with `fit`: few need it
+            from tabicl_train.prediction.fine_tune import FineTune  # imported on first use, since few need it
 
             if not isinstance(self.fine_tune, FineTune):
                 raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
@@ -197,7 +192,7 @@ class Ensemble(BaseEstimator):
 
     def __getstate__(self):
         state = super().__getstate__()
-        return state | {"_kept": {}} if "_kept" in state else state  # a prediction computes it again
+        return state | {"_kept": {}} if "_kept" in state else state  # predictions recompute it
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -205,17 +200,11 @@ class Ensemble(BaseEstimator):
         return tags
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-
-
 @contextlib.contextmanager
 def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator], int]]:
-    """A `map` on as many threads as torch uses on a CPU, each of which computes on one core; and their number.
-
-    Passes are too small to be divided well. With two threads of its own, torch's attention gave sequences of 15 keys
-    other bits at other positions, as its buffer of the second thread is not aligned.
-    """
+    """Yield a `map` on as many threads as torch uses on a CPU, each on one core, and their number."""
+    # Passes are too small for torch's own threads. With two of these, attention to 15 keys gave different bits at
+    # different positions, as the buffer of the second thread is not aligned.
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
         yield map, 1
@@ -224,21 +213,18 @@ def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator]
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield pool.map, threads
     finally:
-        torch.set_num_threads(threads)  # for threads that start later; this one's own number has not changed
+        torch.set_num_threads(threads)  # for threads that start later; it has not changed for this thread
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
-    """`size` values at a time, as itertools.batched of Python 3.12."""
+    """Yield `size` values at a time, as itertools.batched of Python 3.12."""
     rest = iter(values)
     while some := list(itertools.islice(rest, size)):
         yield some
 
 
 def load(model: str | Path | TabICL, regression: bool) -> TabICL:
-    """The network in a file, or a copy of a network, so that its owner may go on training it, in float32.
-
-    Raises ValueError if it is of the other task.
-    """
+    """Load the network in a file, or copy one, since it may be trained further; raises ValueError for another task."""
     if isinstance(model, TabICL):
         network = copy.deepcopy(model).float()
     else:

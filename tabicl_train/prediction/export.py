@@ -1,10 +1,10 @@
-"""Export: from a run or a checkpoint to a file or folder that others load; and reading weights of every kind.
+"""Exports a run or a checkpoint to a file or folder for other programs, and reads weights of every kind.
 
-`FORMATS` lists the formats with everything that depends on them. Files of the first one, the public format, load with
+Formats are registered in `FORMATS`. Files of the first one, the public format, load with
 `tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
-torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": where they come from}). The
+torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the weights}). The
 package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
-required when a file is read. It ignores the version and the origin, which the files of others lack. A safetensors file
+required when a file is read. It ignores version and origin, which files of other programs lack. A safetensors file
 holds the same: the weights as its tensors, the rest in its metadata.
 """
 
@@ -49,18 +49,15 @@ Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) ->
 
 
 def load_checkpoint(checkpoint: str | Path, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
-    """Read the settings of a network, and its weights by name."""
+    """Read the settings of a network and its weights by name."""
     pretrained = read_weights(checkpoint, weights)
     return pretrained.config, pretrained.tensors
 
 
 def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained:
-    """Read weights from a run directory, a checkpoint of a run, an export, or those of a name in the package.
-
-    checkpoint: text may be a name, of a classifier unless it says otherwise
-    weights: trained; an average that the run keeps, ema or last; or best, those that validation found best
-    Raises ConfigError if there are no such weights, or the file cannot be read.
-    """
+    """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
+    # checkpoint: text may be a name, of a classifier by default. weights: trained; ema or last, averages that the run
+    # keeps; or best, the best by validation. Raises ConfigError if they do not exist or cannot be read.
     if problems := one_of("weights", weights, tuple(KINDS)):
         raise ConfigError(problems)
     path = resolve(checkpoint)
@@ -87,7 +84,7 @@ def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained
 
 
 def read_safetensors(path: Path) -> dict:
-    """Read a file as the content of a public file."""
+    """Read a safetensors file as the content of a public file."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -97,15 +94,15 @@ def read_safetensors(path: Path) -> dict:
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     try:
-        about = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
+        description = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
     except (KeyError, ValueError):
         why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
         raise ConfigError([f"weights are not read from {path}: {why}"]) from None
-    return about | {"state_dict": tensors}
+    return description | {"state_dict": tensors}
 
 
 def public_weights(path: str | Path, content: Any) -> Pretrained:
-    """Read what the content of a file holds; raises ConfigError that names what is wrong."""
+    """Read the weights in the content of a public file; raises ConfigError."""
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
@@ -123,7 +120,7 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
 def best_file(run_dir: Path) -> Path:
     """Find the checkpoint with the best weights of a run; raises ConfigError if there is none."""
     if run_dir.is_file():
-        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs the folder of a run"])
+        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs a run directory"])
     path = run_dir / "checkpoints" / "best.ckpt"
     if run_dir.exists() and not path.exists():
         if any(row["is_best"] == "1" for row in Records(run_dir).rows("validation.csv")):
@@ -192,19 +189,19 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     output : str
         File or folder to write; its name decides the format.
     weights : str
-        trained; an average that the run keeps, ema or last; or best, those that validation found best.
+        trained; ema or last, averages that the run keeps; or best, the best by validation.
     format : str, optional
         tabicl, safetensors, hub or onnx; needed for a folder with a dot in its name.
 
     Returns
     -------
     str
-        A line that says what was written, and how to load it.
+        A line about what was written, and how to load it.
 
     Raises
     ------
     ConfigError
-        If that is impossible; what was at `output` then stays.
+        If it cannot be written; what was at `output` then stays.
     """
     chosen = FORMATS[check_output(output, format)]
     pretrained = read_weights(checkpoint, weights)
@@ -221,7 +218,7 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     return f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters, {loads}"
 
 
-Check = Callable[[Path], None]  # raises ConfigError for a written file or folder that predicts something else
+Check = Callable[[Path], None]  # raises ConfigError if the predictions of a written file or folder differ
 
 
 def save_public(
@@ -231,23 +228,19 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file.
-
-    origin: see origin.origin_of
-    check: called with the file before it takes its place; what it raises leaves everything as it was
-    Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
-    """
+    """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
+    # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
-    about = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
+    public = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
 
     def write(file: BinaryIO) -> None:
         if Path(path).suffix == ".safetensors":
-            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in about.items()}
+            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in public.items()}
             file.write(safetensors.torch.save({name: w.contiguous() for name, w in weights.items()}, metadata))
         else:
-            save(about | {"state_dict": weights}, file)
+            save(public | {"state_dict": weights}, file)
         file.flush()
         check(Path(file.name))
 
@@ -303,20 +296,13 @@ def folder_problems(output: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Format:
-    """What an export needs to know of a format.
+    """An export format."""
 
-    suffixes: of the names of its files
-    save: writes, checks, and says how to load what was written
-    predictor: what predicts with a written file or folder
-    tolerance: of the difference between its predictions and the network's
-    problems: why a path cannot be written
-    """
-
-    suffixes: tuple[str, ...]
-    save: Callable[[Pretrained, Network, Path, Check], str]
-    predictor: Callable[[Path], Predictor] = read_back
-    tolerance: float = 1e-5
-    problems: Callable[[str], list[str]] = file_problems
+    suffixes: tuple[str, ...]  # of the names of its files
+    save: Callable[[Pretrained, Network, Path, Check], str]  # writes and checks; returns how to load it
+    predictor: Callable[[Path], Predictor] = read_back  # of a written file or folder
+    tolerance: float = 1e-5  # of the difference between its predictions and the network's
+    problems: Callable[[str], list[str]] = file_problems  # why a path cannot be written
 
 
 FORMATS = {
@@ -324,28 +310,28 @@ FORMATS = {
     "safetensors": Format(
         (".safetensors",),
         write_public,
-        lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # *.tmp as yet
+        lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # its suffix is still .tmp
     ),
     "hub": Format(("",), write_hub, problems=folder_problems),
     "onnx": Format(
         (".onnx",),
         write_onnx,
         onnx_predictor,
-        tolerance=1e-4,  # another runtime sums in another order
+        tolerance=1e-4,  # for another order of sums
         problems=lambda output: file_problems(output) + missing_packages(),
     ),
 }
 
 
 def check_output(output: str, format: str | None) -> str:
-    """Return the format to write; raises ConfigError with everything wrong with the arguments."""
+    """Return the format to write; raises ConfigError with all problems of the arguments."""
     suffix = Path(output).suffix
     of_suffix = next((name for name, known in FORMATS.items() if suffix in known.suffixes), None)
     problems = one_of("format", format, tuple(FORMATS)) if format is not None else []
     if of_suffix is None and format != "hub":  # a folder may be called v2.1
         problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
     elif not problems and of_suffix is not None and format not in (None, of_suffix):
-        problems.append(f"output is {output!r}, whose name says format={of_suffix}, but format is {format}")
+        problems.append(f"output is {output!r}, whose name means format={of_suffix}, but format is {format}")
     chosen = format or of_suffix
     if chosen is None or problems or (problems := FORMATS[chosen].problems(output)):
         raise ConfigError(problems)
@@ -354,7 +340,7 @@ def check_output(output: str, format: str | None) -> str:
 
 @torch.no_grad()
 def disagreement(network: Network, predict: Predictor, tolerance: float) -> str | None:
-    """How far the logits or quantiles of an export are from the network's on random tables; None if they agree."""
+    """Describe how logits or quantiles of an export differ from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)
     for tables, rows, labeled, columns in SHAPES:

@@ -1,4 +1,4 @@
-"""Fine-tuning of an estimator's network on the rows that it is fitted on, never below where it began.
+"""Fine-tuning of an estimator's network on the rows that it is fitted on, with its first weights as a fallback.
 
 N rows of a draw of which the first n are labeled, M features.
 """
@@ -34,14 +34,14 @@ from tabicl_train.statistics import gain_in_words, paired_gain
 __all__ = ["Check", "FineTune", "FineTuning"]
 
 DRAWS = 4  # tables of a step
-MAX_ROWS = 1000  # of a draw; of a check, labeled rows and queries
-EVERY = 10  # steps from one check to the next
+MAX_ROWS = 1000  # of a draw; of a check, labeled rows as well as queries
+EVERY = 10  # steps between checks
 LABELED = 0.5, 0.9  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
-MEMBERS = 4  # of a check: as long as a quarter of a step, and less noisy than two
-ATTEMPTS = 100  # at a draw whose features and target vary
-LINE_SECONDS = 10.0  # from one line to the next, where there is no terminal
+MEMBERS = 4  # of a check, which takes a quarter of the time of a step, and is less noisy than with two
+ATTEMPTS = 100  # to draw a table whose features and target vary
+LINE_SECONDS = 10.0  # between lines without a terminal
 clock = time.monotonic
 NO_GAIN = "no gain: the weights you started from are returned"
 
@@ -51,11 +51,11 @@ class FineTune(BaseEstimator):
     """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
-    rows and queries among the training rows, each as a member of an ensemble sees it and of at most 1,000 rows; fewer
-    if their activations would not fit into the estimator's `memory_gb`. At most 1,000 validation rows are scored, with
-    as many training rows as context, before the first step, every ten steps and at the end. The weights of the lowest
-    mean loss are kept if they are better than the first ones by more than the standard error of the difference, else
-    the first ones. Predictions use them and all rows.
+    rows and queries from the training rows, each prepared as for a member of an ensemble, and of at most 1,000 rows, or
+    fewer if their activations do not fit into the estimator's `memory_gb`. At most 1,000 validation rows are scored,
+    with as many training rows as context, before the first step, every ten steps and at the end. The weights with the
+    lowest mean loss are kept if they are better than the first ones by more than the standard error of the difference;
+    otherwise the first ones are kept. Predictions use them and all rows.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ class FineTune(BaseEstimator):
     max_steps : int
         Steps after which it ends.
     max_minutes : float
-        Time after which no step begins; a fit that ends so may differ from another one.
+        Time after which no step begins; the result of a fit that ends this way may vary.
     patience : int
         Checks without a lower loss after which it ends.
     validation_fraction : float
-        Of the rows, by which the weights are chosen.
+        Share of the rows, by which the weights are chosen.
     test_fraction : float
-        Of the rows, which take part in nothing and show in the end what was gained.
+        Share of the rows on which the gain is measured at the end, and which are not used before.
     """
 
     learning_rate: float = 1e-4
@@ -116,11 +116,11 @@ class FineTuning:
     history : list of Check
         Its checks, the first one before the first step.
     kept_start : bool
-        Whether the network is the one it began with.
+        Whether the first weights were kept.
     ended_by : str
         "steps", "time", "patience", "interrupt", or "loss" after a loss that was not finite.
     result : str
-        What was gained, in words.
+        A description of the gain.
     """
 
     history: list[Check]
@@ -130,11 +130,9 @@ class FineTuning:
 
 
 def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> None:
-    """Train the network of a TabICLClassifier or TabICLRegressor that is fitted on X but for this.
-
-    Raises KeyboardInterrupt once `fine_tuning_` says what was done until then, and ValueError for more classes than the
-    network has, and rows too few or too much alike.
-    """
+    """Train the network of a TabICLClassifier or TabICLRegressor that is otherwise fitted on X."""
+    # Raises KeyboardInterrupt after `fine_tuning_` is set, and ValueError for more classes than the network has, and
+    # for rows that are too few or too similar.
     network, y = estimator.network_, estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
     if num_classes > network.config.max_classes:
@@ -168,11 +166,9 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> N
 def search(
     trainer: Trainer, judge: Judge, validation: np.ndarray
 ) -> tuple[list[Check], str, np.ndarray, np.ndarray | None]:
-    """Train, and leave the network with the best weights.
-
-    returns: the checks, what ended the training, and the losses of the validation rows at the start and with the best
-        weights; the latter are None if the start was kept
-    """
+    """Train, and leave the network with the best weights; returns what FineTuning and its gain are made from."""
+    # These are the checks, what ended the training, and the losses of the validation rows with the first weights and
+    # with the best ones, which are None if the first ones were kept.
     options, network, started = trainer.options, trainer.network, clock()
     before = judge.losses(validation)
     weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
@@ -209,21 +205,21 @@ def search(
                     break
     except KeyboardInterrupt:
         ended_by = "interrupt"
-    finally:  # if it is interrupted, the estimator predicts all the same, and not with half-trained weights
+    finally:  # after an interrupt too, so that the estimator does not predict with half-trained weights
         network.load_state_dict(weights)
     return history, ended_by, before, best
 
 
 class Judge:
-    """Losses of rows, predicted by an estimator with the network as it is and other rows as context."""
+    """Computes losses of rows, predicted by an estimator with the current network and other rows as context."""
 
     def __init__(self, estimator: BaseEstimator, X: pd.DataFrame, context: np.ndarray) -> None:
         own = {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
         self.X, self.y = X, estimator.y_
         self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})
-        with warnings.catch_warnings(action="ignore"):  # `fit` has warned of the whole table
+        with warnings.catch_warnings(action="ignore"):  # `fit` has warned about the whole table
             self.estimator.fit(X.iloc[context], self.y[context])
-        self.estimator.network_ = estimator.network_  # itself, of which fit has made a copy
+        self.estimator.network_ = estimator.network_  # instead of the copy that fit has made
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
         """Return the losses of rows, float64 (rows,)."""
@@ -249,13 +245,13 @@ class Trainer:
         self.together = max(1, int(memory / self.kept_bytes(self.recomputes)))
 
     def kept_bytes(self, recomputed: bool) -> float:
-        """Return the bytes that the activations of a draw take; recomputed: the backward pass computes them again."""
+        """Return the bytes of the activations of a draw; recomputed: whether the backward pass recomputes them."""
         N, M = self.num_rows, self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 
-    @torch.enable_grad()  # `fit` may be called where gradients are off
+    @torch.enable_grad()  # `fit` may be called with gradients disabled
     def step(self, number: int) -> bool:
-        """Take step `number`, from 1, if its loss and gradients are finite, and tell whether they are."""
+        """Take step `number`, from 1, if its loss and gradients are finite; returns whether they are."""
         device, total = self.trained[0].device, 0.0
         tables = [self.draw(number, i) for i in range(DRAWS)]
         for start in range(0, DRAWS, self.together):
@@ -271,7 +267,7 @@ class Trainer:
         return is_finite
 
     def draw(self, number: int, i: int) -> tuple[Tensor, Tensor, int]:
-        """X (N, M), y (N,) and n of draw i of a step; raises ValueError if the rows are too much alike."""
+        """Return X (N, M), y (N,) and n of draw i of a step; raises ValueError if the rows are too similar."""
         for attempt in range(ATTEMPTS):
             rng = rng_at(self.seed, number, i, attempt)
             n = round(self.num_rows * rng.uniform(*LABELED))

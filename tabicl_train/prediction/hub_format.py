@@ -1,10 +1,10 @@
-"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub, and that loads here.
+"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub, and that this program loads.
 
 model.safetensors  the weights
 config.json        the settings of the network, the origin of the weights, and the checksums of the other files
 README.md          the model card
 
-A folder is written beside its place and moved there, so that it is never incomplete.
+A folder is written under a temporary name and renamed, so that it is never incomplete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def is_hub_folder(path: Path) -> bool:
 
 
 def load_hub(folder: Path) -> Pretrained:
-    """Read a folder; raises ConfigError that names it if it is incomplete, damaged or of another program."""
+    """Read a folder; raises ConfigError if it is incomplete, damaged or of another program."""
     if missing := [name for name in (WEIGHTS, CONFIG) if not (folder / name).is_file()]:
         raise ConfigError([f"{folder} has no {missing[0]}; it is incomplete or not a folder of tabicl-export"])
     description = read_description(folder)
@@ -84,14 +84,10 @@ def load_hub(folder: Path) -> Pretrained:
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
-    """Write a folder, or put it in the place of one that was written before.
-
-    check: called with the complete folder before it takes its place; what it raises leaves everything as it was
-    Raises OSError.
-    """
+    """Write or replace a folder, unless `check`, which is called with the complete temporary folder, raises."""
     folder = Path(os.path.realpath(folder))
     temporary, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same number
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
     try:
         temporary.mkdir()
         for name, content in hub_files(pretrained, folder.name).items():
@@ -107,7 +103,7 @@ def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]
 
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
-    """The content of the files of a folder; `name` is the title of the card."""
+    """Return the content of the files of a folder; `name` is the title of the card."""
     tensors = {key: tensor.to(torch.float32, copy=True).contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     card = model_card(name, pretrained).encode()
@@ -123,7 +119,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
 
 
 def hub_problem(folder: Path) -> str | None:
-    """What prevents a folder from being written, or from being replaced without losing anything; None if nothing."""
+    """Return why a folder cannot be written, or replaced without loss; None if it can."""
     if not folder.is_dir():
         return "it is a file, not a folder" if folder.exists() else folder_problem(folder.parent)
     names = {path.name for path in folder.iterdir()}
@@ -139,7 +135,7 @@ def hub_problem(folder: Path) -> str | None:
 
 
 def read_description(folder: Path) -> dict | None:
-    """The content of config.json; None if it is missing, damaged, or of another program."""
+    """Return the content of config.json; None if it is missing, damaged, or of another program."""
     description = Records(folder).json(CONFIG)
     return description if description and description.get("library_name") == LIBRARY else None
 
@@ -149,7 +145,7 @@ def checksum(content: bytes) -> str:
 
 
 def model_card(name: str, pretrained: Pretrained) -> str:
-    """The card of a model with this name, in Markdown; sections of which nothing is known are left out."""
+    """Return the card of a model with this name in Markdown; sections without information are left out."""
     origin, is_tabicl = pretrained.origin, isinstance(pretrained.config, TabICLConfig)
     head = FRONT_MATTER.format(library=LIBRARY)
     if is_tabicl:
@@ -187,7 +183,7 @@ def usage(pretrained: Pretrained) -> str:
 ```python
 from tabicl_train.prediction.export import load_network
 
-network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} says what it reads and predicts
+network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} describes its input and output
 ```"""
     kind, result, predict = "Classifier", "probabilities", "predict_proba"
     if pretrained.config.is_regression:
@@ -261,7 +257,7 @@ def data(origin: dict) -> str:
 
 
 def scores(pretrained: Pretrained) -> list[str]:
-    """The sections about validation and evaluation, if there are any."""
+    """Return the sections about validation and evaluation, if there are any."""
     sections, origin = [], pretrained.origin
     low, high = INTERVAL
     coverage = f" `coverage` is that of {high - low:.0%} intervals." if pretrained.config.is_regression else ""
@@ -310,7 +306,7 @@ def interval(bounds: list) -> str:
 
 
 def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown; fractions with four digits."""
+    """Format a table in Markdown, with four digits for fractions."""
     return markdown_table(header, ([cell(value) for value in row] for row in rows))
 
 

@@ -1,14 +1,14 @@
 """The ONNX format: a classifier or a regressor with symbolic numbers of tables, rows and columns.
 
 Inputs are tables as the network reads them, with standardized columns; NaN is a missing value for a network with
-model.missing_values=true, and others take none:
+model.missing_values=true, and not allowed for others:
 
 X        (tables, rows, columns) float32
 y_train  (tables, labeled_rows) int64, labels in 0..classes-1 of the first rows
-logits   (tables, rows - labeled_rows, classes) float32, of all classes that the network was trained for; of a table
-         with C classes the first C are needed
+logits   (tables, rows - labeled_rows, classes) float32, of all classes that the network was trained for; use the first
+         C for a table with C classes
 
-Of a regressor, y_train is float32, the standardized target, and the output is
+For a regressor, y_train is float32, the standardized target, and the output is
 
 quantiles  (tables, rows - labeled_rows, quantiles) float32
 """
@@ -34,7 +34,7 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class WithSymbolicSizes(nn.Module):
-    """The network's forward pass for tables of equal shape, whose sizes remain symbols.
+    """The network's forward pass for tables of equal shape, with symbolic sizes.
 
     B tables, N rows of which the first n are labeled, M features, G feature groups, K features of a group, C logits or
     quantiles.
@@ -87,18 +87,18 @@ class WithSymbolicSizes(nn.Module):
 
 
 def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
-    """What `attend_by_run` reads of Spans, with symbolic sizes."""
+    """Make the parts of Spans that `attend_by_run` reads, with symbolic sizes."""
     nothing, uses = torch.zeros(0), 2 if len(runs) > 1 else 1  # labeled and query rows attend to the same keys
     return Spans(runs, queries, nothing, nothing, 0, 0, uses, nothing if shared else None)
 
 
 def split_rows(x: Tensor, n: int) -> Tensor:
-    """x (..., N, K) -> (rows, K), the first n rows of all before the others of all."""
+    """Flatten x (..., N, K) to (rows, K), the first n rows of all before the others of all."""
     return torch.cat([x[..., :n, :].flatten(0, -2), x[..., n:, :].flatten(0, -2)])
 
 
 def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
-    """The features that each column token sees, as column.feature_index: X (B, N, M) -> (B, G, N, size)."""
+    """Group features as tabicl.feature_index does: X (B, N, M) -> (B, G, N, size)."""
     columns = X.transpose(1, 2)  # (B, M, N)
     if grouping == "none":
         return columns.unsqueeze(-1)
@@ -109,25 +109,20 @@ def group_features(X: Tensor, grouping: str, size: int) -> Tensor:
 
 
 def missing_packages() -> list[str]:
-    """The problem that packages are missing, as a list of one or no lines."""
+    """List the problem of missing packages."""
     if all(map(is_installed, PACKAGES)):
         return []
     return [f"format=onnx needs {', '.join(PACKAGES)}: {install(' '.join(PACKAGES), 'onnx')}"]
 
 
 def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Callable[[Path], None]) -> None:
-    """Write a network in evaluation mode.
-
-    metadata: for the file's metadata_props
-    check: called with the file before it takes its place; what it raises leaves everything as it was
-    Raises OSError.
-    """
+    """Write a network in evaluation mode, unless `check`, which is called with the complete temporary file, raises."""
     tables, labeled, columns = map(torch.export.Dim, ("tables", "labeled_rows", "columns"))
-    rows = torch.export.Dim("rows", min=4)  # the exporter tells one query row from more; the file serves any number
-    # The values are arbitrary, but sizes of 1, and equal ones, would be taken for fixed.
+    rows = torch.export.Dim("rows", min=4)  # the exporter distinguishes one query row; the file supports any number
+    # The values are arbitrary, but the exporter takes sizes of 1 and equal sizes for fixed.
     regression = network.config.is_regression
     example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.float32 if regression else torch.int64)
-    logging.disable(logging.WARNING)  # torch's exporter warns of its own code
+    logging.disable(logging.WARNING)  # torch's exporter warns about its own code
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -155,7 +150,7 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
 
 
 def onnx_predictor(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """What predicts with the file of a network, in onnxruntime on the CPU."""
+    """Return a function that predicts with a file in onnxruntime on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Weights, and where they come from: the run, commit and step that made them, the recipe, the data and the scores."""
+"""Weights and their origin: run, commit and step, configuration, range of training tables, and scores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball"
 
 @dataclass(frozen=True)
 class TrainedRange:
-    """(lowest, highest) over the tables of all stages that a run has started.
-
-    Query rows do not count: the network predicts each of them independently of the others.
-    """
+    """(lowest, highest) over the tables of all stages that a run has started, without query rows."""
 
     labeled_rows: tuple[int, int]
     features: tuple[int, int]
@@ -45,18 +42,15 @@ class TrainedRange:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights of a network.
-
-    origin: what `origin_of` returns; empty where nothing is known, as for files of the `tabicl` package
-    """
+    """Weights of a network."""
 
     config: Any  # the settings of any family, see model/family.py
     tensors: dict[str, Tensor]
-    origin: dict = field(default_factory=dict)
+    origin: dict = field(default_factory=dict)  # from `origin_of`; empty for files of the `tabicl` package
 
     @property
     def trained_range(self) -> TrainedRange | None:
-        """The sizes of the tables that the network was trained on; None if they are not known."""
+        """The sizes of the tables that the network was trained on; None if unknown."""
         sizes = self.origin.get("trained_range")
         return TrainedRange(**{name: tuple(bounds) for name, bounds in sizes.items()}) if sizes else None
 
@@ -72,10 +66,7 @@ class Pretrained:
 
 
 def network_config(source: Path, settings: dict) -> Any:
-    """The settings of a network from their values in a file; those that it lacks take their defaults.
-
-    Raises ConfigError that names the file if this version of the program does not have all of them.
-    """
+    """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError for unknown."""
     try:
         cls = settings_of(settings)
     except ConfigError as error:
@@ -87,7 +78,7 @@ def network_config(source: Path, settings: dict) -> Any:
 
 
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
-    """Why the weights do not fit the network of the configuration; empty if they do."""
+    """List why the weights do not fit the network of the configuration."""
     with torch.device("meta"):
         expected = {name: tuple(weight.shape) for name, weight in family_of(config)(config).state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -102,17 +93,15 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """What an export records about the checkpoint of a run: values that JSON can express.
-
-    The scores are read from the folder of the run, if the checkpoint lies in one.
-    """
+    """Return what an export records about the checkpoint of a run, as JSON values."""
+    # The scores are read from the run directory, if the checkpoint is in one.
     records = Records(path.resolve().parent.parent)
     config, step = content["config"], content["global_step"]
     made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
     run_dir = Path(config["run_dir"])
     origin = {
-        # Folders of the machine that trained are nothing to publish.
+        # Absolute paths are not published.
         "run": run_dir.name if run_dir.is_absolute() else str(run_dir),
         "step": step,
         "steps": min(steps, config["trainer"]["max_steps"] or steps),
@@ -131,7 +120,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 
 def trained_range(content: dict) -> TrainedRange:
-    """The range of a run's checkpoint, from its content."""
+    """Return the trained range of a run's checkpoint."""
     stages = content["config"]["curriculum"]["stages"]
     lengths = {name: stage["steps"] for name, stage in stages.items()}
     started = [stages[name] for name in steps_of_stages(lengths, max(content["global_step"], 1))]
@@ -141,25 +130,25 @@ def trained_range(content: dict) -> TrainedRange:
 
 
 def extremes(stage: dict) -> list[tuple[int, float]]:
-    """(rows, labeled share) of the tables of a stage with the fewest and with the most labeled rows."""
+    """Return (rows, labeled share) of the tables of a stage with the fewest and with the most labeled rows."""
     ranges = [stage["rows"]] * (stage["small_share"] < 1) + [stage["small_rows"]] * (stage["small_share"] > 0)
     return [(rows, share) for bounds in ranges for rows, share in zip(bounds, stage["train_share"], strict=True)]
 
 
 def start_before(step: int, starts: list[dict]) -> dict:
-    """The last start of a run before a step was done, among the lines of its provenance.jsonl."""
+    """Return the last start of a run before a step, from the lines of its provenance.jsonl."""
     return next((start for start in reversed(starts) if start["step"] < max(step, 1)), {})
 
 
 def validation_rows(records: Records, step: int) -> list[dict]:
-    """The rows of the last validation up to this step."""
+    """Return the rows of the last validation up to this step."""
     rows = records.rows("validation.csv")
     last = max((done for row in rows if (done := int(row["step"])) <= step), default=None)
     return [{key: number(value) for key, value in row.items() if value} for row in rows if int(row["step"]) == last]
 
 
 def best_in_words(run_dir: Path) -> str:
-    """Say which validation has chosen the best weights of a run."""
+    """Describe the validation of the best weights of a run."""
     best = torch.load(run_dir / "checkpoints" / "best.ckpt", map_location="cpu", weights_only=True, mmap=True)
     step = best["global_step"]
     rows = [row for row in validation_rows(Records(run_dir), step) if row["step"] == step]
@@ -169,8 +158,7 @@ def best_in_words(run_dir: Path) -> str:
 
 
 def evaluation_means(records: Records) -> list[dict]:
-    """The mean scores of each method in evaluation.csv, inside and outside the trained range, over splits and tasks. In
-    the mean, an R2 below 0 counts as 0."""
+    """Return the mean scores of each method in evaluation.csv, by trained range; an R2 below 0 counts as 0."""
     import pandas as pd
 
     if not (rows := records.rows("evaluation.csv")):
@@ -188,7 +176,7 @@ def evaluation_means(records: Records) -> list[dict]:
 
 
 def plain(value: Any) -> Any:
-    """The value with lists for tuples, and text for the numbers that JSON lacks: inf and nan."""
+    """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Predictions for tables of any size and any number of classes, and of numbers, in bounded memory.
+"""Predictions of classes, any number of them, or numbers for tables of any size, in bounded memory.
 
-Query rows do not see each other. So `learn` computes what labeled rows leave behind, and `answer` predicts some query
-rows with it, again and again.
+Query rows do not attend to each other. So `learn` computes keys and values of the labeled rows once, and `answer`
+predicts query rows with them, some at a time.
 
 More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
 At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
@@ -36,36 +36,27 @@ from tabicl_train.model.pack import (
 from tabicl_train.model.tabicl import InContextLearner, TabICL, token_groups
 
 SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
-CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB stay in its cache, 1.3 to 1.7 times faster
+CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB fit into its cache, 1.3 to 1.7 times faster
 
 
 class Node(NamedTuple):
-    """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table.
+    """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table."""
 
-    counts: the labeled rows n of each table
-    keys: keys and values of each block, (labeled rows, 2, H, d); none for a single class
-    children: with more classes than the network has, the node of each group of classes, and the sizes of the groups
-    """
-
-    counts: list[int]
-    keys: list[Tensor]
-    children: list[Node]
-    sizes: list[int]
+    counts: list[int]  # the labeled rows n of each table
+    keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
+    children: list[Node]  # with more classes than the network has, the node of each group of classes
+    sizes: list[int]  # of the groups
 
 
 class Learned(NamedTuple):
-    """What is kept of the labeled rows of tables.
+    """What is kept of the labeled rows of tables."""
 
-    columns: keys and values of the inducing points, (columns * I, 2, H, d), of each digit of the labels and each block
-    nodes: one of all tables; with more classes than the network has, one of each table
-    """
-
-    columns: list[list[Tensor]]
-    nodes: list[Node]
+    columns: list[list[Tensor]]  # keys and values of inducing points by label digit and block, (columns * I, 2, H, d)
+    nodes: list[Node]  # one for all tables; with more classes than the network has, one for each table
 
 
 def learned_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: int) -> int:
-    """The bytes of what is learned from a table, in float32."""
+    """Return the bytes of `Learned` for a table, in float32."""
     many = num_classes > config.max_classes > 0
     levels = len(label_digits(torch.zeros(1), num_classes, config.max_classes)) if many else 1
     columns = token_groups(config, num_features) * config.col_num_blocks * config.col_num_inducing * config.embed_dim
@@ -77,21 +68,17 @@ def learned_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: 
 def predict_logits(
     model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
 ) -> Tensor:
-    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities.
-
-    pack: labels are in 0..C-1; with more than max_classes classes, each must occur in every table
-    num_classes: C
-    tokens: (table, row, feature) in memory at a time, approximately; or those of the labeled rows of a table, if that
-        is more
-    """
+    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities."""
+    # Labels are in 0..num_classes-1; with more than max_classes classes, each must occur in every table. About `tokens`
+    # (table, row, feature) are in memory at a time, or those of the labeled rows of a table if these are more.
     return torch.cat(list(predictions(model, pack, num_classes, temperature, tokens)))
 
 
 def predictions(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
-    """Predict what predict_logits returns, or with num_classes=0 quantiles, of some query rows after others."""
+    """Yield what predict_logits returns, or with num_classes=0 quantiles, for some query rows at a time."""
     for tables in groups_of_tables(pack, tokens):
         learned = learn(model, Pack.of((X[:n], y[:n], n) for X, y, n in tables), num_classes, tokens)
-        size = max(len(X) - n for X, _, n in tables)  # all query rows, but of a table too long for that
+        size = max(len(X) - n for X, _, n in tables)  # all query rows, except for a table that is too long
         if len(tables) == 1:
             size = max(1, tokens // tables[0][0].shape[1])
         for queries in zip(*(X[n:].split(size) for X, _, n in tables), strict=True):
@@ -112,13 +99,13 @@ def groups_of_tables(pack: Pack, tokens: int) -> list[list[tuple[Tensor, Tensor,
 
 
 def pack_of_queries(tables: Iterable[Tensor]) -> Pack:
-    """Pack query rows alone, (rows, M) of each table."""
+    """Pack only query rows, (rows, M) of each table."""
     return Pack.of((X, torch.empty(0, device=X.device), len(X)) for X in tables)
 
 
 @torch.no_grad()
 def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
-    """Compute what the labeled rows of tables leave behind; arguments as in predict_logits, but no row is a query."""
+    """Compute the keys and values of the labeled rows of tables; arguments as in predict_logits, without query rows."""
     represented, columns = represent(model, pack, num_classes, None, tokens)
     learner, counts = model.icl_predictor, [n for n, _, _ in pack.shapes]
     if num_classes <= model.config.max_classes:
@@ -129,10 +116,8 @@ def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
 
 @torch.no_grad()
 def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles.
-
-    learned: of tables with the same columns; pack: see pack_of_queries
-    """
+    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles."""
+    # learned: of tables with the same columns; pack: see pack_of_queries
     represented, _ = represent(model, pack, num_classes, learned.columns, tokens)
     learner, counts = model.icl_predictor, [N for N, _, _ in pack.shapes]
     if num_classes <= model.config.max_classes:
@@ -145,10 +130,8 @@ def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temper
 def represent(
     model: TabICL, pack: Pack, num_classes: int, known: list[list[Tensor]] | None, tokens: int
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """Represent rows of one kind, (rows, D), and return the `columns` of Learned, which are `known` for query rows.
-
-    On a CPU, columns, and then rows, are computed some at a time.
-    """
+    """Represent labeled or query rows, (rows, D), and return the `columns` of Learned, `known` for query rows."""
+    # On a CPU, some columns, and then some rows, are computed at a time.
     config, column = model.config, model.col_embedder
     sizes, shapes = model.groups(pack)
     part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
@@ -183,7 +166,7 @@ def represent(
 
 
 def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
-    """Split the columns into parts of at most so many tokens, or one column; each is N, n and number of columns."""
+    """Split the columns into parts of at most so many tokens, or one column: lists of N, n and number of columns."""
     found: list[list[Shape]] = []
     room = 0
     for N, n, G in shapes:
@@ -199,7 +182,7 @@ def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
 
 
 def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
-    """Representations of all rows, (rows, D), computed for rows with at most `part` tokens at a time."""
+    """Compute the representations of all rows, (rows, D), for rows with at most `part` tokens at a time."""
     stage, num_cls = model.row_interactor, model.config.row_num_cls
     x = stage.add_cls(embedded, rows)  # (rows * T, E)
     found = []
@@ -215,37 +198,35 @@ def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """The digits of labels y, most significant first: as few digits below `most` as num_classes need.
-
-    All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
-    """
+    """Return the digits of labels y, most significant first: the fewest possible digits below `most`."""
+    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
     places = next(k for k in itertools.count(1) if most**k >= num_classes)
     radix = next(r for r in itertools.count(1) if r**places >= num_classes)
     return [y // radix**place % radix for place in reversed(range(places))]
 
 
 def split_classes(num_classes: int, most: int) -> list[int]:
-    """Sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger ones first."""
+    """Return sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger first."""
     groups = min(-(-num_classes // most), most)
     return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
 
 
 def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
-    """The node of tables with few classes: rows (rows, D) and labels y of all, how many each has."""
-    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are also asked for
+    """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
+    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
     sizes = torch.tensor(shapes, device=rows.device)
     return Node(counts, learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes)), [], [])
 
 
 def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
-    """Predict query rows (query rows, D) of the tables of a node, how many each has, (query rows, C)."""
+    """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
     shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
     sizes = torch.tensor(shapes, device=queries.device)
     return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
 
 
 def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
-    """The node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
+    """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
     if num_classes == 1:
         return Node([len(rows)], [], [], [])
     if num_classes <= learner.config.max_classes:
@@ -261,10 +242,8 @@ def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -
 
 
 def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
-    """Probabilities of the classes of a node for query rows (query rows, D), (query rows, C).
-
-    Each node predicts from its own labeled rows alone; probabilities are multiplied along the paths.
-    """
+    """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
+    # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
     if not node.keys:
         return queries.new_ones(len(queries), 1)
     logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]

@@ -1,4 +1,4 @@
-"""From a file of labeled rows and one of other rows to a file of predictions: `tabicl-predict`."""
+"""`tabicl-predict`: reads files of labeled rows and of other rows, and writes predictions of the latter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from priors import PriorError
-from priors.real.files import Unusable, as_column, facts_of, read_file
+from priors.real.files import LeftOut, as_column, facts_of, read_file
 from priors.real.preprocessing import as_numbers, reads_as_numbers
 from priors.real.tasks import FEW_VALUES, is_identifier
 from tabicl_train.config.options import PredictOptions
@@ -30,7 +30,7 @@ ROWS = 1024  # predicted from one move of the progress bar to the next
 
 
 def predict_files(options: PredictOptions) -> None:
-    """Write the predictions; raises ConfigError with what is wrong before anything is computed."""
+    """Write the predictions; raises ConfigError."""
     output = Path(options.output)
     if output.suffix != ".csv":
         raise ConfigError([f"output is {options.output!r}; it must be a .csv file"])
@@ -74,7 +74,7 @@ def predict_files(options: PredictOptions) -> None:
 
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
-    """Labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
+    """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
     train, test = read(options.train), read(options.test)
     dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
     if nameless := dropped[len(options.drop) :]:
@@ -105,11 +105,11 @@ def read(path: str) -> pd.DataFrame:
 
 
 def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
-    """Whether a target is a number; raises ConfigError if it can be neither that nor a class."""
+    """Whether a target is a number; raises ConfigError if it is neither a number nor a class."""
     name = f"the target {options.target!r} of {options.train}"
     try:
         column, kind = as_column(y)
-    except Unusable as error:
+    except LeftOut as error:
         raise ConfigError([f"{name}: {error}"]) from None
     facts = facts_of(options.target, kind, column)
     if kind == "time":
@@ -124,7 +124,7 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
 
 
 def kind_of_prediction(options: PredictOptions, network: TabICL, y: pd.Series, wants_numbers: bool) -> bool:
-    """Whether numbers are predicted, now that the network is known, which can predict either numbers or classes."""
+    """Whether numbers are predicted; raises ConfigError if the network cannot predict the target."""
     predicts_numbers = network.config.is_regression
     if predicts_numbers == wants_numbers or (options.task is None and predicts_numbers and reads_as_numbers(y)):
         return predicts_numbers
@@ -135,14 +135,14 @@ def kind_of_prediction(options: PredictOptions, network: TabICL, y: pd.Series, w
 
 
 def labels(y: pd.Series) -> np.ndarray:
-    """Classes: integers, which pandas reads as floats where some are missing, and everything else as text."""
+    """Return classes as integers, which pandas reads as floats if some are missing, or else as text."""
     if y.dtype.kind in "iuf" and (y == y.round()).all():
         return y.astype("int64").to_numpy()
     return y.astype(str).to_numpy(object)
 
 
 def predictions(model: TabICLClassifier | TabICLRegressor, X: pd.DataFrame, options: PredictOptions) -> pd.DataFrame:
-    """The columns of the output for some rows."""
+    """Return the columns of the output for some rows."""
     if isinstance(model, TabICLClassifier):
         p = model.predict_proba(X)
         columns = {f"probability_{name}": p[:, i] for i, name in enumerate(model.classes_)}

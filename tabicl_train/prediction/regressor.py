@@ -19,23 +19,23 @@ __all__ = ["TabICLRegressor"]
 
 TAIL = 20  # outermost quantiles to which a tail is fitted
 TAIL_SCALES = 0.01, 100.0  # bounds of b, in standard deviations of the target
-PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 stays in the cache, 2.5 times faster
+PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 fits into the cache, 2.5 times faster
 
 
 class TabICLRegressor(RegressorMixin, Ensemble):
     """Predict a number for each row, and its distribution, in one forward pass of a pretrained network.
 
-    `fit` only prepares the table, unless it is to fine-tune the network. Parameters, attributes and X are those of
+    `fit` prepares the table, and trains only if `fine_tune` is given. Parameters, attributes and X are those of
     TabICLClassifier, without `softmax_temperature` and `classes_`.
 
     Notes
     -----
     The network predicts quantiles of the target, usually 999, at the levels 0.001, 0.002, ..., 0.999. They are sorted,
-    since nothing keeps them from crossing. Levels in between are interpolated. Beyond the outermost levels the network
-    says nothing; there the tails are assumed to be exponential: the quantile at level a is b ln(a) + c below and
-    -b ln(1 - a) + c above, where b is the slope of a least-squares line through the 20 outermost quantiles, at least
-    0.01 and at most 100 standard deviations of the target, and c continues the outermost quantile. `predict` does not
-    include the tails. All results are means over the members of the ensemble.
+    since they may cross. Levels in between are interpolated. Beyond the outermost levels, tails are assumed to be
+    exponential: the quantile at level a is b ln(a) + c below and -b ln(1 - a) + c above, where b is the slope of a
+    least-squares line through the 20 outermost quantiles, at least 0.01 and at most 100 standard deviations of the
+    target, and c continues the outermost quantile. `predict` does not include the tails. All results are means over the
+    members of the ensemble.
 
     The target is standardized by the labeled rows. If it is constant there, for example because there is only one
     such row, that number is predicted for every row and level.
@@ -139,10 +139,8 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
     def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """Means over the members of what is computed from their quantiles, in units of the target, (rows, width).
-
-        summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
-        """
+        """Average summaries of quantiles over the members, in units of the target, (rows, width)."""
+        # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         total = np.zeros((len(numbers), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
         for _, rows, quantiles in self._passes(numbers, lambda member: self.y_, num_classes=0):
@@ -154,12 +152,8 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Quantiles at other levels, with exponential tails; see TabICLRegressor.
-
-    quantiles: (rows, Q), sorted, at levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target
-    levels: (levels,), between 0 and 1
-    returns: float64 (rows, levels)
-    """
+    """Return quantiles at other levels, with exponential tails, float64 (rows, levels); see TabICLRegressor."""
+    # quantiles: (rows, Q), sorted, at levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target
     Q = quantiles.shape[1]
     place = levels * (Q + 1) - 1
     low = place.astype(int).clip(0, Q - 1)
@@ -172,7 +166,7 @@ def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def tail(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Quantiles at levels below the outermost one, (rows, levels)."""
+    """Return quantiles at levels below the outermost one, (rows, levels)."""
     Q = quantiles.shape[1]
     outer = quantiles[:, :TAIL].astype(float)
     logs = np.log(np.arange(1, outer.shape[1] + 1) / (Q + 1))

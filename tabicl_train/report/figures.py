@@ -1,8 +1,8 @@
-"""The figures of the page.
+"""The figures of the report.
 
-Curves over the steps of one or several runs, each given as the data frame of one of its files; the multipliers and
-gates of the scalable softmax, from the rows of scaling.csv; the attention of a network against the number of labeled
-rows, as lab/instruments.py measures it; and the comparison of methods over tasks, whose means tabicl-evaluate draws.
+These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
+of the scalable softmax, from scaling.csv; the attention of a network against the number of labeled rows, measured by
+lab/instruments.py; and the comparison of methods over tasks, whose means tabicl-evaluate also draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task
 from tabicl_train.statistics import mean_interval
 
 WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
-MAX_LINES = 150  # logged steps that are drawn, evenly spaced over the run
+MAX_LINES = 150  # logged steps that are drawn, evenly spaced
 PANELS = 4  # side by side
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 MEASURES = {
@@ -39,13 +39,13 @@ KINDS = {
     "labeled rows": "in context: labeled rows",
     "query rows": "in context: query rows",
 }
-GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # the scores of one who does not look at the features
+GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alone
 
 Runs = dict[str, pd.DataFrame]
 
 
 def draw_training(metrics: Runs, validation: Runs) -> Figure:
-    """The loss, and where that is known its ratio to the loss of guessing."""
+    """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
     points = {name: of_kind(rows, OWN, SYNTHETIC) for name, rows in validation.items()}
     ratios, points = (
         {name: loss_ratios(rows) for name, rows in runs.items() if "guess_loss" in rows} for runs in (metrics, points)
@@ -60,7 +60,7 @@ def draw_training(metrics: Runs, validation: Runs) -> Figure:
 
 
 def draw_optimization(metrics: Runs) -> Figure:
-    """Gradient norm and learning rate."""
+    """Draw gradient norm and learning rate."""
     figure = Figure(figsize=(11, 2.8), layout="constrained")
     norm, rate = figure.subplots(1, 2)
     draw_curves(norm, metrics, "grad_norm")
@@ -79,15 +79,14 @@ def label_steps(axes: Axes, title: str) -> None:
 
 
 def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """By step, sums of the loss and of the loss of guessing, and their ratio, which is comparable between tables of few
-    and of many classes."""
+    """Return sums of the loss and of guess_loss by step, and their ratio, which can be compared between steps."""
     sums = rows.groupby("step")[["loss", "guess_loss"]].sum(min_count=1)
     sums = sums[np.isfinite(sums).all(axis=1)]
     return sums.assign(ratio=sums["loss"] / sums["guess_loss"])
 
 
 def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> None:
-    """Per run: the ratio of every step, faintly, the ratio of moving sums, and the validations as points."""
+    """Draw for each run the ratio of each step, faintly, the ratio of moving sums, and the validations as points."""
     single = len(names) == 1
     for i, name in enumerate(names):
         if name in ratios:
@@ -101,7 +100,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             axes.plot(points[name]["ratio"], "o", color=color, markeredgecolor="white", label=label)
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
     _, high = axes.get_ylim()
-    # The first steps lose up to three times as much as guessing; the axis is made for the second half of the runs.
+    # The ratio of the first steps is up to three; the axis is scaled for the second half of the runs.
     late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
     label_steps(axes, "loss relative to guessing from the labels alone")
@@ -109,7 +108,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
 
 
 def draw_throughput(runs: Runs) -> Figure:
-    """Tables and cells per second, and the share of the time spent waiting for tables, from metrics.csv."""
+    """Draw tables and cells per second, and the share of the time spent waiting for tables, from metrics.csv."""
     figure = Figure(figsize=(11, 3), layout="constrained")
     titles = {"tables_per_s": "tables/s", "cells_per_s": "cells/s", "data_wait": "share of time waiting for tables"}
     for axes, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
@@ -120,7 +119,7 @@ def draw_throughput(runs: Runs) -> Figure:
 
 
 def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
-    """Per run: the logged values, faintly, and their moving average; for a single run, also where its stages start."""
+    """Draw for each run the logged values, faintly, and their moving average; for a single run also its stages."""
     window = max(1, max(map(len, runs.values())) // WINDOWS)
     for i, (name, metrics) in enumerate(runs.items()):
         values = metrics[column].where(np.isfinite(metrics[column]))
@@ -137,8 +136,7 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 
 
 def draw_validation(runs: Runs) -> Figure:
-    """Loss on validation tables, own and synthetic ones, and ROC AUC or R2 on public real data, from
-    validation.csv: means, and for a single run also every set of tables."""
+    """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run."""
     real = [of_kind(rows, REAL) for rows in runs.values()]
     scores = {score: name for score, name in REAL_SCORES.items() if any(len(own) and score in own for own in real)}
     kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
@@ -154,12 +152,12 @@ def draw_validation(runs: Runs) -> Figure:
 
 
 def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
-    """The rows about tables of these kinds."""
+    """Return the rows about tables of these kinds."""
     return validation[validation["data"].map(kind_of).isin(kinds)]
 
 
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
-    """A curve per run: the mean of a column over the sets of tables; for a single run also a curve per set."""
+    """Draw the mean of a column over the sets of tables for each run; for a single run also a curve for each set."""
     for i, (name, validation) in enumerate(runs.items()):
         is_real = validation["data"].map(kind_of) == REAL
         sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
@@ -175,10 +173,8 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
 
 
 def draw_multipliers(scaling: pd.DataFrame) -> Figure:
-    """The largest base multiplier of every scalable softmax against n, the labeled rows, over training.
-
-    A line joins the smallest and the largest n of a logged step; its color is the step.
-    """
+    """Draw the largest base multiplier of each scalable softmax against n, the labeled rows, over training."""
+    # A line connects the smallest and the largest n of a logged step; its color is the step.
     layers = list(scaling["layer"].unique())
     steps = np.unique(scaling["step"])
     shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]
@@ -204,7 +200,7 @@ def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappa
     segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colors.cmap, norm=colors.norm, linewidth=0.9)
     segments.set_array(scaling["step"].to_numpy())
     axes.add_collection(segments)
-    points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # all there is where a step has a single n
+    points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # the line of a step with a single n is a point
     axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
     scale_labeled_rows(axes)
     axes.set(ylim=(0, 1.08 * ends[:, [1, 3]].max()), xlim=(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1))
@@ -219,8 +215,7 @@ def scale_labeled_rows(axes: Axes) -> None:
 
 
 def draw_attention(measures: pd.DataFrame) -> Figure:
-    """A row of panels per measure, a column per kind of queries, a line per layer: means over heads and tables; the
-    band reaches from the lowest to the highest head."""
+    """Draw means over heads and tables by measure (rows), kind of queries (columns) and layer; bands show all heads."""
     shown = [name for name in MEASURES if measures[name].notna().any()]
     kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
     depths = measures.groupby("stage")["layer"].max()
@@ -240,7 +235,7 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
 
 
 def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> None:
-    """depth: number of the stage's last layer, so that a layer has the same color in all panels of the stage"""
+    """Draw a line per layer; depth: the stage's last layer, so that layers have the same color in all of its panels."""
     heads = measures.groupby(["layer", "head", "n"])[name].mean().dropna()  # over tables
     for layer in heads.index.unique("layer"):
         color = colormaps["viridis"](0.9 * layer / max(depth, 1))
@@ -256,7 +251,7 @@ def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> No
 
 
 def draw_gates(scaling: pd.DataFrame) -> Figure | None:
-    """Mean and standard deviation of the gate of each layer over the steps; None if no layer has a gate."""
+    """Draw mean and standard deviation of the gate of each layer over the steps; None if no layer has a gate."""
     gates = scaling[scaling["gate_mean"].notna()]
     if gates.empty:
         return None
@@ -275,7 +270,7 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
-    """Mean scores of the methods as bars, the best on top, that of the first method in color; fits a phone's screen."""
+    """Draw mean scores of the methods as bars, the best on top, the first method in color; fits a phone's screen."""
     means, first, start = ranked(results), results["method"].iloc[0], GUESSING[judged_by(results)]
     figure = Figure(figsize=(4.6, 1.1 + 0.4 * len(means)), layout="constrained")
     axes = figure.subplots()
@@ -323,7 +318,7 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
 
 
 def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
-    """Means of the columns without nan, and their intervals."""
+    """Draw means of the columns without nan, and their intervals."""
     shown = [(i, method) for i, method in enumerate(table) if table[method].notna().all()]
     for place, (i, method) in enumerate(shown):
         found = mean_interval(table[method].to_numpy(), 0, 1)

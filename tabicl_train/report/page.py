@@ -1,8 +1,7 @@
 """The report: one self-contained HTML page about one or several runs.
 
-The files of the runs are read, and made into what the sections show of them: data frames and figures. None stands for
-files that are missing; the template page.html.j2 holds the words. `fill` also makes the pages of sweeps and of the
-laboratory.
+The files of the runs are turned into data frames and figures for the sections; None stands for missing files. The
+template page.html.j2 holds the text. `fill` also makes the pages of sweeps and of the lab.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ class Run:
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
     attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
-    test: dict | None  # from test.json: what the training has gained
+    test: dict | None  # from test.json, the final test
 
 
 def write_report(folders: list[Path], output: Path) -> None:
-    """Write a page about runs; raises ConfigError for a folder without one, and if it cannot be written."""
+    """Write a page about runs; raises ConfigError for a folder without a run, and if it cannot be written."""
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
@@ -113,13 +112,13 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def read_table(records: Records, name: str) -> pd.DataFrame | None:
-    """A CSV file without a torn last line; None if it has no rows."""
+    """Read a CSV file without an incomplete last line; None if it has no rows."""
     rows = records.rows(name)
     return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
 
 
 def sections(runs: list[Run]) -> dict[str, Any]:
-    """The variables of the template."""
+    """Return the variables of the template."""
     metrics = tables_of(runs, "metrics")
     return {
         "overview": overview(runs),
@@ -146,12 +145,12 @@ def per_run(runs: list[Run], content: Callable[[Run], Any]) -> dict[str, Any]:
 
 
 def tables_of(runs: list[Run], source: str) -> dict[str, pd.DataFrame]:
-    """One of the data frames, by the names of the runs that have it."""
+    """Return one of the data frames, by the names of the runs that have it."""
     return {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
 
 
 def overview(runs: list[Run]) -> pd.DataFrame:
-    """A row per fact, a column per run."""
+    """Return a row per fact, a column per run."""
     facts = {run.name: facts_of(run) for run in runs}
     keys = list(dict.fromkeys(key for values in facts.values() for key in values))
     columns = {name: [values.get(key) for key in keys] for name, values in facts.items()}
@@ -187,7 +186,7 @@ def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] |
 
 
 def starts(runs: list[Run]) -> pd.DataFrame | None:
-    """A row per start of a run."""
+    """Return a row per start of a run."""
     rows = [
         {
             "run": run.name,
@@ -204,7 +203,7 @@ def starts(runs: list[Run]) -> pd.DataFrame | None:
 
 
 def settings(runs: list[Run]) -> dict[str, Any] | None:
-    """All settings, a column per run, and those that differ between runs or from the origin."""
+    """Return all settings, a column per run, and those that differ between runs or from the origin."""
     configs = {run.name: run.config for run in runs if run.config is not None}
     if not configs:
         return None
@@ -218,7 +217,7 @@ def settings(runs: list[Run]) -> dict[str, Any] | None:
 
 
 def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What a run's settings are compared with: its experiment as it is today, or the defaults if there is none."""
+    """Return what a run's settings are compared with: its experiment as it is today, or the defaults."""
     try:
         origin = f"experiment={config['name']}"
         return origin, flatten(dataclasses.asdict(compose([origin])))
@@ -228,13 +227,13 @@ def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[Figure, pd.DataFrame]:
-    """Curves, and the medians of each run."""
+    """Return curves, and the medians of each run."""
     medians = {name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()}
     return draw_throughput(metrics), pd.DataFrame(medians).rename(RATES).T
 
 
 def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
-    """The first incidents, and the number of those that are not shown."""
+    """Return the first incidents, and the number of those that are not shown."""
     if not run.incidents:
         return None
     shown = pd.DataFrame(run.incidents[:MAX_INCIDENTS]).reindex(columns=["time", "step", "stage", "reason", "replay"])
@@ -242,7 +241,7 @@ def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
 
 
 def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
-    """The last and the best mean scores, and warnings about falling ones."""
+    """Return the last and the best mean scores, and warnings about falling ones."""
     if run.validation is None:
         return None
     rows = {}
@@ -255,7 +254,7 @@ def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
 
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Mean scores by step, of the kinds of tables that were scored."""
+    """Return mean scores by step, for the kinds of tables that were scored."""
     kinds = rows["data"].map(kind_of)
     means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
     of_real = rows[kinds == REAL].groupby("step")
@@ -264,7 +263,7 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def real_data(runs: list[Run]) -> dict[str, Any] | None:
-    """The comparison of methods on the tasks that all evaluated runs have in common; {} if there are none."""
+    """Compare methods on the tasks that all evaluated runs have in common; {} if there are none."""
     evaluated = [run for run in runs if run.evaluation is not None]
     if not evaluated:
         return None
@@ -287,7 +286,7 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
 
 
 def column_name(column: str) -> str:
-    """The name of a column of `summarize`, such as lead or lead_low."""
+    """Return the heading of a column of `summarize`, such as lead or lead_low."""
     for end in ("low", "high"):
         if column.endswith(f"_{end}"):
             name = column.removesuffix(f"_{end}")
@@ -296,8 +295,7 @@ def column_name(column: str) -> str:
 
 
 def merge(runs: list[Run]) -> pd.DataFrame:
-    """One table of results on the tasks that all runs were evaluated on: the networks of the runs, and the other
-    methods of the first run."""
+    """Merge results on the tasks of all runs: the networks of the runs, and the other methods of the first run."""
     keys = ["data", "split", "rows"]
     networks = [run.evaluation[run.evaluation["method"] == run.evaluation["method"].iloc[0]] for run in runs]
     common = set.intersection(*({*zip(*(rows[key] for key in keys), strict=True)} for rows in networks))
@@ -333,7 +331,7 @@ def table(frame: pd.DataFrame) -> Markup:
     """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
     kind, formatters = "text" if has_text else "numbers", [cell] * frame.shape[1]
-    frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name takes a row of its own
+    frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name has its own row
     frame = frame.astype(object).where(frame.notna(), "")
     html = frame.to_html(formatters=formatters, classes=kind, border=0, justify="left")
     return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head

@@ -1,1 +1,1 @@
-"""The folder of a run: its checkpoints and small files, its lock, and what it says on the terminal."""
+"""The run directory: its checkpoints and small files, its lock, its status, and summaries of runs."""

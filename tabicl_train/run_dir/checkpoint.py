@@ -1,8 +1,8 @@
-"""Checkpoints of a run: written while training goes on, and verified when they are read.
+"""Reads checkpoints of a run, and verifies them.
 
-A file is torch.save's zip archive, whose records carry a CRC-32 each. It holds `state_dict`, `optimizer_states`,
+A file is a zip archive of torch.save, whose records have a CRC-32 each. It holds `state_dict`, `optimizer_states`,
 `callbacks`, `global_step`, `format_version`, `config` (the whole run configuration) and `run` (step, stage, address of
-the next step's tables, the version of the table stream, and where the checkpoint comes from).
+the next step's tables, the version of the table stream, and the origin of the checkpoint).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
-"""Increased when checkpoints have other content, or their content another meaning, than in the last release."""
+"""Increased with a release that changes the content of checkpoints or its meaning."""
 
 
 class DamagedCheckpoint(Exception):
@@ -33,11 +33,9 @@ class DamagedCheckpoint(Exception):
 
 
 def read(path: Path) -> dict:
-    """Read a run's checkpoint or an export, with tensors on the CPU.
-
-    Raises DamagedCheckpoint if it is not what was written, ConfigError if it is of another format version, and OSError
-    or MemoryError if it cannot be read for a reason that is not the file's fault.
-    """
+    """Read a run's checkpoint or an export, with tensors on the CPU."""
+    # Raises DamagedCheckpoint if it was altered, ConfigError for another format version, and OSError or MemoryError if
+    # it cannot be read for another reason.
     verify(path)
     with damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -52,7 +50,7 @@ def is_run_checkpoint(content: Any) -> bool:
 
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
-    """Raise ConfigError for a file of another format version than the known one; files of other programs have none."""
+    """Raise ConfigError for a file of another format version than `known`; files of other programs have none."""
     if (version := content.get("format_version", known)) != known:
         raise ConfigError(
             [
@@ -65,7 +63,7 @@ def check_version(path: Path | str, content: dict, known: int) -> None:
 def verify(path: Path) -> None:
     """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
     with damage(path), open(path, "rb") as file:
-        if file.read(2) != b"PK":  # every zip archive begins so, a truncated one too
+        if file.read(2) != b"PK":  # the start of a zip archive, truncated or not
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
     with damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
@@ -76,18 +74,18 @@ def verify(path: Path) -> None:
 
 @contextlib.contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Inside the context, the many errors that zipfile and torch raise for a damaged file become DamagedCheckpoint."""
+    """Turn the various errors that zipfile and torch raise for a damaged file into DamagedCheckpoint."""
     try:
         yield
     except (DamagedCheckpoint, MemoryError):
         raise
     except Exception as error:
-        # EINVAL is the result of a damaged offset; "allocate" is torch's wording for an allocation that failed.
+        # A damaged offset gives EINVAL; torch's message about a failed allocation has "allocate memory".
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise MemoryError(first_line(error)) from None
-        if isinstance(error, pickle.UnpicklingError):  # the checksums are right
+        if isinstance(error, pickle.UnpicklingError):  # although the checksums are right
             raise DamagedCheckpoint(f"{path} is not a checkpoint") from None
         why = "its end is missing" if isinstance(error, zipfile.BadZipFile) else first_line(error)
         raise DamagedCheckpoint(f"{path} is damaged: {why}") from None
@@ -103,7 +101,7 @@ def averaged(content: dict, kind: str) -> dict[str, Tensor]:
 
 
 def saved(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, oldest first; copies under other names do not count."""
+    """Return the checkpoints in a folder, oldest first, without files of other names."""
     return sorted((p for p in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", p.stem)), key=step_of)
 
 
@@ -113,10 +111,8 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint, up to a step; damaged files are reported.
-
-    Raises ConfigError if all are damaged, or one cannot be read: skipping it would silently go back in time.
-    """
+    """Find the newest intact checkpoint, up to a step; damaged files are reported."""
+    # Raises ConfigError if all are damaged, or if one cannot be read, since an older one would repeat steps silently.
     damaged, gone = set[Path](), set[Path]()
     while True:
         paths = [path for path in saved(folder) if until is None or step_of(path) <= until]
@@ -127,7 +123,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
         try:
             return path, read(path)
         except FileNotFoundError:
-            gone.add(path)  # removed by a run in progress, which has written a newer one
+            gone.add(path)  # a run in progress has written a newer one and removed this one
         except DamagedCheckpoint as error:
             info(f"warning   {error}; using the checkpoint before it")
             damaged.add(path)
@@ -139,7 +135,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes have left half-written: files, and folders of exports."""
+    """Remove temporary files, and folders of exports, that killed processes have left."""
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -148,7 +144,7 @@ def sweep(folder: Path) -> None:
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:
-    """Read a file, or the newest intact checkpoint of a run directory; ConfigError if that is impossible."""
+    """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
     path = Path(checkpoint)
     if path.is_dir():
         if (newest := newest_valid(path / "checkpoints")) is None:

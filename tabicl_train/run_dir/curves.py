@@ -11,7 +11,7 @@ from tabicl_train.run_dir.records import Records, number
 
 
 def training_loss(run_dir: Path) -> float | None:
-    """The mean over the last tenth of the steps, without those whose loss was not finite; None before the first one."""
+    """Return the mean over the last tenth of the steps, without non-finite losses; None before the first step."""
     rows = rows_by_step(run_dir, "metrics.csv")
     losses = [value(at_step[-1], "loss") for step, at_step in rows.items() if step > 0.9 * max(rows)]
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -19,7 +19,7 @@ def training_loss(run_dir: Path) -> float | None:
 
 
 def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
-    """The means of the validations over their sets of tables, by ascending optimizer steps done; they may be nan."""
+    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan."""
     kind, score = metric.split("/")
     rows = rows_by_step(run_dir, "validation.csv")
     return [
@@ -30,8 +30,7 @@ def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
-    """The complete rows of a CSV file by their step, ascending. Where a run went back to an earlier step, the rows that
-    it had written from there on do not count."""
+    """Return the complete rows of a CSV file by ascending step, without those that a run has repeated later."""
     rows: dict[int, list[dict[str, str]]] = {}
     latest = -1
     for row in Records(run_dir).rows(name):

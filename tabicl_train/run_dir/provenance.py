@@ -1,4 +1,4 @@
-"""What produced a run: the code, the versions, the command and the machines."""
+"""The provenance of a run: code, versions, command and machines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
 
 PACKAGE = Path(__file__).resolve().parents[1]
-DRAWING = ("torch", "numpy", "scipy", "numba")  # packages that decide what a table is
+DRAWING = ("torch", "numpy", "scipy", "numba")  # packages on which the bits of a table depend
 PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
 
 
 def describe_origin() -> dict:
-    """Time, commit and diff of the tracked files (None outside a checkout), versions, command line."""
+    """Return time, commit and diff of the tracked files (None outside a checkout), versions, and command line."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": git("rev-parse", "HEAD"),
@@ -32,7 +32,7 @@ def describe_origin() -> dict:
 
 
 def describe_installation() -> str:
-    """What a report of a fault needs, a line each: versions, commit and device."""
+    """Return what a bug report needs, a line each: versions, commit and device."""
     machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     changed = " with changes" if git("diff", "HEAD") else ""
     facts = {
@@ -45,11 +45,8 @@ def describe_installation() -> str:
 
 
 def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
-    """Add a start of the run to provenance.jsonl, and tell if tables may now be others than before.
-
-    origin: as from `describe_origin`
-    ranks: for each rank, what `describe_machine` returns there
-    """
+    """Add a start of the run to provenance.jsonl, and print whether tables may now differ."""
+    # origin: from `describe_origin`; ranks: for each rank, from `describe_machine`
     start = {"step": step, **origin, "machines": grouped(ranks)}
     starts = records.lines("provenance.jsonl")
     if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
@@ -62,7 +59,7 @@ def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str
 
 
 def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Equal descriptions once, each with its ranks."""
+    """Merge equal descriptions, each with the list of its ranks."""
     return [
         described | {"ranks": [number for number, other in enumerate(ranks) if other == described]}
         for number, described in enumerate(ranks)
@@ -71,7 +68,7 @@ def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def drawing_changes(before: dict, now: dict) -> list[str]:
-    """What of that which decides the bits of a table is not as it was at an earlier start, in words."""
+    """Describe changes, since an earlier start, of what the bits of a table depend on."""
 
     def facts(start: dict) -> dict[str, str]:
         cpus = sorted({machine["cpu"] for machine in start["machines"]})
@@ -82,13 +79,13 @@ def drawing_changes(before: dict, now: dict) -> list[str]:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The machine of this process: host name, kind of CPU, and name of the GPU that the process trains on, if any."""
+    """Describe the machine of this process: host name, kind of CPU, and name of the GPU that it trains on, if any."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {"host": platform.node(), "cpu": cpu_kind(), "gpu": gpu}
 
 
 def version(package: str) -> str:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # tabicl-train itself, run from a checkout
@@ -96,25 +93,21 @@ def version(package: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, of this package, and of those that decide what a run computes."""
+    """Return the versions of Python, of this package, and of packages that the results of a run depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
 
 
 def cpu_kind() -> str:
-    """The kind of CPU that numba compiles for, and the instructions that torch uses on it.
-
-    Where two machines differ in it, tables of the same address can differ (priors/README.md).
-    """
+    """Return the kind of CPU that numba compiles for, and the instruction set that torch uses on it."""
+    # Tables of the same address can differ between kinds (priors/README.md).
     from llvmlite import binding  # compiles for numba
 
     return f"{binding.get_host_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def git(*args: str) -> str | None:
-    """What git prints about the checkout that tracks this package, None if there is none.
-
-    An installed package may lie inside a checkout of something else, which does not track it.
-    """
+    """Return git's output for the checkout that tracks this package, or None."""
+    # An installed package may be inside another project's checkout, which does not track it.
     for command in (["ls-files", "--error-unmatch", "train.py"], list(args)):
         try:
             result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)

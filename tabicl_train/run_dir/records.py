@@ -1,4 +1,4 @@
-"""What a run records: its small files, all of which are written, rewound and read here, and what it logs elsewhere.
+"""The records of a run: its small files, which are written, rewound and read here, and its loggers.
 
 NAME.csv                one or more rows per step; the first column is the step (optimizer steps done)
 NAME.jsonl              one JSON object per line; `step`, if present, is the number of a step, counted from 0
@@ -37,8 +37,8 @@ class Records:
     Attributes
     ----------
     loggers : list
-        Each has a `name`, `log_metrics` and `close`. The first values open them, when all workers are forked. None can
-        end a run: one that raises an error is dropped, with one warning.
+        Each has a `name`, `log_metrics` and `close`. The first values open them, after all workers are forked. A logger
+        that raises an error is dropped with a warning, and the run continues.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,11 +46,11 @@ class Records:
         self.loggers: list[Any] = []
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
-        """Log values by name, after so many optimizer steps: numbers, and texts, which a logger may leave out."""
+        """Log values by name after so many optimizer steps: numbers, and texts, which a logger may leave out."""
         self._call_loggers("log_metrics", values, step)
 
     def close_loggers(self, exit_code: int = 0) -> None:
-        """Write or upload what was logged, as that of a failed run if the exit code is not 0."""
+        """Write or upload what was logged; an exit code other than 0 marks the run as failed."""
         self._call_loggers("close", exit_code)
         self.loggers = []
 
@@ -58,12 +58,12 @@ class Records:
         for logger in list(self.loggers):
             try:
                 getattr(logger, method)(*arguments)
-            except Exception as error:  # wandb has many of its own, and a run is worth more than its log
+            except Exception as error:  # of many types in wandb
                 info(f"warning   {logger.name}: nothing more is logged: {first_line(error)}")
                 self.loggers.remove(logger)
 
     def append_rows(self, name: str, *rows: dict) -> None:
-        """Add rows to a CSV file, by column; a float is written so that it reads back as the same float."""
+        """Add rows to a CSV file, by column; floats keep all digits."""
         self._append(name, csv_text(row.values() for row in rows), header=csv_text([rows[0].keys()]))
 
     def append_line(self, name: str, values: dict) -> None:
@@ -77,11 +77,11 @@ class Records:
             file.write((text if end else header + text).encode())
 
     def replace(self, name: str, text: str) -> None:
-        """Replace a file, which has the old or the new content whenever the process is killed."""
+        """Replace a file; it has the old or the new content whenever the process is killed."""
         write_atomically(self.folder / name, lambda file: file.write(text.encode()))
 
     def rewind(self, name: str, steps: int) -> None:
-        """Drop incomplete lines, and those of steps after the first `steps`, since these steps are done again."""
+        """Drop incomplete lines, and those of steps after the first `steps`, which will be repeated."""
         path = self.folder / name
         try:
             content = path.read_bytes()

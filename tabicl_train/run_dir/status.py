@@ -1,12 +1,11 @@
-"""Who writes into a run directory, one process at a time, and what it is doing or how it ended.
+"""The lock of a run directory, in which one process writes at a time, and the status of the run.
 
-The operating system holds the lock of the file `lock`, and releases it when its owner ends, however it ends.
-status.json:
+The operating system releases the lock of the file `lock` when its owner ends in any way. status.json:
 
 status   running, finished, preempted or failed; `read_status` reports a running one whose process is gone as killed
 step     optimizer steps done
-saved    those of the newest checkpoint
-time     of the last change; during training it is at most ten seconds old
+saved    optimizer steps of the newest checkpoint
+time     of the last change; at most ten seconds ago during training
 host, process
 launch   the elastic agent's name of the launch; null for a single process
 cause    of a failed run
@@ -31,7 +30,7 @@ from tabicl_train.run_dir.records import Records
 
 LOCK, STATUS = "lock", "status.json"
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
-# Seconds to wait: for `is_in_use` of another process; after a restart, for the lock of a machine that has died.
+# Seconds to wait for the lock, which `is_in_use` of another process may hold, or after a restart a dead machine
 TIMEOUT, RESTARTED = 1.0, 120.0
 EVERY = 10.0  # seconds between updates during training
 
@@ -60,15 +59,15 @@ class RunLock:
             self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
 
     def release(self) -> None:
-        """Release the lock, if this process holds it. The file stays, except in a new folder with nothing else."""
-        if self.is_new and self.lock.is_locked and os.listdir(self.folder) == [LOCK]:  # the start was refused
+        """Release the lock, if this process holds it, and remove a new folder in which nothing was written."""
+        if self.is_new and self.lock.is_locked and os.listdir(self.folder) == [LOCK]:  # the run could not start
             self.path.unlink()
             self.folder.rmdir()
         self.lock.release()
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of a run directory; False where that cannot be seen."""
+    """Whether a process holds the lock of a run directory; False if that is unknown."""
     if not (folder / LOCK).exists():
         return False
     try:
@@ -106,7 +105,7 @@ class RunStatus:
             self.records.replace(STATUS, json.dumps(self.values) + "\n")
 
     def finish_earlier(self, step: int) -> None:
-        """Note that the run has finished, if a kill has prevented that before."""
+        """Write the status finished, unless it was written before."""
         if (self.records.json(STATUS) or {}).get("status") != "finished":
             self.write(status="finished", step=step, saved=step)
 
@@ -117,10 +116,8 @@ class RunStatus:
 
 
 def read_status(folder: Path) -> dict | None:
-    """The content of status.json, None if there is none. The status of a run that was killed is `killed`.
-
-    Its step is then that of the last update: up to ten seconds of training may have followed.
-    """
+    """Return the content of status.json, or None; the status of a run that was killed is `killed`."""
+    # The step of a killed run is that of the last update, at most ten seconds before the kill.
     values = Records(folder).json(STATUS)
     if values is not None and values.get("status") == "running" and not is_in_use(folder):
         values["status"] = "killed"

@@ -1,4 +1,4 @@
-"""A run in one line: what `tabicl-runs` lists, and what a run prints at its end."""
+"""Summaries of runs: the table of `tabicl-runs`, and what a run prints at its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tabicl_train.run_dir.curves import curve, training_loss
 from tabicl_train.run_dir.status import STATUS, read_status
 
 SCORES = {"real/roc_auc": "ROC AUC", "real/r2": "R2", "own/loss": "own loss", "synthetic/loss": "validation loss"}
-UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def runs_table(folder: Path) -> str:
-    """The runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
+    """List the runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
     found = [(read_status(run) or {}, run) for run in find_runs(folder)]
     if not found:
         raise ConfigError([f"{folder}: there is no run; tabicl-train experiment=demo run_dir={folder}/demo starts one"])
@@ -38,7 +38,7 @@ def runs_table(folder: Path) -> str:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield run directories, those of sweeps too; no run lies in another one."""
+    """Yield the run directories in a folder, also those of sweeps, without descending into them."""
     for place, folders, names in os.walk(folder):
         folders[:] = [] if STATUS in names else [name for name in folders if not name.startswith(".")]
         if STATUS in names:
@@ -46,7 +46,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def last_change(values: dict) -> float:
-    """The time of a status in seconds since 1970; 0 if it is not known."""
+    """Return the time of a status in seconds since 1970, or 0."""
     try:
         return datetime.strptime(values["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (KeyError, ValueError):
@@ -54,12 +54,12 @@ def last_change(values: dict) -> float:
 
 
 def age(seconds: float) -> str:
-    name, unit = next((name, unit) for name, unit in UNITS.items() if seconds >= unit or unit == 1)
+    name, unit = next((name, unit) for name, unit in SECONDS.items() if seconds >= unit or unit == 1)
     return f"{max(seconds, 0) / unit:.0f} {name}"
 
 
 def total_steps(run_dir: Path) -> int | None:
-    """The steps that the configuration of a run asks for; None if it has not begun."""
+    """Return the steps of a run by its configuration; None if it has not begun."""
     try:
         config = yaml.safe_load((run_dir / "config.yaml").read_text())
         steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
@@ -69,7 +69,7 @@ def total_steps(run_dir: Path) -> int | None:
 
 
 def score(run_dir: Path) -> str | None:
-    """The mean of the last validation: on real data if there is any, else on tables like those of training."""
+    """Format the mean of the last validation, on real data if possible, otherwise on tables like those of training."""
     for metric, name in SCORES.items():
         values = curve(run_dir, metric)
         if values and math.isfinite(values[-1][1]):
@@ -78,13 +78,13 @@ def score(run_dir: Path) -> str | None:
 
 
 def result(run_dir: Path) -> str:
-    """The loss and the score of a run, for a sentence; "" if it has none yet."""
+    """Format the loss and the score of a run; "" if it has none yet."""
     loss = training_loss(run_dir)
     return ", ".join(filter(None, [None if loss is None else f"loss {loss:.3f}", score(run_dir)]))
 
 
 def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
-    """What a finished run says last: its scores, where its files are, and the next command."""
+    """Return the last lines of a finished run: its scores, its files, and the next command."""
     then = ["tabicl-evaluate", f"checkpoint={run_dir}"] if has_estimators else ["tabicl-report", f"run_dir={run_dir}"]
     return [
         f"result    {result(run_dir)}",

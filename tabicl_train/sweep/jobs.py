@@ -24,10 +24,8 @@ LOOK = 10.0  # seconds between calls of squeue
 
 
 def slots(plan: Plan) -> list[str]:
-    """The places for runs at once: the GPUs of each of them, as CUDA_VISIBLE_DEVICES names them, empty without GPUs.
-
-    Without sweep.jobs there are as many as there are GPUs, or cores, for the largest run. More share the GPUs.
-    """
+    """Return CUDA_VISIBLE_DEVICES of each of the runs that go on at once, empty without GPUs."""
+    # Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
     sweep, largest = plan.sweep, max(plan.configs, key=lambda config: config.trainer.devices or 1)
     devices = largest.trainer.devices or 1
     if sweep.submit.cluster != "local":
@@ -36,7 +34,7 @@ def slots(plan: Plan) -> list[str]:
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
         groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]
-        groups = groups or [",".join(gpus)]  # too few for a run, which says so itself
+        groups = groups or [",".join(gpus)]  # too few for a run, which reports that itself
         return [groups[i % len(groups)] for i in range(sweep.jobs or len(groups))]
     cores = devices * largest.with_workers(1)[0].cores
     return [""] * (sweep.jobs or max(1, num_cores() // cores))
@@ -54,29 +52,29 @@ class Job:
 
     @property
     def number(self) -> str | None:
-        """What submitit calls the latest job of the run: the number of a process here, or of a job of SLURM."""
+        """submitit's id of the latest job of the run: that of a local process, or of a SLURM job."""
         if self.submitted is not None:
             return self.submitted.job_id
         files = sorted((self.run_dir / "jobs").glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime)
         return files[-1].name.removesuffix("_submitted.pkl") if files else None
 
     def has_ended(self) -> bool:
-        """Whether neither the job nor, on this machine, its run is there any more."""
+        """Whether the job, and on this machine its run, has ended."""
         if self.cluster == "slurm":
             return self.number not in queue.numbers()
         return (self.submitted is None or self.submitted.done()) and not is_in_use(self.run_dir)
 
     def stop(self) -> None:
-        """Ask the run to save and end."""
+        """Send the stop signal, after which the run saves and ends."""
         if self.number is not None and not self.has_ended():
             with contextlib.suppress(OSError):
                 if self.cluster == "slurm":
                     subprocess.run(["scancel", self.number], check=False)
-                else:  # submitit hands the signal on
+                else:  # submitit forwards the signal
                     os.kill(int(self.number), signal.SIGTERM)
 
     def error(self) -> str:
-        """Its first line of error; empty if there is none."""
+        """Return the first error in its output, or an empty text."""
         try:
             text = Path(self.run_dir, "jobs", f"{self.number}_0_log.out").read_text(errors="replace")
         except OSError:
@@ -86,21 +84,19 @@ class Job:
 
 
 def find(run_dir: Path, cluster: str) -> Job | None:
-    """The job of a run that has outlived an earlier call of the sweep; None if there is none."""
+    """Return the job of a run that still runs after an earlier call of the sweep, or None."""
     job = Job(run_dir, cluster)
     return None if job.has_ended() else job
 
 
 def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
-    """Submit a run; raises ConfigError if it cannot be submitted.
-
-    gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
-    """
+    """Submit a run; raises ConfigError if it cannot be submitted."""
+    # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
     options, config = plan.sweep.submit, plan.configs[0]
     if options.cluster == "local":
         devices = config.trainer.devices or 1
         workers, variables = max(1, num_cores() // (at_once * devices) - 1), {"CUDA_VISIBLE_DEVICES": gpus}
-        options = SubmitOptions(cluster="local", gpus=0)  # with trainer.devices the run starts its ranks by itself
+        options = SubmitOptions(cluster="local", gpus=0)  # the run starts its own ranks, by trainer.devices
     else:
         workers, variables = GPU_WORKERS if options.gpus else 1, {}
     config, more = config.with_workers(workers)
@@ -108,22 +104,23 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     run_dir.mkdir(parents=True, exist_ok=True)
     arguments = [*arguments, *more]
     submitted = submit(arguments, options, run_dir / "jobs", config.cores, **variables)
-    queue.looked = -math.inf  # the jobs known so far lack this one
+    queue.looked = -math.inf  # since the known jobs lack this one
     return Job(run_dir, options.cluster, submitted)
 
 
 @dataclasses.dataclass
 class Queue:
-    """The jobs that SLURM has, looked up every ten seconds. submitit alone asks sacct, which does not answer without
-    SLURM's accounting, or about jobs of long ago; it would take them for jobs that still wait."""
+    """The jobs of this user in SLURM, looked up every ten seconds."""
 
+    # submitit itself asks sacct. Without SLURM's accounting, or for old jobs, that does not answer, and submitit takes
+    # the jobs for pending ones.
     known: set[str] = dataclasses.field(default_factory=set)
     looked: float = -math.inf
 
     def numbers(self) -> set[str]:
         if time.monotonic() - self.looked >= LOOK:
             command = ["squeue", "--me", "--noheader", "--format=%i"]
-            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then what was known is still true
+            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the known jobs stay
                 self.known = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
                 self.looked = time.monotonic()
         return self.known

@@ -1,4 +1,4 @@
-"""The metric of a sweep: what its runs are compared by, read from the files that each of them writes."""
+"""The metric by which the runs of a sweep are compared, read from their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRICS = (
 
 
 def problem(metric: str, config: RunConfig) -> str | None:
-    """Why a run with this configuration would never write the metric; None if it does."""
+    """Return why a run with this configuration does not write the metric, or None."""
     (kind, _, score), settings = metric.partition("/"), config.validation
     if metric not in METRICS:
         near = closest(metric, METRICS)
@@ -43,7 +43,7 @@ def is_better_lower(metric: str) -> bool:
 
 
 def last(run_dir: Path, metric: str) -> float | None:
-    """The metric of a run so far, which may be nan; None if there is no value yet."""
+    """Return the last value of a run's metric, which may be nan, or None before the first one."""
     if metric == "loss":
         return training_loss(run_dir)
     values = curve(run_dir, metric)

@@ -1,4 +1,4 @@
-"""From the command line of a sweep to what it runs, checked all at once."""
+"""The plan of a sweep, made from its command line with all checks."""
 
 from __future__ import annotations
 
@@ -24,39 +24,33 @@ REAL = "real/loss"
 
 @dataclass
 class Plan:
-    """A sweep, ready to run.
-
-    settings: overrides of every run
-    own: those of the command line, which win over all others
-    config_dir: the option --config-dir
-    configs: what the points are composed into with the first seed; of ranges, only points that have both ends
-    """
+    """A sweep, ready to run."""
 
     sweep: SweepConfig
     folder: Path
     axes: list[Axis]
-    settings: list[str]
-    own: list[str]
-    config_dir: str | None = None
-    configs: list[RunConfig] = field(default_factory=list)
+    settings: list[str]  # overrides of every run
+    own: list[str]  # overrides of the command line, which win over all others
+    config_dir: str | None = None  # the option --config-dir
+    configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
 
     @property
     def points(self) -> list[Point]:
-        """All points of a grid; of a search, points that have every choice and both ends of each range."""
+        """All points of a grid; for a search, points that cover every choice and both ends of each range."""
         return list(grid(self.axes)) if self.sweep.sampler == "grid" else examples(self.axes)
 
     @property
     def total(self) -> int:
-        """Points that the sweep tries."""
+        """Number of points that the sweep tries."""
         return len(self.points) if self.sweep.sampler == "grid" else self.sweep.trials
 
     def overrides(self, point: Point, seed: int) -> list[str]:
-        """The settings of a run."""
+        """Return the settings of a run."""
         varied = [text for axis in self.axes for text in axis.overrides(point[axis.key])]
         return last_of_each([*self.settings, *varied, *self.own, f"seed={seed}"])
 
     def arguments(self, point: Point, seed: int) -> list[str]:
-        """The arguments of tabicl-train, without run_dir."""
+        """Return the arguments of tabicl-train, without run_dir."""
         arguments = [] if self.config_dir is None else ["--config-dir", self.config_dir]
         arguments += self.overrides(point, seed)
         wandb = self.configs[0].wandb
@@ -65,18 +59,18 @@ class Plan:
         return arguments
 
     def run_dir(self, number: int, point: Point, seed: int) -> Path:
-        """The run directory of a trial and a seed."""
+        """Return the run directory of a trial and a seed."""
         return self.folder / "_".join(filter(None, [f"{number:03}", label(point), f"seed-{seed}"]))
 
     def identity(self) -> dict[str, Any]:
-        """What must not change from one call of a sweep to the next."""
+        """Return the settings that must not change from one call of a sweep to the next."""
         sweep, kept = self.sweep, [s for s in [*self.settings, *self.own] if not s.lstrip("+~").startswith(HARMLESS)]
         axes = {axis.key: [str(axis.distribution), axis.settings] for axis in self.axes}
         names = {"sampler": sweep.sampler, "pruner": sweep.pruner, "seeds": sweep.seeds, "metric": sweep.metric}
         return json.loads(json.dumps({**names, "space": axes, "settings": sorted(kept)}))
 
     def text(self) -> str:
-        """The sweep and, of a grid, the commands of its runs."""
+        """Format the sweep and, for a grid, the commands of its runs."""
         parts = [yaml.safe_dump(dataclasses.asdict(self.sweep), sort_keys=False)]
         if self.sweep.sampler == "grid":
             runs = [self.arguments(point, seed) for point in self.points for seed in self.sweep.seeds]
@@ -85,7 +79,7 @@ class Plan:
 
 
 def last_of_each(overrides: list[str]) -> list[str]:
-    """The overrides without those that a later one of the same key replaces: Hydra takes a group only once."""
+    """Keep only the last override of each key, since Hydra accepts a group only once."""
     kept: dict[str, str] = {}
     for text in overrides:
         key = text.partition("=")[0]
@@ -95,10 +89,8 @@ def last_of_each(overrides: list[str]) -> list[str]:
 
 
 def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
-    """The plan of a command line; raises ConfigError with every problem.
-
-    All points of a grid are checked; of a search, whose points are not known, points that have every value.
-    """
+    """Make the plan of a command line; raises ConfigError with every problem."""
+    # All points of a grid are checked; for a search, whose points are unknown, points that cover every value.
     composer, problems = Composer(config_dir), list[str]()
     try:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])
@@ -123,7 +115,7 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
 
 
 def read_settings(sweep: SweepConfig, command_line: list[str], composer: Composer, problems: list[str]) -> Plan:
-    """The plan without its configurations; adds to the problems."""
+    """Make the plan without its configurations; adds to the problems."""
     axes: dict[str, Axis] = {}
     for key, entry in sweep.space.items():
         try:
@@ -170,7 +162,7 @@ RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folde
 
 
 def check_configs(plan: Plan, problems: list[str]) -> None:
-    """Set the metric if none is chosen, and add to the problems those of any configuration as a run of a sweep."""
+    """Set the metric if none is chosen, and add the problems of configurations as runs of a sweep."""
     sweep, configs = plan.sweep, plan.configs
     if sweep.metric is None:
         has_real = all(metric_problem(REAL, config) is None for config in configs)
@@ -187,4 +179,4 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if (plan.folder / "config.yaml").exists():
-        problems.append(f"run_dir is {str(plan.folder)!r}, the folder of a run; a sweep needs one of its own")
+        problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")

@@ -1,4 +1,4 @@
-"""What a sweep has achieved, also while it runs: its runs, results.csv, the ranked table, and one HTML file."""
+"""The results of a sweep, also while it runs: its runs, results.csv, the ranked table, and an HTML page."""
 
 from __future__ import annotations
 
@@ -39,18 +39,13 @@ STATES = {
 
 @dataclass
 class SweepRun:
-    """A run of a sweep.
-
-    arguments: of tabicl-train, without run_dir
-    status: that of status.json; pruned; or planned before it has begun
-    value: the metric so far
-    """
+    """A run of a sweep."""
 
     folder: Path
     seed: int
-    arguments: list[str]
-    status: str
-    value: float | None
+    arguments: list[str]  # of tabicl-train, without run_dir
+    status: str  # that of status.json; pruned; or planned before it has begun
+    value: float | None  # the metric so far
     step: int
 
     @property
@@ -59,17 +54,14 @@ class SweepRun:
 
     @property
     def commands(self) -> tuple[str, str]:
-        """The command that trains it again or continues it, and the one that exports it, as typed into a shell."""
+        """The shell commands that train or continue it, and export it."""
         train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}"]
         export = ["tabicl-export", f"checkpoint={self.folder}", f"output={self.folder}/model", "format=hub"]
         return shlex.join(train), shlex.join(export)
 
 
 class Sweep:
-    """The present state of a sweep, which may be running; raises ConfigError if there is none in the folder.
-
-    points: each trial with its runs
-    """
+    """The state of a sweep, which may be running; raises ConfigError if there is none in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.study = folder, load_study(folder)
@@ -98,16 +90,16 @@ class Sweep:
 
     @property
     def best_run(self) -> SweepRun | None:
-        """The best run of the best point; None before there is any."""
+        """The best run of the best point, or None."""
         choose = min if is_better_lower(self.metric) else max
         return choose(self.ranked[0][1], key=lambda run: run.value) if self.ranked else None
 
     def params(self, trial: FrozenTrial) -> dict[str, str]:
-        """The values of a trial by their short names, as they are shown."""
+        """Return the formatted values of a trial by their short names."""
         return {name: value_text(trial.params[key]) for key, name in self.parameters.items()}
 
     def table_of_runs(self) -> pd.DataFrame:
-        """A row for each run, with the value so far if it has not finished."""
+        """Return a row for each run, with the latest value of the metric."""
         rows = [
             {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status, self.metric: run.value}
             | {"step": run.step}
@@ -117,7 +109,7 @@ class Sweep:
         return pd.DataFrame(rows).set_index("run") if rows else pd.DataFrame()
 
     def ranking(self) -> pd.DataFrame:
-        """A row for each point that has finished, best first: the mean over its seeds with Student's 95 % interval."""
+        """Return a row for each finished point, best first: the mean over its seeds with Student's 95 % interval."""
         rows = []
         for rank, (trial, runs) in enumerate(self.ranked, start=1):
             row = {"rank": rank, **self.params(trial), self.metric: f"{trial.value:.4f}"}
@@ -128,7 +120,7 @@ class Sweep:
         return pd.DataFrame(rows).set_index("rank") if rows else pd.DataFrame()
 
     def without_result(self) -> pd.DataFrame:
-        """A row for each point that has not finished."""
+        """Return a row for each point that has not finished."""
         rows = [
             {"trial": t.number, **self.params(t), "status": STATES[t.state], "reason": t.user_attrs.get("reason", "")}
             for t, _ in self.points
@@ -147,7 +139,7 @@ class Sweep:
         )
 
     def text(self) -> str:
-        """What is printed at the end of a sweep."""
+        """Format the results for the terminal."""
         tables = [table.reset_index() for table in (self.ranking(), self.without_result()) if len(table)]
         parts = [f"{self.name}: {self.summary}", *(text_table(table.columns, table.to_numpy()) for table in tables)]
         if best := self.best_run:
@@ -168,7 +160,7 @@ def write_page(sweep: Sweep) -> None:
 
 
 def figures(sweep: Sweep) -> dict[str, Figure]:
-    """Optuna's figures of the points that have finished, by their titles; those of parameters need two values."""
+    """Draw Optuna's figures of finished points, by title; figures of a parameter need two values of it."""
     study, found = sweep.study, [trial for trial, _ in sweep.ranked]
     varied = [key for key in sweep.parameters if len({str(trial.params[key]) for trial in found}) > 1]
     drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if found else {}

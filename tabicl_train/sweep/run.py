@@ -1,4 +1,4 @@
-"""A sweep from start to end: ask the study for points, run them as jobs, and tell it their results."""
+"""Runs a sweep: asks the study for points, runs them as jobs, and reports their results to it."""
 
 from __future__ import annotations
 
@@ -23,38 +23,30 @@ from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import hydra_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
-POLL = 0.5  # seconds between looks at the jobs
+POLL = 0.5  # seconds between checks of the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs
 
 
 @dataclass(eq=False)
 class ActiveRun:
-    """A run of a trial.
-
-    job, slot: while it runs
-    was_killed: once before, and was started again
-    value: the metric once it has ended, nan if it has failed
-    reason: why it has failed
-    """
+    """A run of a trial."""
 
     folder: Path
     arguments: list[str]
-    job: jobs.Job | None = None
+    job: jobs.Job | None = None  # while it runs, as the slot
     slot: str | None = None
-    was_killed: bool = False
-    value: float | None = None
-    reason: str = ""
+    was_killed: bool = False  # once before, and was started again
+    value: float | None = None  # the metric once it has ended, nan if it has failed
+    reason: str = ""  # why it has failed
 
 
 class ActiveTrial:
-    """A trial whose runs have not all ended.
-
-    reported: number of validations that the pruner knows
-    pruned: why the pruner has stopped it
-    """
+    """A trial whose runs have not all ended."""
 
     def __init__(self, trial: Trial, folder: Path) -> None:
-        self.trial, self.reported, self.pruned = trial, 0, ""
+        self.trial = trial
+        self.reported = 0  # number of validations that the pruner knows
+        self.pruned = ""  # why the pruner has stopped it
         self.runs = [
             ActiveRun(folder / name, [*arguments, f"run_dir={hydra_text(str((folder / name).absolute()))}"])
             for name, _, arguments in trial.user_attrs[RUNS]
@@ -66,7 +58,7 @@ class ActiveTrial:
 
 
 class Controller:
-    """Runs the trials of a sweep whose lock is held; `stop` says when it is to stop."""
+    """Runs the trials of a sweep whose lock is held, until `stop` is asked."""
 
     def __init__(self, plan: Plan, stop: Stop) -> None:
         assert plan.sweep.metric is not None
@@ -113,7 +105,7 @@ class Controller:
         run.job, run.slot = job, self.free.pop(0) if self.free else None
 
     def next_run(self) -> ActiveRun | None:
-        """A run that can start, of a new trial if there is none; with a pruner, a trial begins with its first seed."""
+        """Return a run that can start, perhaps of a new trial; with a pruner, a trial begins with its first seed."""
         for active in self.active:
             first, *others = active.runs
             candidates = [first] if self.prunes and first.value is None else [first, *others]
@@ -126,7 +118,7 @@ class Controller:
         return self.active[-1].runs[0]
 
     def look(self, active: ActiveTrial) -> None:
-        """Note which runs of a trial have ended, and tell the study about it once all have."""
+        """Check which runs of a trial have ended, and report the trial to the study once all have."""
         for run, job in active.running:
             if job.has_ended():
                 run.job = None
@@ -142,7 +134,7 @@ class Controller:
             self.tell(active, TrialState.FAIL if reason else TrialState.COMPLETE, reason)
 
     def end(self, run: ActiveRun, error: str = "", was_asked: bool = False) -> None:
-        """Decide what has become of a run whose job has ended: it has finished, has failed, or goes on later."""
+        """Determine whether a run whose job has ended has finished, has failed, or will be continued."""
         status = read_status(run.folder) or {"status": "killed"}
         if status["status"] == "finished":
             value = last(run.folder, self.metric)
@@ -160,7 +152,7 @@ class Controller:
             info(f"failed    {run.folder.name}: {run.reason}")
 
     def prune(self, active: ActiveTrial) -> None:
-        """Stop a trial that does worse than others, judged by the validations of its first seed so far."""
+        """Stop a trial that is worse than others by the validations of its first seed so far."""
         for step, value in curve(active.runs[0].folder, self.metric)[active.reported :]:
             active.reported += 1
             active.trial.report(value, step)
@@ -175,7 +167,7 @@ class Controller:
             job.stop()
 
     def tell(self, active: ActiveTrial, state: TrialState, reason: str) -> None:
-        """Tell the study how a trial has ended, and renew the results."""
+        """Report to the study how a trial has ended, and update the results."""
         self.active.remove(active)
         if reason:
             active.trial.set_user_attr("reason", reason)
@@ -184,7 +176,7 @@ class Controller:
         self.write(page=time.monotonic() - self.drawn >= DRAW)
 
     def write(self, page: bool = True) -> Sweep:
-        """Renew results.csv and the page; runs go on whatever is wrong with a picture."""
+        """Update results.csv and the page; an error of a figure does not end the sweep."""
         sweep = Sweep(self.plan.folder)
         sweep.write_csv()
         if page:
@@ -197,11 +189,8 @@ class Controller:
 
 
 def run_sweep(plan: Plan) -> str:
-    """Run a sweep, or what is left of it, and print its table.
-
-    Returns "finished"; "failed" if no point has finished; or "preempted" by a signal before the end. Raises ConfigError
-    if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
-    """
+    """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
+    # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
     lock.acquire()

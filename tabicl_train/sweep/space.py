@@ -1,4 +1,4 @@
-"""What a sweep varies: its axes, as distributions of Optuna, and the settings of tabicl-train behind their values."""
+"""The space of a sweep: its axes, as distributions of Optuna, and the settings of tabicl-train for their values."""
 
 from __future__ import annotations
 
@@ -20,22 +20,17 @@ Point = dict[str, Any]  # a value for each axis, by its key
 
 @dataclass
 class Axis:
-    """What varies.
-
-    settings: of each choice, in their order; empty for a range
-    prefix: "+" or "++" of a range that adds its setting
-    has_labels: whether the choices are labels of settings that change together
-    """
+    """A setting, or several settings together, that varies."""
 
     key: str
     distribution: BaseDistribution
-    settings: list[list[str]]
-    prefix: str = ""
-    has_labels: bool = False
+    settings: list[list[str]]  # of each choice, in their order; empty for a range
+    prefix: str = ""  # "+" or "++" of a range that adds its setting
+    has_labels: bool = False  # whether the choices are labels of settings that change together
 
     @property
     def choices(self) -> list[Any]:
-        """All choices; of a range, its ends."""
+        """All choices, or the ends of a range."""
         if isinstance(self.distribution, CategoricalDistribution):
             return list(self.distribution.choices)
         return [self.distribution.low, self.distribution.high]
@@ -44,7 +39,7 @@ class Axis:
         return self.settings[self.choices.index(value)] if self.settings else [f"{self.prefix}{self.key}={value!r}"]
 
     def suggest(self, trial: optuna.Trial) -> Any:
-        """The value of a trial, which keeps it."""
+        """Draw the value of a trial, which keeps it."""
         d = self.distribution
         if isinstance(d, IntDistribution):
             return trial.suggest_int(self.key, d.low, d.high, step=d.step, log=d.log)
@@ -54,14 +49,14 @@ class Axis:
 
 
 def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
-    """An axis of values by their texts. Lists, and values that are equal such as 1 and true, go by their texts."""
+    """Return an axis of values by their texts, which are its choices for lists, or if values are equal (1 and true)."""
     plain = all(isinstance(value, str | int | float | None) for value in values.values())
     named = list(values.values()) if plain and len(set(values.values())) == len(values) else list(values)
     return Axis(key, CategoricalDistribution(named), [[f"{element or key}={text}"] for text in values])
 
 
 def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
-    """A range, of whole numbers if both ends are; raises ValueError, or TypeError, if it is none."""
+    """Return the axis of a range, of whole numbers if both ends are; raises ValueError or TypeError."""
     if type(low) not in (int, float) or type(high) not in (int, float) or not low < high:
         raise ValueError("low and high must be two numbers, low the smaller one")
     kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
@@ -69,14 +64,14 @@ def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) ->
 
 
 def axis_of_space(key: str, entry: Any) -> Axis:
-    """An entry of a sweep's space as an axis; raises ValueError that says what is wrong with it."""
+    """Return the axis of an entry of a sweep's space; raises ValueError if it is invalid."""
     if isinstance(entry, list) and entry:
         return choices(key, {override_text(value): value for value in entry})
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
         try:
             return interval(key, **entry)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{key} is no range: {error}") from None
+            raise ValueError(f"{key} is not a range: {error}") from None
     if isinstance(entry, dict) and entry and all(map(is_texts, entry.values())):
         labels = CategoricalDistribution([str(label) for label in entry])
         return Axis(key, labels, [list(settings) for settings in entry.values()], has_labels=True)
@@ -89,7 +84,7 @@ def is_texts(entry: Any) -> bool:
 
 
 def axis_of_override(override: Override) -> Axis | None:
-    """The several values that an override of the command line stands for; None if it has one value."""
+    """Return the axis of an override with several values; None if it has one value."""
     if not override.is_sweep_override():
         return None
     element = override.get_key_element()
@@ -103,19 +98,19 @@ def axis_of_override(override: Override) -> Axis | None:
 
 
 def grid(axes: list[Axis]) -> Iterator[Point]:
-    """All combinations of the choices."""
+    """Return all combinations of the choices."""
     keys = [axis.key for axis in axes]
     return (dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes)))
 
 
 def examples(axes: list[Axis]) -> list[Point]:
-    """Points that have every choice of each axis, and both ends of each range, at least once."""
+    """Return points that cover every choice of each axis, and both ends of each range."""
     first = {axis.key: axis.choices[0] for axis in axes}
     return [first] + [first | {axis.key: value} for axis in axes for value in axis.choices[1:]]
 
 
 def override_text(value: Any) -> str:
-    """A value as Hydra's grammar reads it."""
+    """Format a value in Hydra's grammar."""
     if isinstance(value, str):
         return hydra_text(value)
     if isinstance(value, list):
@@ -126,27 +121,27 @@ def override_text(value: Any) -> str:
 
 
 def hydra_text(text: str) -> str:
-    """A text as Hydra's grammar reads it back, in quotes where needed: 'lr=0.1,width=2' would be several values."""
+    """Quote a text for Hydra's grammar where needed: 'lr=0.1,width=2' would be several values."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
         return text
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes count as such, except before quotes and at the end
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes are escaped only before quotes and at the end
     return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
 def value_text(value: Any) -> str:
-    """A value as it is shown: 0.001 rather than 0.0010000000000000002."""
+    """Format a value for people: 0.001 rather than 0.0010000000000000002."""
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def label(point: Point) -> str:
-    """A point in words that can be part of a file name, whatever the order of its axes."""
+    """Format a point as part of a file name, which does not depend on the order of its axes."""
     names = short_names(list(point))
     text = "_".join(sorted(f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()))
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text)[:150]
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
-    """For each dotted key, the shortest end that no other has: lr for curriculum.stages.a.lr."""
+    """Return the shortest unique suffix of each dotted key, such as lr for curriculum.stages.a.lr."""
     ends = {key: [key.split(".", i)[-1] for i in reversed(range(key.count(".") + 1))] for key in keys}
     counts = collections.Counter(end for several in ends.values() for end in several)
     return {key: next((end for end in ends[key] if counts[end] == 1), key) for key in keys}

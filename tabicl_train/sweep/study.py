@@ -21,7 +21,7 @@ RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its r
 
 
 def open_study(plan: Plan) -> optuna.Study:
-    """The study of a sweep whose lock is held, or a new one; raises ConfigError if it is of another sweep."""
+    """Open or create the study of a sweep whose lock is held; raises ConfigError if it is of another sweep."""
     assert plan.sweep.metric is not None
     path = plan.folder / STUDY
     repair(path)
@@ -44,7 +44,7 @@ def open_study(plan: Plan) -> optuna.Study:
 
 
 def load_study(folder: Path) -> optuna.Study:
-    """The study in the folder of a sweep, to be read; raises ConfigError if there is none."""
+    """Open the study in the folder of a sweep for reading; raises ConfigError if there is none."""
     if not (folder / STUDY).exists():
         raise ConfigError([f"{folder}: there is no sweep in it"])
     return optuna.load_study(study_name=NAME, storage=storage(folder / STUDY))
@@ -56,15 +56,15 @@ def storage(path: Path) -> JournalStorage:
 
 
 def repair(path: Path) -> None:
-    """What a kill may leave: an incomplete last line, which Optuna cannot read, and the lock of the file, for which it
-    would wait half a minute. The lock of the sweep is held, so nobody else writes the file."""
+    """Remove an incomplete last line, which Optuna cannot read, and the lock of the file, after a kill."""
+    # Optuna would wait half a minute for the lock. No other process writes, since the lock of the sweep is held.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
         file.truncate(whole_lines_end(path))
 
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of one trial. A RandomSampler that is made anew with the same seed would repeat its points."""
+    """Make the sampler of one trial, with its number as seed, since a new sampler with the same seed repeats points."""
     if plan.sweep.sampler == "grid":
         return optuna.samplers.GridSampler({axis.key: axis.choices for axis in plan.axes}, seed=0)
     if plan.sweep.sampler == "random":
@@ -73,12 +73,12 @@ def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
 
 
 def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> Trial:
-    """Another trial with its runs, or one that an earlier call of the sweep has begun."""
+    """Start a trial with its runs, or continue one that an earlier call of the sweep has started."""
     default = study.sampler
     study.sampler = sampler(plan, len(study.get_trials(deepcopy=False)) if running is None else running.number)
     trial = study.ask() if running is None else Trial(study, running._trial_id)
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
-    # GridSampler would raise RuntimeError when the last trial is told: it calls Study.stop, which needs Study.optimize.
+    # Otherwise Study.tell of the last trial raises RuntimeError: GridSampler calls Study.stop outside Study.optimize.
     study.sampler = default
     names = [(plan.run_dir(trial.number, point, seed).name, seed) for seed in plan.sweep.seeds]
     trial.set_user_attr(RUNS, [[name, seed, plan.arguments(point, seed)] for name, seed in names])

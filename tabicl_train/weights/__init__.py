@@ -1,7 +1,7 @@
 """Weights that are part of the package, and their names; README.md is their card.
 
 A file is called FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
-configuration of the network (`config`) and where the weights come from (`origin`), both in JSON.
+configuration of the network (`config`) and the origin of the weights (`origin`), both in JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ FOLDER = Path(__file__).parent
 
 
 def names(regression: bool = False) -> dict[str, Path]:
-    """Return names and their files: `mini` is the newest `mini-2026-12`, and both are of the task asked for; with
-    -classifier or -regressor at the end, of that one."""
+    """Return names and their files; `mini` is the newest `mini-2026-12`."""
+    # Names are of the task asked for, or with -classifier or -regressor at the end of that task.
     kind, found = "regressor" if regression else "classifier", {}
     for path in sorted(FOLDER.glob("*.safetensors")):
         dated, _, own = path.stem.rpartition("-")
@@ -25,7 +25,7 @@ def names(regression: bool = False) -> dict[str, Path]:
 
 
 def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
-    """Return the file of a name, or the path itself; a name comes first, `./mini` is a path."""
+    """Return the file of a name, or else the path itself, as for `./mini`."""
     of_name = names(regression).get(checkpoint) if isinstance(checkpoint, str) else None
     return of_name or Path(checkpoint)
 
@@ -36,8 +36,8 @@ def no_such_weights(option: str, checkpoint: str | Path) -> str:
 
 
 def architecture(path: Path) -> dict[str, Any]:
-    """Read the settings of the network from one of the files, without dropout, which its weights do not depend on."""
-    # Both take long to import, and a look at names needs neither.
+    """Read the settings of the network from one of the files, without dropout, which does not affect its weights."""
+    # Both are slow to import, and listing names needs neither.
     from safetensors import safe_open
 
     from tabicl_train.model.public_config import NAMES, from_public

@@ -213,7 +213,7 @@ def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypat
     assert list(results["data"]) == ["one", "one", "last", "last"]
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
     printed = capsys.readouterr()
-    assert "The checkpoint does not say on which tables" in printed.out and "means of 2 tasks" in printed.out
+    assert "The checkpoint does not record which tables" in printed.out and "means of 2 tasks" in printed.out
     for words in (
         f"unread is skipped: {tmp_path}/unread.csv cannot be read",
         "failing is skipped: RuntimeError: no solu",

@@ -131,7 +131,7 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
 def test_an_unknown_family_is_refused_with_the_list_of_families():
     with pytest.raises(ConfigError, match="there is no family of networks 'line'; there are tabicl, sequence"):
         settings_of({"family": "line"})
-    with pytest.raises(ConfigError, match="LineConfig is no family of networks; there are tabicl, sequence"):
+    with pytest.raises(ConfigError, match="LineConfig is not a family of networks; there are tabicl, sequence"):
         family_of(LineConfig())
 
 
@@ -140,5 +140,5 @@ def test_short_tables_of_a_stage_must_fit_the_network_as_well():
         share: StageConfig(rows=[10, 40], small_rows=[10, 300], small_share=share, features=[1, 1])
         for share in (0.0, 0.5)
     }
-    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unfit(SequenceConfig())
+    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unsupported(SequenceConfig())
     assert problem.startswith("stages.half.small_rows is [10, 300]; ")

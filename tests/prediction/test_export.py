@@ -171,7 +171,7 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
     ("arguments", "words"),
     [
         (["output=y.ckpt"], "there is no such file or run directory"),
-        (["output=m.pt", "format=hub"], "output is 'm.pt', whose name says format=tabicl, but format is hub"),
+        (["output=m.pt", "format=hub"], "output is 'm.pt', whose name means format=tabicl, but format is hub"),
         (["output=m", "format=torch"], "format is 'torch'; it must be one of tabicl, safetensors, hub, onnx"),
         (["output=m.bin"], r"its name decides the format: FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors"),
     ],
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
 def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     make_run(tmp_path / "run")
     newest = tmp_path / "run/checkpoints" / f"step-{STEP:08d}.ckpt"
-    with pytest.raises(ConfigError, match="weights=best needs the folder of a run"):
+    with pytest.raises(ConfigError, match="weights=best needs a run directory"):
         load_checkpoint(str(newest), "best")
     (tmp_path / "run/checkpoints/best.ckpt").unlink()
     with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing"):

@@ -134,7 +134,7 @@ def test_a_run_takes_no_settings_of_a_sweep(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.jobs=2: a setting of tabicl-sweep"):
         compose(["experiment=smoke", "sweep.jobs=2"])
     (tmp_path / "config.yaml").touch()
-    assert "the folder of a run" in problems(f"run_dir={tmp_path}")[0]
+    assert "a run directory" in problems(f"run_dir={tmp_path}")[0]
 
 
 @pytest.mark.parametrize(
