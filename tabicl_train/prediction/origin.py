@@ -66,7 +66,7 @@ class Pretrained:
 
 
 def network_config(source: Path, settings: dict) -> Any:
-    """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError for unknown."""
+    """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError."""
     try:
         cls = settings_of(settings)
     except ConfigError as error:
@@ -74,7 +74,10 @@ def network_config(source: Path, settings: dict) -> Any:
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
         raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
-    return cls(**settings)
+    config = cls(**settings)
+    if problems := config.problems():  # such as a scaling rule that nobody has registered
+        raise ConfigError([f"{source}: {problem}" for problem in problems])
+    return config
 
 
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:

@@ -133,6 +133,7 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
         ({"library_name": "transformers"}, r"config\.json was not written by tabicl-export"),
         ({"format_version": 2}, "was written by "),
         ({"model": {"new": 1}}, r"has model\.new=1, which this version of tabicl-train does not have"),
+        ({"model": {"col_scaling": "mine"}}, "col_scaling is 'mine', must be one of none, "),
         ({"model": {"embed_dim": 32}}, "has shape|are missing|do not belong"),
     ],
 )
