@@ -38,6 +38,8 @@ CONTEXT = get_context("fork" if sys.platform == "linux" else None)
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack
 Content = tuple[StepItem, list[Arrays]]
 
+POLL = 1.0  # seconds between checks of stop signals (and of a cluster) while an item is awaited
+
 
 class WorkerDied(RuntimeError):
     """A process that draws tables ended without an error message: it was killed, or crashed in native code."""
@@ -105,6 +107,7 @@ class Loader(AbstractContextManager):
                     collate_fn=as_it_is,
                     num_workers=config.workers,
                     prefetch_factor=config.prefetch,
+                    timeout=POLL,
                     multiprocessing_context=CONTEXT,
                     worker_init_fn=functools.partial(start_worker, os.getpid()),
                 )
@@ -156,7 +159,14 @@ class Loader(AbstractContextManager):
         """Wait for the item of a step; raises the error of its worker."""
         if self.drawn is None:
             return self.stream.draw(step, self.check_stop)
-        content, more = next(self.drawn)
+        while True:
+            try:
+                content, more = next(self.drawn)
+                break
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    raise
+                self.check_stop()
         if isinstance(content, Exception):
             raise content from RuntimeError(more)
         return unpacked(content, more)

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 from collections.abc import Callable
 from unittest import mock
 
@@ -91,6 +92,21 @@ def test_a_stop_signal_is_obeyed_after_the_table_that_is_being_drawn():
     with Loader(stream_of(act), StreamConfig(num_workers=0)) as loader:
         loader.start(0, stop)
         assert [loader.next().step for _ in range(3)] == [0, 1, 2]
+        assert loader.next() is None
+
+
+def test_a_stop_signal_is_obeyed_while_a_worker_draws():
+    stop, begun = Stop(), multiprocessing.Event()
+
+    def act(step: int) -> None:
+        if step == 1:
+            begun.set()
+            threading.Event().wait()  # forever
+
+    with Loader(stream_of(act), StreamConfig(num_workers=1)) as loader:
+        loader.start(0, stop)
+        assert loader.next().step == 0
+        threading.Thread(target=lambda: begun.wait(60) and setattr(stop, "first", 0.0)).start()
         assert loader.next() is None
 
 

@@ -21,9 +21,8 @@ from tabicl_train.console import first_line
 from tabicl_train.distributed.processes import Stop, connect_to
 from tabicl_train.errors import ConfigError, picklable
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
+from tabicl_train.workers import POLL, Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
 
-POLL = 1.0  # seconds between checks of stop signals and of the head of the cluster
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
 RETRIES = 3  # of a call by Ray; without a limit, a step that needs too much memory would end actors forever
 ENVIRONMENT = {
