@@ -37,6 +37,7 @@ TRAINED = 40  # rows of the longest sequence of training
 SHIFT = 5  # sigma at which the rules are compared
 SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of training
 DEVIANTS = (10, 20, 50, 100)  # factors of a single deviant number
+LABELS = {"length": "rows", "sigma": "sigma", "input_sigma": "sigma of the points", "deviant": "factor of one number"}
 SEQUENCES = 32  # of each block, for each test
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
 SMALL = [
@@ -166,7 +167,7 @@ def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarit
             image = axes.imshow(mean, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
             axes.set_xticks(range(mean.shape[1]), mean.columns)
             axes.set_yticks(range(mean.shape[0]), mean.index)
-            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel=index.replace("_", " "))
+            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel=LABELS[index])
     figure.colorbar(image, ax=figure.axes, label="log10 of the error" if logarithmic else "error", shrink=0.6)
     return figure
 
@@ -180,12 +181,11 @@ def lines(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Fig
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1 + 4 * len(panels), 3.6), layout="constrained")
-    for axes, (title, (scores, x, y)) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, (scores, x, y)) in zip(grid, panels.items(), strict=True):
         for rule, own in scores.groupby("rule", sort=False):
             means = {at: mean_interval(by_seed_and_table(some, y, "block")) for at, some in own.groupby(x)}
             plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
-        axes.set(title=title, xlabel=x.replace("_", " "), **style)
+        axes.set(title=title, xlabel=LABELS[x], **style)
     figure.axes[0].legend()
     return figure
