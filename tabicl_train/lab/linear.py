@@ -113,7 +113,7 @@ def boundary(scores: pd.DataFrame) -> Figure:
         for name, own in scores.groupby("variation", sort=False)
         for shifted, column, other in (("functions", "sigma", "input_sigma"), ("points", "input_sigma", "sigma"))
     }
-    figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output")
+    figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
     for axes, (rows, x, _) in zip(figure.axes, panels.values(), strict=True):
         axes.plot(rows.groupby(x)["largest_value"].mean(), color="0.5", label="largest value")
         for color, (_, own) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
