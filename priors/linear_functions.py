@@ -38,14 +38,16 @@ class LinearFunctions(Prior):
     """Standard deviation of the coefficients a and b."""
     input_sigma: float = 1.0
     """Standard deviation of the points x."""
+    deviant: float = 1.0
+    """Factor of the first point: far above 1, it is a single deviant among normal points."""
 
     numeric_targets = True
     classes = False
     raw = True
 
     def problems(self) -> list[str]:
-        both = {"sigma": self.sigma, "input_sigma": self.input_sigma}
-        return [f"{name} is {value}; it must be positive" for name, value in both.items() if not value > 0]
+        given = {"sigma": self.sigma, "input_sigma": self.input_sigma, "deviant": self.deviant}
+        return [f"{name} is {value}; it must be positive" for name, value in given.items() if not value > 0]
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> LinearFunctionPlan:
         *a, b = self.sigma * rng_at(seed, "plan").standard_normal(spec.num_features + 1)
@@ -54,5 +56,6 @@ class LinearFunctions(Prior):
     def execute(self, plan: LinearFunctionPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         points = rng_at(plan.address, "execute").standard_normal((plan.num_rows, len(plan.a)))
         points *= self.input_sigma
+        points[0] *= self.deviant
         values = points @ plan.a + plan.b
         return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(values.astype(np.float32)), 0

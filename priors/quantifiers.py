@@ -39,11 +39,15 @@ class Quantifiers(Prior):
     """Standard deviation of the numbers."""
     undecided: bool = False
     """Leave the decision to the last row: all numbers before it are positive for every, and negative for some."""
+    deviant: float = 1.0
+    """Factor of the numbers of the last row, or of the first one if undecided: far above 1, they are deviants among
+    normal numbers, and answers that follow the largest number are wrong in half of the cases."""
 
     raw = True
 
     def problems(self) -> list[str]:
-        problems = [] if self.sigma > 0 else [f"sigma is {self.sigma}; it must be positive"]
+        given = {"sigma": self.sigma, "deviant": self.deviant}
+        problems = [f"{name} is {value}; it must be positive" for name, value in given.items() if not value > 0]
         if self.quantifier not in QUANTIFIERS:
             problems.append(f"quantifier is {self.quantifier!r}; it must be one of {', '.join(QUANTIFIERS)}")
         return problems
@@ -56,6 +60,7 @@ class Quantifiers(Prior):
         every = self.quantifier == "every"
         if self.undecided:
             numbers[:-1] = np.abs(numbers[:-1]) if every else -np.abs(numbers[:-1])
+        numbers[0 if self.undecided else -1] *= self.deviant
         numbers = numbers.astype(np.float32)
         lowest, highest = numbers.min(1), numbers.max(1)  # of each row, (N,)
         truth = np.minimum.accumulate(lowest) > 0 if every else np.maximum.accumulate(highest) > 0

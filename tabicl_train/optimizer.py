@@ -183,7 +183,8 @@ def stack_vectors(vectors: list[Tensor]) -> Tensor:
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     """Whether Muon optimizes it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
-    return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
+    in_block = ".blocks." in name or name.startswith("transformer.")  # of a TabICL, of a sequence model
+    return parameter.ndim == 2 and in_block and "ssmax" not in name and "ind_vectors" not in name
 
 
 # The optimizers, by name: which parameters Muon takes.

@@ -9,6 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.config import SequenceConfig
+from tabicl_train.model.sequence import SequenceModel
 from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalize
 
 
@@ -223,6 +225,9 @@ def test_every_parameter_is_in_one_group_and_muon_takes_hidden_matrices_only():
             assert all(p.ndim == 1 for p in group["params"])
     with pytest.raises(ConfigError, match="there is no optimizer 'sgd'; there are muon, muon_all, adamw"):
         build_optimizer(model, OptimizerConfig(name="sgd"))
+    sequence = SequenceModel(SequenceConfig(num_blocks=2, num_heads=2, width=16))
+    (muon, *_) = build_optimizer(sequence, OptimizerConfig(name="muon")).param_groups
+    assert muon["kind"] == "muon" and len(muon["params"]) == 2 * 4  # in_proj, out_proj and two of the MLP in each block
     for name, kind in (("muon_all", "muon"), ("adamw", "adamw")):
         groups = build_optimizer(model, OptimizerConfig(name=name)).param_groups
         assert {group["kind"] for group in groups} == {kind}

@@ -120,11 +120,11 @@ def trained_runs(settings: list[str], folder: Path) -> Runs:
     plan = make_plan([*settings, f"run_dir={folder}"])
     if run_sweep(plan) == "preempted":
         raise Preempted
-    points = plan.points
-    runs = sorted(Sweep(folder).runs, key=lambda run: (points.index(run.params), run.seed))
-    if failed := [run for run in runs if run.status != "finished"]:
+    runs = [(trial.params, run) for trial, own in Sweep(folder).points for run in own]
+    runs.sort(key=lambda found: (plan.points.index(found[0]), found[1].seed))
+    if failed := [run for _, run in runs if run.status != "finished"]:
         raise Failed(f"{len(failed)} of {len(runs)} runs have failed; the first is {failed[0].folder}")
-    return {run.name: ({**run.params, "seed": run.seed}, run.folder) for run in runs}
+    return {run.name: ({**params, "seed": run.seed}, run.folder) for params, run in runs}
 
 
 def score_all(

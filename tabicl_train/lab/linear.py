@@ -1,4 +1,4 @@
-"""linear: transformers with softmax and with SSA predict linear functions larger than those of training.
+"""linear: transformers with softmax and with SSA predict linear functions and points larger than those of training.
 
 The task is priors/linear_functions.py, and training is configs/sweep/linear.yaml, with all of its settings.
 """
@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pandas as pd
+import torch
 
 from tabicl_train.console import counted
 from tabicl_train.lab import sequences
 from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row, markdown
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KNOWN = 2  # rows that tell a linear function; errors are of those after them
 # The highest error at sigma 1 of the trained networks of the paper's table 1, CosFormer's; the closed form has none.
@@ -25,13 +30,24 @@ PAPER = {  # squared errors at sigma 1 to 10, tables 1 and 4 of arXiv 2508.14685
     "SSA, with MLP": "4e-05 3e-04 1e-03 0.02 0.02 0.15 1.24 1.04 2.74 8.5",
     "softmax, without MLP": "0.0 0.0 0.41 1.70 3.92 10.40 14.04 30.20 52.69 79.13",
 }
+KEYS = ["input_sigma", "sigma", "deviant"]
+NORMAL = dict.fromkeys(KEYS, 1)  # as in training
+FAR = (30, 100)  # further scales, of the points or of the functions, for boundary values
+PLACES = {
+    "as in training": NORMAL,
+    "functions, sigma 5": NORMAL | {"sigma": sequences.SHIFT},
+    "points, sigma 5": NORMAL | {"input_sigma": sequences.SHIFT},
+    "functions, sigma 100": NORMAL | {"sigma": 100},
+    "points, sigma 100": NORMAL | {"input_sigma": 100},
+    "first point times 100": NORMAL | {"deviant": 100},
+}
 
 QUESTION = """
 Each sequence is a function a x + b with coefficients of its own, told by examples: a point x, its value, the next
 point, its value, and so on. The network predicts each value from what stands before it, and two examples would tell the
-function. In training, a and b are drawn from N(0, 1), and sequences have up to 40 points. The same networks, which
-differ in how scores become attention weights only, then see functions whose coefficients come from N(0, sigma^2), and
-longer sequences. Whose error stays small?
+function. In training, a, b and x are drawn from N(0, 1), and sequences have up to 40 points. The same networks, which
+differ in how scores become attention weights only, then see sequences of 40 points whose functions, points or both are
+larger, or of which one point is. Whose error stays small?
 """
 
 
@@ -40,8 +56,7 @@ class Options(sequences.SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
-    functions and longer sequences. It takes an hour on two CPU cores; when it is stopped, the same command continues
-    it.
+    functions and points. It takes two hours on two CPU cores; when it is stopped, the same command continues it.
     """
 
     without_mlp: bool = True
@@ -53,30 +68,87 @@ def run(options: Options) -> None:
     factors = {"with MLP": 4} | ({"without MLP": 0} if options.without_mlp else {})
     variations = {name: [f"model.ff_factor={factor}"] for name, factor in factors.items()}
 
+    small = ((1, sequences.SHIFT), (100,), (100,))
+    sigmas, far, deviants = small if options.small else (sequences.SIGMAS, FAR, sequences.DEVIANTS)
+    tests = [(points, functions, 1) for points in sigmas for functions in sigmas]
+    tests += [test for scale in far for test in ((scale, 1, 1), (1, scale, 1))] + [(1, 1, scale) for scale in deviants]
+
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
-        squares = (sequences.predicted(network, pack)[..., 0] - pack.y.view(len(pack), -1)).square()
-        return {"error": squares[:, KNOWN:].mean().item()}
+        values, found = pack.y.view(len(pack), -1)[:, KNOWN:], sequences.predicted(network, pack)[:, KNOWN:, 0]
+        limit = bound(network)
+        beyond = (values.abs() - limit).clamp(min=0)
+        return {
+            "error": (found - values).square().mean().item(),
+            "least": beyond.square().mean().item(),
+            "largest": found.abs().max().item(),
+            "largest_value": values.abs().max().item(),
+            "bound": limit,
+        }
 
-    scores = sequences.scored(folder, options, variations, errors)
-    folder.figure("linear", sequences.heat_maps(scores, {"error": ""}, logarithmic=True))
+    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
+    folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
+    folder.figure("boundary", boundary(scores))
+    panels = {
+        name: (sequences.where(own, input_sigma=1, sigma=1), "deviant", "error")
+        for name, own in scores.groupby("variation", sort=False)
+    }
+    folder.figure("deviant", sequences.lines(panels, xscale="log", yscale="log", ylabel="squared error"))
     folder.page("Linear functions in context", QUESTION, findings(scores))
+
+
+@torch.no_grad()
+def bound(network: Network) -> float:
+    """The largest output that the last LayerNorm allows: its values have mean 0 and norm sqrt(width) before weights."""
+    norm, linear = network.head
+    weights = linear.weight[0] * norm.weight
+    return ((weights - weights.mean()).norm() * len(weights) ** 0.5 + linear(norm.bias).abs()).item()
+
+
+def boundary(scores: pd.DataFrame) -> Figure:
+    """The largest output by the scale of the functions, and of the points, with the largest value and the bounds."""
+    panels = {
+        f"{name}, {shifted}": (sequences.where(own, deviant=1, **{other: 1}), column, "largest")
+        for name, own in scores.groupby("variation", sort=False)
+        for shifted, column, other in (("functions", "sigma", "input_sigma"), ("points", "input_sigma", "sigma"))
+    }
+    figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
+    for axes, (rows, x, _) in zip(figure.axes, panels.values(), strict=True):
+        axes.plot(rows.groupby(x)["largest_value"].mean(), color="0.5", label="largest value")
+        for color, (_, own) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
+            axes.axhline(own["bound"].mean(), color=color, linestyle=":")
+    figure.axes[0].legend()
+    return figure
 
 
 def findings(scores: pd.DataFrame) -> str:
     seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
+    columns = {"error": ", error", "least": ", least error within the bound", "largest": ", largest output"}
     return f"""
-![squared error by sigma and length](linear.png)
+![squared error by sigma of the functions and of the points](linear.png)
 
-Mean squared error over all points after the second, by sigma, for sequences of {sequences.TRAINED} points:
+Mean squared error over all points after the second, by sigma of the functions (points from N(0, 1)):
 
-{by_sigma(scores[scores["length"] == sequences.TRAINED])}
+{by_sigma(sequences.where(scores, input_sigma=1, deviant=1))}
 
 {verdict(scores)}
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, {"error": ""}, ".3g")}
+{sequences.comparison(scores, PLACES, columns, ".3g")}
+
+Does a network have boundary values, which its outputs never exceed? The figure has the largest output in a block of
+sequences by scale, in gray the largest of the values that it should predict, and dotted a bound that follows from the
+weights: whatever comes before, the last LayerNorm gives vectors of a fixed norm to the linear layer after it. The table
+above has the least error that this bound leaves to a network that is right wherever it can be.
+
+![largest output by scale of the functions and of the points](boundary.png)
+
+If only the first point of a sequence is larger than the others, by a factor, the errors at the points after the second
+are (the paper's softmax: 0.05 with 10, 0.25 with 20, 0.82 with 40 and 2.2 with 100):
+
+![squared error by the factor of the first point](deviant.png)
 
 The paper's networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
 (`experiment=linear_functions`); its errors are sums over 38 points divided by 40. configs/sweep/linear.yaml has every
@@ -102,20 +174,20 @@ def verdict(scores: pd.DataFrame) -> str:
     """Whether the paper's claim holds here, for each kind of network."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigmas, lines = sorted(sigma for sigma in scores["sigma"].unique() if sigma >= sequences.SHIFT), []
-    for variation in scores["variation"].unique():
-        where = {"variation": variation, "length": sequences.TRAINED}
-        means = {sigma: sequences.contrast(scores, "error", CLAIM, sigma=sigma, **where) for sigma in sigmas}
+    result = []
+    for variation, own in sequences.where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
+        shifted = own[own["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
+        means = {sigma: sequences.contrast(some, "error", CLAIM) for sigma, some in shifted.groupby("sigma")}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]
-        if reached := sequences.undecided(scores, "error", LEARNED, variation=variation):
-            result = reached
-        elif len(below) == len(sigmas):
-            result = "confirmed: its interval is below one half at each sigma"
+        if reached := sequences.undecided(own[own["sigma"] == 1], "error", LEARNED):
+            text = reached
+        elif len(below) == len(means):
+            text = "confirmed: its interval is below one half at each sigma"
         elif above:
-            result = f"refuted: at sigma {', '.join(map(str, above))} it is above one half"
+            text = f"refuted: at sigma {', '.join(map(str, above))} it is above one half"
         else:
-            result = f"not decided: its interval is below one half at {len(below)} of {len(sigmas)} sigmas"
-        lines.append(f"- {variation}: {result}.")
+            text = f"not decided: its interval is below one half at {len(below)} of {len(means)} sigmas"
+        result.append(f"- {variation}: {text}.")
     claim = f"The claim: from sigma {sequences.SHIFT} on, SSA has at most half of softmax's squared error."
-    return "\n".join([claim, "", *lines])
+    return "\n".join([claim, "", *result])

@@ -5,6 +5,7 @@ The task is priors/quantifiers.py, and training is configs/sweep/quantifiers.yam
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,18 @@ from tabicl_train.model.pack import Pack
 
 LEARNED = 0.01  # as much as one of the 100 samples of the paper's tests; who looks at all numbers is never wrong
 KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
+LENGTHS = (10, 20, 40, 100, 200)  # of the test sequences
+KEYS = ["sigma", "length", "deviant"]
+NORMAL = dict(zip(KEYS, (1, sequences.TRAINED, 1), strict=True))  # as in training
+LARGE, LONG = {"sigma": sequences.SHIFT}, {"length": LENGTHS[-1]}
+PLACES = {
+    "as in training": NORMAL,
+    "sigma 5": NORMAL | LARGE,
+    "200 numbers": NORMAL | LONG,
+    "sigma 5, 200 numbers": NORMAL | LARGE | LONG,
+    "one number times 100": NORMAL | {"deviant": 100},
+}
+CLAIMS = list(PLACES)[-2:]
 
 QUESTION = """
 Each sequence is a string of numbers, and after each number the truth of a sentence about all numbers so far: "every
@@ -29,7 +42,9 @@ training, numbers are drawn from N(0, 1), and sequences have up to 40 of them. T
 scores become attention weights only, then see numbers from N(0, sigma^2), and longer sequences. An error is a wrong
 truth value after the last number. Nearly all long sequences that are drawn at random are decided early on, so there is
 a second kind of test sequences, in which only the last number decides: who answers without looking at it is wrong in
-half of the cases.
+half of the cases. At last, one number is multiplied by a large factor: the last one of a sequence as drawn, so that the
+answer is that of the many others; or the first one of a sequence whose last number decides. Who follows the largest
+number is wrong in half of these cases.
 """
 
 
@@ -60,8 +75,18 @@ def run(options: Options) -> None:
             found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
         return found
 
-    scores = sequences.scored(folder, options, variations, errors)
-    folder.figure("quantifiers", sequences.heat_maps(scores, KINDS, logarithmic=False))
+    small = ((1, sequences.SHIFT), (sequences.TRAINED, LENGTHS[-1]), (100,))
+    sigmas, lengths, deviants = small if options.small else (sequences.SIGMAS, LENGTHS, sequences.DEVIANTS)
+    tests = [(sigma, length, 1) for sigma in sigmas for length in lengths]
+    tests += [(1, sequences.TRAINED, scale) for scale in deviants]
+    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
+    panels = {
+        f"{name}{title}": (sequences.where(own, sigma=1, length=sequences.TRAINED), "deviant", kind)
+        for name, own in scores.groupby("variation", sort=False)
+        for kind, title in KINDS.items()
+    }
+    folder.figure("deviant", sequences.lines(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
@@ -73,9 +98,13 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, KINDS, ".3f", 1.0)}
+{sequences.comparison(scores, PLACES, KINDS, ".3f", 1.0)}
 
 {verdict(scores)}
+
+If one number is larger than the others, by a factor:
+
+![error by the factor of one number](deviant.png)
 
 The paper (arXiv 2508.14685) shows heat maps without numbers: with softmax, errors grow with sigma, and with SSA they
 stay small. Its networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
@@ -85,22 +114,20 @@ both rules; quantifiers.csv has the scores of each run and block, and runs/ the 
 
 
 def verdict(scores: pd.DataFrame) -> str:
-    """What SSA changes where numbers are larger and sequences longer than in training."""
+    """What SSA changes for larger numbers in longer sequences, and for a single large number."""
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
-    sigma, length = sequences.PLACES[-1]
-    claim = f"The claim: SSA has a lower error than softmax at sigma {sigma} and {length} numbers."
-    lines = [f"{claim} By the difference:", ""]
-    for variation in scores["variation"].unique():
-        for kind, title in KINDS.items():
-            where = {"variation": variation, "sigma": sigma, "length": length}
-            gap = sequences.contrast(scores, kind, 1.0, **where)
-            if reached := sequences.undecided(scores, kind, LEARNED, variation=variation):
+    lines = [f"The claim: SSA has a lower error than softmax ({' and '.join(CLAIMS)}). By the difference:", ""]
+    for variation, own in scores.groupby("variation", sort=False):
+        for (kind, title), place in itertools.product(KINDS.items(), CLAIMS):
+            rows = sequences.where(own, **PLACES[place])
+            gap = sequences.contrast(rows, kind)
+            if reached := sequences.undecided(sequences.where(own, **NORMAL), kind, LEARNED):
                 result = reached
             elif gap.excludes_zero:
                 result = f"{'confirmed' if gap.high < 0 else 'refuted'} by {gap:+.3f}"
             else:
-                softmax = sequences.values(scores, kind, rule="softmax", **where).mean()
+                softmax = sequences.where(rows, rule="softmax")[kind].mean()
                 result = f"not decided at this size by {gap:+.3f}, where softmax has an error of {softmax:.3f}"
-            lines.append(f"- {variation}{title}: {result}.")
+            lines.append(f"- {variation}{title}, {place}: {result}.")
     return "\n".join(lines)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from tabicl_train.lab.folder import (
     Runs,
     by_seed_and_table,
     markdown,
+    plot_estimates,
     score_all,
     trained_runs,
 )
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINED = 40  # rows of the longest sequence of training
-SHIFT, LONG = 5, 5 * TRAINED  # sigma and rows at which the rules are compared
-PLACES = [(1, TRAINED), (SHIFT, TRAINED), (1, LONG), (SHIFT, LONG)]  # (sigma, rows) of the tables of pages
+SHIFT = 5  # sigma at which the rules are compared
 SIGMAS = range(1, 11)  # standard deviations of the test sequences; 1 is that of training
-LENGTHS = (10, 20, 40, 100, LONG)  # rows of the test sequences
-SEQUENCES = 32  # of each block, for each sigma and length
+DEVIANTS = (10, 20, 50, 100)  # factors of a single deviant number
+LABELS = {"length": "rows", "sigma": "sigma", "input_sigma": "sigma of the points", "deviant": "factor of one number"}
+SEQUENCES = 32  # of each block, for each test
 BLOCKS = 10  # of test sequences, whose means the intervals are taken from
 SMALL = [
     "seed=0",
@@ -60,12 +61,15 @@ def scored(
     folder: Folder,
     options: SequenceOptions,
     variations: dict[str, list[str]],
+    keys: list[str],
+    tests: Iterable[tuple[int, ...]],
     errors: Callable[[Network, str, Callable[..., Pack]], Row],
 ) -> pd.DataFrame:
     """Train and score the networks of the experiment's sweep under each variation of its settings.
 
-    errors: of a network under a variation on what its third argument, `draw` of a sigma, length and block, draws
-    returns: a row for each run, sigma, length and block: also variation, rule, seed, and the errors
+    keys: what tests differ in, options of the prior and `length`, the number of rows; tests: their values
+    errors: of a network under a variation on what its third argument, `draw` of a block and a test, draws
+    returns: a row for each run, test and block: also variation, rule, seed, and the errors
     """
     runs: Runs = {}
     for name, settings in list(variations.items())[: 1 if options.small else None]:
@@ -74,18 +78,19 @@ def scored(
         runs |= {f"{name}/{run}": ({"variation": name} | known, path) for run, (known, path) in own.items()}
     count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
 
-    def score(network: Network, known: Row, sigma: int, length: int) -> list[Row]:
-        draws = [functools.partial(draw, count, sigma, length, block) for block in range(blocks)]
+    def score(network: Network, known: Row, *test: int) -> list[Row]:
+        draws = [functools.partial(draw, count, block, dict(zip(keys, test, strict=True))) for block in range(blocks)]
         return [{"block": b} | errors(network, str(known["variation"]), own) for b, own in enumerate(draws)]
 
-    tests = itertools.product(*(([1, SHIFT], [TRAINED, LONG]) if options.small else (SIGMAS, LENGTHS)))
-    return score_all(folder, runs, ["sigma", "length"], tests, score)
+    return score_all(folder, runs, keys, tests, score)
 
 
-def draw(count: int, sigma: int, length: int, block: int, prior: str, classes: int, **settings) -> Pack:
-    """Test sequences of a prior, the same ones for all networks."""
-    spec, source = TableSpec(length, length // 2, 1, classes), build_prior(prior, sigma=float(sigma), **settings)
-    tables = (source.sample(spec, (HELD_OUT, sigma, length, block, number)) for number in range(count))
+def draw(count: int, block: int, test: dict[str, int], prior: str, classes: int, **settings) -> Pack:
+    """Test sequences of a prior, the same ones for all networks, and the same before they are scaled for all tests."""
+    length = test.get("length", TRAINED)
+    scales = {name: float(value) for name, value in test.items() if name != "length"}
+    spec, source = TableSpec(length, length // 2, 1, classes), build_prior(prior, **scales, **settings)
+    tables = (source.sample(spec, (HELD_OUT, length, block, number)) for number in range(count))
     return Pack.of((table.X, table.y, table.train_size) for table in tables)
 
 
@@ -94,45 +99,51 @@ def predicted(network: Network, pack: Pack) -> torch.Tensor:
     return predict(network, pack).double().unflatten(0, (len(pack), -1))
 
 
-def values(scores: pd.DataFrame, column: str, **where) -> np.ndarray:
-    """The errors of the rows whose columns have the values `where`, (seeds, blocks)."""
-    chosen = scores[np.logical_and.reduce([scores[name] == value for name, value in where.items()])]
-    return by_seed_and_table(chosen, column, "block")
+def where(scores: pd.DataFrame, **values) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    return scores[np.logical_and.reduce([scores[name] == value for name, value in values.items()])]
 
 
-def comparison(scores: pd.DataFrame, columns: dict[str, str], form: str, highest: float = np.inf) -> str:
-    """Mean errors with intervals at PLACES, a row for each variation, rule and column; columns: with their titles."""
+def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
+    """SSA's error minus this share of softmax's on the same sequences, of one variation and test."""
+    softmax, ssa = (by_seed_and_table(where(scores, rule=rule), column, "block") for rule in ("softmax", "SSA"))
+    return mean_interval(ssa - share * softmax)
+
+
+def comparison(
+    scores: pd.DataFrame, places: dict[str, dict[str, int]], columns: dict[str, str], form: str, highest: float = np.inf
+) -> str:
+    """Mean errors with intervals, a row for each variation, column and rule, and one for the rules' difference.
+
+    places: the values of the keys of some tests, with their titles; columns: with their titles
+    """
     rows = []
-    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
-        for column, title in columns.items():
-            found = [values(own, column, sigma=sigma, length=length) for sigma, length in PLACES]
-            texts = (format(mean_interval(means, 0.0, highest), form) for means in found)
+    for (variation, own), (column, title) in itertools.product(
+        scores.groupby("variation", sort=False), columns.items()
+    ):
+        found = [where(own, **place) for place in places.values()]
+        for rule in scores["rule"].unique():
+            means = [by_seed_and_table(where(some, rule=rule), column, "block") for some in found]
+            texts = (format(mean_interval(mean, 0.0, highest), form) for mean in means)
             rows.append([f"{rule}, {variation}{title}", *texts])
-    header = ["network", *(f"sigma {sigma}, {length} rows" for sigma, length in PLACES)]
-    return markdown(pd.DataFrame(rows, columns=header))
+        rows.append(["SSA minus softmax", *(format(contrast(some, column), f"+{form}") for some in found)])
+    return markdown(pd.DataFrame(rows, columns=["network", *places]))
 
 
-def undecided(scores: pd.DataFrame, column: str, most: float, **where) -> str | None:
+def undecided(inside: pd.DataFrame, column: str, most: float) -> str | None:
     """Why no claim is decided: a rule's mean error exceeds `most` where tests are as in training; else None."""
-    where |= {"sigma": 1, "length": TRAINED}
-    found = {rule: mean_interval(values(scores, column, rule=rule, **where), 0.0) for rule in scores["rule"].unique()}
-    if max(error.mean for error in found.values()) <= most:
+    errors = {rule: by_seed_and_table(own, column, "block") for rule, own in inside.groupby("rule", sort=False)}
+    if max(error.mean() for error in errors.values()) <= most:
         return None
-    reached = " and ".join(f"{error:.2g} with {rule}" for rule, error in found.items())
+    reached = " and ".join(f"{mean_interval(error, 0.0):.2g} with {rule}" for rule, error in errors.items())
     return (
         f"not decided at this size: in the trained range (sigma 1, {TRAINED} rows) the error is {reached}, and one of "
         f"at most {most:g} would show that the task is learned. That takes more steps or larger networks"
     )
 
 
-def contrast(scores: pd.DataFrame, column: str, share: float, **where) -> Estimate:
-    """SSA's error minus this share of softmax's on the same sequences, in the rows that have the values `where`."""
-    softmax, ssa = (values(scores, column, rule=rule, **where) for rule in ("softmax", "SSA"))
-    return mean_interval(ssa - share * softmax)
-
-
-def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) -> Figure:
-    """Errors by sigma and length, a row of maps for each variation and column, a map for each rule.
+def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarithmic: bool) -> Figure:
+    """Errors by sigma and `index`, a row of maps for each variation and column, a map for each rule.
 
     columns: of the scores, with their titles
     logarithmic: colors tell the common logarithm of the error; otherwise the error, 0 to 0.5
@@ -143,7 +154,7 @@ def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) 
     rules = list(scores["rule"].unique())
     figure = Figure(figsize=(1 + 4 * len(rules), 2.6 * len(rows)), layout="constrained")
     means = {
-        (variation, column, rule): own.pivot_table(index="length", columns="sigma", values=column)
+        (variation, column, rule): own.pivot_table(index=index, columns="sigma", values=column)
         for (variation, rule), own in scores.groupby(["variation", "rule"])
         for column in columns
     }
@@ -156,6 +167,25 @@ def heat_maps(scores: pd.DataFrame, columns: dict[str, str], logarithmic: bool) 
             image = axes.imshow(mean, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
             axes.set_xticks(range(mean.shape[1]), mean.columns)
             axes.set_yticks(range(mean.shape[0]), mean.index)
-            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel="rows")
+            axes.set(title=f"{rule}, {variation}{columns[column]}", xlabel="sigma", ylabel=LABELS[index])
     figure.colorbar(image, ax=figure.axes, label="log10 of the error" if logarithmic else "error", shrink=0.6)
+    return figure
+
+
+def lines(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Figure:
+    """Means with intervals, a line for each rule.
+
+    panels: rows of one variation, the column of the horizontal axis and that of the vertical one, by title
+    style: of all axes
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1 + 4 * len(panels), 3.6), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, (scores, x, y)) in zip(grid, panels.items(), strict=True):
+        for rule, own in scores.groupby("rule", sort=False):
+            means = {at: mean_interval(by_seed_and_table(some, y, "block")) for at, some in own.groupby(x)}
+            plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
+        axes.set(title=title, xlabel=LABELS[x], **style)
+    figure.axes[0].legend()
     return figure

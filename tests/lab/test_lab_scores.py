@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from tabicl_train.lab import folder as lab_folder
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.experiments import Preempted
 from tabicl_train.lab.folder import Folder, score_all
+from tabicl_train.model.config import SequenceConfig
+from tabicl_train.model.sequence import SequenceModel
 from tabicl_train.planning import expected_work
 
 
@@ -132,14 +134,16 @@ def test_the_tree_of_classes_has_a_node_for_each_prediction():
     assert [nodes(classes, 10) for classes in (2, 10, 11, 57, 100, 101, 1000)] == [1, 1, 3, 7, 11, 13, 111]
 
 
-def sequence_scores(share: float, noise: float, inside: float = 1e-4) -> pd.DataFrame:
-    """Errors sigma^2 of softmax, and of SSA a share of them, by more or less in each run; `inside` at sigma 1."""
+def sequence_scores(experiment: ModuleType, share: float, noise: float, inside: float = 1e-4) -> pd.DataFrame:
+    """Errors scale^2 of softmax, and of SSA a share of them, by more or less in each run; `inside` as in training."""
     rng, rows = np.random.default_rng(0), []
-    for seed, sigma, length, block in itertools.product(range(3), (1, 5, 10), (40, 200), range(6)):
+    tests = [*experiment.PLACES.values(), experiment.NORMAL | {"sigma": 10}]
+    for seed, test, block in itertools.product(range(3), tests, range(6)):
+        scale = max(test["sigma"], test["deviant"], test.get("input_sigma", 1))
         for rule, factor in (("softmax", 1.0), ("SSA", share + noise * (seed - 1))):
-            error = (sigma**2 * factor if sigma > 1 else inside) * rng.uniform(0.99, 1.01)
-            row = {"rule": rule, "seed": seed, "sigma": sigma, "length": length, "block": block}
-            rows.append(row | {"error": error, "drawn": error / 1000, "undecided": error / 400})
+            error = (scale**2 * factor if scale > 1 else inside) * rng.uniform(0.99, 1.01)
+            errors = {"error": error, "drawn": error / 1000, "undecided": error / 400, "least": 0.0, "largest": scale}
+            rows.append({"rule": rule, "seed": seed, "block": block} | test | errors)
     return pd.DataFrame(rows).assign(variation="with MLP")
 
 
@@ -149,34 +153,52 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
         (0.8, 0.01, "refuted: at sigma 5, 10 it is above one half"),
         (0.49, 0.2, "not decided: its interval is below one half at 0 of 2 sigmas"),
     ):
-        page = linear.findings(sequence_scores(share, noise))
-        assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |" in page
-        assert "| network | sigma 1, 40 rows | sigma 5, 40 rows | sigma 1, 200 rows | sigma 5, 200 rows |" in page
-    scores = sequence_scores(0.3, 0.01)
+        scores = sequence_scores(linear, share, noise)
+        page = linear.findings(scores)
+        assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |  |" in page
+        assert "| SSA, with MLP, largest output | 1 [1, 1] | 5 [5, 5] | 5 [5, 5] | 100 [100, 100] |" in page
     assert "No claim is made" in linear.verdict(scores[scores["seed"] < 2])
-    lines = quantifiers.verdict(scores).splitlines()
-    assert "at sigma 5 and 200 numbers" in lines[0] and lines[2].startswith("- with MLP, as drawn: confirmed by -0.01")
-    assert "as drawn: refuted by +0.0" in quantifiers.verdict(sequence_scores(2.0, 0.01))
-    same = quantifiers.verdict(sequence_scores(1.0, 0.2))
-    assert "as drawn: not decided at this size by " in same and "where softmax has an error of 0.025." in same
+
+
+def test_the_claim_about_quantifiers_is_judged_by_its_intervals():
+    lines = quantifiers.verdict(sequence_scores(quantifiers, 0.3, 0.01)).splitlines()
+    assert "(sigma 5, 200 numbers and one number times 100)" in lines[0]
+    assert lines[2].startswith("- with MLP, as drawn, sigma 5, 200 numbers: confirmed by -0.01")
+    assert lines[3].startswith("- with MLP, as drawn, one number times 100: confirmed by -7")
+    assert "numbers: refuted by +0.0" in quantifiers.verdict(sequence_scores(quantifiers, 2.0, 0.01))
+    same = quantifiers.verdict(sequence_scores(quantifiers, 1.0, 0.2))
+    assert "numbers: not decided at this size by " in same and "where softmax has an error of 0.025." in same
 
 
 @pytest.mark.parametrize("share", [0.3, 2.0])
 def test_networks_that_have_not_learned_the_task_decide_nothing(share):
-    scores = sequence_scores(share, 0.01, inside=0.004)
-    text = linear.verdict(scores)
+    text = linear.verdict(sequence_scores(linear, share, 0.01, inside=0.004))
     assert "- with MLP: not decided at this size" in text and "of at most 0.0002 would" in text
     assert "the error is 0.004 [0.004, 0.004] with softmax and 0.004 [0.004, 0.004] with SSA" in text
-    for column in quantifiers.KINDS:
-        scores[column] = np.where(scores["sigma"] == 1, 0.02, scores[column])
-    lines = quantifiers.verdict(scores).splitlines()[2:]
-    assert len(lines) == 2 and all(": not decided at this size: in the trained range" in line for line in lines)
+    lines = quantifiers.verdict(sequence_scores(quantifiers, share, 0.01, inside=20)).splitlines()[2:]
+    assert len(lines) == 4 and all(": not decided at this size: in the trained range" in line for line in lines)
 
 
 def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks():
-    pack = sequences.draw(3, 2, 10, 0, "linear_functions", 0)
-    again = sequences.draw(3, 2, 10, 0, "linear_functions", 0)
-    assert torch.equal(pack.X, again.X) and pack.shapes == ((10, 5, 1),) * 3
-    assert not torch.equal(pack.X, sequences.draw(3, 2, 10, 1, "linear_functions", 0).X)  # another block
+    test = {"input_sigma": 2, "sigma": 2, "deviant": 10}
+    pack, again = (sequences.draw(3, 0, test, "linear_functions", 0) for _ in range(2))
+    assert torch.equal(pack.X, again.X) and pack.shapes == ((40, 20, 1),) * 3
+    normal = sequences.draw(3, 0, dict.fromkeys(test, 1), "linear_functions", 0)
+    scales = (pack.X / normal.X).view(3, 40)
+    assert torch.allclose(scales[:, 1:], torch.tensor(2.0)) and torch.allclose(scales[:, 0], torch.tensor(20.0))
+    assert not torch.equal(pack.X, sequences.draw(3, 1, test, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError, match="quantifiers is 'evry'; it must be one of every, some"):
         quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))
+
+
+def test_no_output_of_a_network_exceeds_its_bound():
+    torch.manual_seed(0)
+    network = SequenceModel(SequenceConfig(max_classes=0, num_blocks=1, num_heads=2, width=16))
+    norm, layer = network.head
+    with torch.no_grad():
+        for parameter in network.head.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+        weights = layer.weight[0] * norm.weight
+        farthest = (weights - weights.mean()) * layer(norm.bias).sign()  # the vector with the largest output
+        outputs = network.head(torch.cat([farthest[None], 100 * torch.randn(1000, 16)]))
+    assert outputs.abs().max().item() == outputs[0].abs().item() == pytest.approx(linear.bound(network), rel=1e-4)

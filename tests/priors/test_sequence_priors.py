@@ -12,12 +12,16 @@ SPECS = [TableSpec(rows, rows // 2, features, 2) for rows in (10, 40) for featur
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("quantifier", "holds"), [("every", all), ("some", any)])
 @pytest.mark.parametrize("undecided", [False, True])
-def test_a_row_tells_the_truth_about_all_numbers_so_far(spec, quantifier, holds, undecided):
-    prior, last = build_prior("quantifiers", quantifier=quantifier, undecided=undecided), set()
+@pytest.mark.parametrize("deviant", [1.0, 50.0])
+def test_a_row_tells_the_truth_about_all_numbers_so_far(spec, quantifier, holds, undecided, deviant):
+    options = {"quantifier": quantifier, "undecided": undecided}
+    prior, last = build_prior("quantifiers", deviant=deviant, **options), set()
     for seed in range(20):
         table = prior.sample(spec, seed)
         assert table.X.shape == (spec.num_rows, spec.num_features) and table.train_size == spec.train_size
         numbers = table.X.tolist()
+        factors = table.X / build_prior("quantifiers", **options).sample(spec, seed).X
+        assert torch.allclose(factors[0 if undecided else -1], torch.tensor(deviant))
         expected = [holds(x > 0 for row in numbers[: i + 1] for x in row) for i in range(spec.num_rows)]
         assert table.y.tolist() == expected and table.y.dtype == torch.int64 and table.num_classes == 2
         if undecided:
@@ -39,7 +43,7 @@ def test_numbers_and_coefficients_have_the_standard_deviations_of_the_options():
 @pytest.mark.parametrize("features", [1, 3])
 def test_least_squares_finds_the_function_of_a_table(features):
     for seed in range(5):
-        table = build_prior("linear_functions", sigma=10.0).sample(TableSpec(30, 5, features, 0), seed)
+        table = build_prior("linear_functions", sigma=10.0, deviant=9.0).sample(TableSpec(30, 5, features, 0), seed)
         points = np.column_stack([table.X.double(), np.ones(30)])
         found, residual, _, _ = np.linalg.lstsq(points, table.y.double(), rcond=None)
         assert found == pytest.approx([*table.plan.a, table.plan.b], abs=1e-4) and residual < 1e-6
