@@ -50,7 +50,7 @@ class TablesUnavailable(Exception):
 
 
 class StopRequested(Exception):
-    """The run was asked to stop while a table was drawn."""
+    """The run was asked to stop while an item was drawn or awaited."""
 
 
 class Steps(IterableDataset):

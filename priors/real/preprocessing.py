@@ -322,7 +322,7 @@ class TargetScale:
         self.exponent = np.frexp(np.abs(y).max())[1]
         self.first = np.ldexp(y[0], -self.exponent)
         differences = self._differences(y)
-        self.mean, self.std = differences.mean(), differences.std()  # 0 only if all labeled numbers are equal
+        self.mean, self.std = differences.mean(), differences.std()  # std is 0 if and only if all are equal
 
     def standardize(self, y: np.ndarray) -> np.ndarray:
         """Convert numbers, float64, to standard deviations from the mean; 0 if labeled ones are all equal."""

@@ -168,7 +168,7 @@ class Composer:
     def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
         """Return overrides as text and as Hydra parses them; append a problem for each that it cannot parse."""
         # A value that Hydra cannot parse, as in run_dir=runs/it's(1), is quoted and parsed again, unless it has a
-        # comma, a backslash or an opening bracket: then it may be more than text.
+        # comma or a backslash, or begins with a bracket or a quote: then it may be more than text.
         read = []
         for text in overrides:
             key, equals, value = text.partition("=")

@@ -40,7 +40,7 @@ def draw(networks: pd.DataFrame, baselines: pd.Series) -> Figure:
             place = (4, -13) if family == OWN else (8, -3)
             ax.annotate(
                 text, (minutes, max(score, FLOOR + 0.002)), place, textcoords="offset points", color=color,
-                fontsize=9,
+                fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
     lowest = FLOOR
     for name, score in baselines.sort_values().items():
