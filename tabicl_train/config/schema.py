@@ -239,7 +239,7 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
     if eligible is None or eligible[0] > 0:
         return []
     if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
-        advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[]"
+        advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
     return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long; lower it"]
 
