@@ -13,4 +13,4 @@ tabicl-report run_dir="$run_dir"
 echo "
 $standing
 The picture is $run_dir/scores.png, and $run_dir/report.html has it with the scores of every task. The next step:
-tabicl-train experiment=demo_long, in ten minutes."
+tabicl-train experiment=demo_long, in about ten minutes."

@@ -101,7 +101,7 @@ def test_a_stop_signal_is_obeyed_while_a_worker_draws():
     def act(step: int) -> None:
         if step == 1:
             begun.set()
-            threading.Event().wait()  # forever
+            threading.Event().wait(60)  # longer than a stop takes
 
     with Loader(stream_of(act), StreamConfig(num_workers=1)) as loader:
         loader.start(0, stop)

@@ -41,10 +41,10 @@ number is positive", or "some number is positive". The network predicts each tru
 training, numbers are drawn from N(0, 1), and sequences have up to 40 of them. The same networks, which differ in how
 scores become attention weights only, then see numbers from N(0, sigma^2), and longer sequences. An error is a wrong
 truth value after the last number. Nearly all long sequences that are drawn at random are decided early on, so there is
-a second kind of test sequences, in which only the last number decides: who answers without looking at it is wrong in
-half of the cases. At last, one number is multiplied by a large factor: the last one of a sequence as drawn, so that the
-answer is that of the many others; or the first one of a sequence whose last number decides. Who follows the largest
-number is wrong in half of these cases.
+a second kind of test sequences, in which only the last number decides: answers that ignore it are wrong in half of
+the cases. Finally, one number is multiplied by a large factor: the last one of a sequence as drawn, so that the
+answer is that of the many others; or the first one of a sequence whose last number decides. Answers that follow the
+largest number are wrong in half of these cases.
 """
 
 

@@ -109,7 +109,10 @@ def test_runs_logged_to_wandb_form_a_group():
         (["preflight=true"], ["preflight is true, but a sweep trains"]),
         (["trainer.requeue=true"], ["trainer.requeue is true, but a sweep itself starts its runs again"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
-        (["sweep.space.optimizer=[muon]"], ["sweep.space.optimizer=[muon]: on the command line, write KEY="]),
+        (
+            ["sweep.space.optimizer=[muon]"],
+            ["sweep.space.optimizer=[muon]: on the command line, write KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) for"],
+        ),
         (
             ["sweep.submit.partition=gpu"],
             ["sweep.submit.cluster is 'local', where the other options of submit have no"],
