@@ -1,6 +1,26 @@
-"""python -m tabicl_train is tabicl-train."""
+"""tabicl-train, also as python -m tabicl_train."""
 
-from tabicl_train.commands import train
+import os
+import sys
+
+# Read by glibc when a process starts, so the command starts itself again with them. Freed memory is kept, in huge
+# pages, as each pass would otherwise allocate its activations again; and small blocks are not cached by thread, where
+# those between two activations would keep larger ones from fitting. `demo` trains 1.13 times the tables per second that
+# it trained with mallopt and madvise alone (three pairs of runs on two cores), and `demo_long` has 1.00 instead of
+# 1.46 GB at step 3,000.
+TUNABLES = "glibc.malloc.tcache_count=0:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:\
+glibc.malloc.hugetlb=1"
+
+
+def main() -> None:
+    """Train, in a process with glibc's TUNABLES, unless the user has set others."""
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = TUNABLES
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    from tabicl_train.commands import train
+
+    train()
+
 
 if __name__ == "__main__":
-    train()
+    main()

@@ -23,7 +23,7 @@ from lightning.fabric.strategies import DDPStrategy
 
 from priors import Prior
 from priors.real import real_tables
-from tabicl_train import allocator, compiling
+from tabicl_train import compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.final_test import FinalTest, is_test_missing
@@ -293,8 +293,6 @@ def build_module(
     module = Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
     fabric.to_device(module)
     module.on_fit_start()
-    if fabric.device.type == "cpu":
-        allocator.keep_freed_memory()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
     if config.trainer.triton and not compiling.use_triton(module.model):

@@ -1,17 +1,9 @@
 """Fixtures that several folders share."""
 
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from runs import run
-
-
-@pytest.fixture(scope="session", autouse=True)
-def default_allocator():
-    """Keep malloc as it is: the setting of a training process would last as long as the test process."""
-    with mock.patch("tabicl_train.allocator.keep_freed_memory"):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["priors"],
     ["errors", "console", "statistics"],
-    ["outputs", "optimizer", "allocator"],
+    ["outputs", "optimizer"],
     ["model"],
     ["weights"],
     ["config"],

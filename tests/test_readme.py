@@ -174,7 +174,7 @@ def test_links_between_pages_lead_somewhere():
 def test_every_command_is_shown_and_installed():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     shown = {line.split()[0] for lines in PAGES.values() for line in lines if line.startswith("tabicl-")}
-    assert scripts.keys() == shown and scripts["tabicl-train"] == "tabicl_train.commands:train"
+    assert scripts.keys() == shown and scripts["tabicl-train"] == "tabicl_train.__main__:main"
 
 
 def test_scripts_that_are_shown_exist_and_can_be_executed():
