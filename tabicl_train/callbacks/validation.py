@@ -70,6 +70,7 @@ from tabicl_train.workers import StopRequested
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
+PACK_TOKENS = 100_000  # few, as validation tables may be longer than those of a stage: 0.84 instead of 0.90 GB in demo
 
 
 def validation_streams(
@@ -101,7 +102,9 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
     counts = {rows: real.eligible(rows, model.is_regression) if real else None for rows in settings.rows}
     eligible = [rows for rows, count in counts.items() if count is None or count[0] > 0]
     stages = {
-        f"{k}": StageConfig(steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables)
+        f"{k}": StageConfig(
+            steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables, pack_tokens=PACK_TOKENS
+        )
         for k, n in enumerate(eligible)
     }
     return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
