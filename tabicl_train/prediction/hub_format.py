@@ -78,7 +78,7 @@ def load_hub(folder: Path) -> Pretrained:
     if description.get("sha256", {}).get(WEIGHTS) != checksum(content):
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
     config = network_config(folder / CONFIG, description["model"])
-    if problems := config.problems() or mismatches(config, tensors):
+    if problems := mismatches(config, tensors):
         raise ConfigError([f"{folder}: {problem}" for problem in problems])
     return Pretrained(config, tensors, description.get("origin", {}))
 
