@@ -55,7 +55,9 @@ class Launch:
 def test_a_killed_rank_ends_the_launch_with_a_line_and_leaves_no_process(tmp_path):
     launch = Launch(tmp_path / "run", tmp_path / "stderr")
     os.kill(launch.ranks[1], signal.SIGKILL)
-    assert exit_code(launch.process) == 1 and not launch.left() and not is_in_use(tmp_path / "run")
+    assert exit_code(launch.process) == 1
+    until(lambda: not launch.left(), "the worker of the killed rank ends")
+    assert not is_in_use(tmp_path / "run")
     error = (tmp_path / "stderr").read_text()
     assert error.splitlines()[-1] == "error: rank 1 was killed by SIGKILL" and "Traceback" not in error
 
