@@ -11,6 +11,7 @@ from tabicl_train.__main__ import MALLOC
 
 SCRIPT = """
 import os, resource, sys
+from pathlib import Path
 from unittest import mock
 from tabicl_train.__main__ import main
 
@@ -20,24 +21,30 @@ def train():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(2**26)  # 256 MB: 128 huge or 65,536 small pages
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    print(*sys.argv[1:], os.environ["GLIBC_TUNABLES"], faults)
+    print(*sys.argv[1:], os.environ.get("GLIBC_TUNABLES", ""), faults, sep="|")
 
-with mock.patch("tabicl_train.commands.train", train), mock.patch("pathlib.Path.exists", return_value=False):
+has_gpu = mock.patch("pathlib.Path.exists", lambda path: path == Path("/dev/nvidiactl") and sys.argv[1] == "gpu")
+with mock.patch("tabicl_train.commands.train", train), has_gpu:
     main()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 @pytest.mark.parametrize(
-    ("given", "keeps"),
-    [("", True), ("glibc.rtld.optional_static_tls=2048", True), ("glibc.malloc.check=0", False)],
-    ids=["default", "of the loader", "of malloc"],
+    ("machine", "given", "keeps"),
+    [
+        ("cpu", "", True),
+        ("cpu", "glibc.rtld.optional_static_tls=2048", True),
+        ("cpu", "glibc.malloc.check=0", False),
+        ("gpu", "", False),
+    ],
+    ids=["default", "of the loader", "of malloc", "gpu"],
 )
-def test_freed_memory_is_used_again_unless_a_user_sets_the_allocator(given, keeps):
-    command = [sys.executable, "-c", SCRIPT, "seed=1"]
+def test_freed_memory_is_used_again_except_on_gpus_and_with_settings_of_a_user(machine, given, keeps):
+    command = [sys.executable, "-c", SCRIPT, machine]
     text = subprocess.check_output(command, env=os.environ | {"GLIBC_TUNABLES": given}, text=True, timeout=100)
-    argument, tunables, faults = text.split()
-    assert argument == "seed=1" and tunables.startswith(given)
+    argument, tunables, faults = text.split("|")
+    assert argument == machine and tunables.startswith(given)
     assert (tunables != given) == keeps and (int(faults) < 10) == keeps
 
     loader = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/ld-" in line)

@@ -70,7 +70,7 @@ from tabicl_train.workers import StopRequested
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
-PACK_TOKENS = 100_000  # as validation tables may be long: 0.84 instead of 0.90 GB after that of step 20 of demo_long
+PACK_TOKENS = 100_000  # few, since tables may be long: 0.84 instead of 0.90 GB after validation at step 20 of demo_long
 
 
 def validation_streams(
