@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -235,12 +236,13 @@ class MissingLibrary(Exception):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
-def read_file(path: Path) -> pd.DataFrame:
+def read_file(path: Path, texts: Collection[str] = ()) -> pd.DataFrame:
     """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
+    # texts: names of columns of a CSV file whose values are text even if all of them look like numbers
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
-        return read_frame(path.read_bytes(), path.suffix.lower(), check=True)
+        return read_frame(path.read_bytes(), path.suffix.lower(), check=True, texts=texts)
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     except (LeftOut, MissingLibrary) as error:
@@ -249,19 +251,19 @@ def read_file(path: Path) -> pd.DataFrame:
         raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def read_frame(content: bytes, suffix: str, check: bool) -> pd.DataFrame:
+def read_frame(content: bytes, suffix: str, check: bool, texts: Collection[str] = ()) -> pd.DataFrame:
     """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
     lines = check_csv(content) if check and suffix == ".csv" else None
-    frame = read_csv(content) if suffix == ".csv" else read_binary(content, suffix)
+    frame = read_csv(content, texts) if suffix == ".csv" else read_binary(content, suffix)
     if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
         raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
 
 
-def read_csv(content: bytes) -> pd.DataFrame:
-    text = decode(content)
-    return pd.read_csv(io.StringIO(text), sep=separator(text), low_memory=False, index_col=None)
+def read_csv(content: bytes, texts: Collection[str]) -> pd.DataFrame:
+    text, types = decode(content), dict.fromkeys(texts, str)
+    return pd.read_csv(io.StringIO(text), sep=separator(text), low_memory=False, index_col=None, dtype=types)
 
 
 def separator(text: str) -> str:

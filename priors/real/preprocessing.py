@@ -51,8 +51,8 @@ class FeatureEncoder:
         numbers = self.encode(X, range(X.shape[1]), {})
         known = ~np.isnan(numbers)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-        filled = np.where(known, numbers, means)
-        varies = (filled != filled[0]).any(axis=0)
+        first = numbers[known.argmax(axis=0), range(numbers.shape[1])]
+        varies = (known & (numbers != first)).any(axis=0)
         if self.keeps_missing:
             varies |= (known != known[0]).any(axis=0)  # the network sees which values are missing
         self.varying = np.flatnonzero(varies)
@@ -254,7 +254,9 @@ def most_likely_power(x: np.ndarray) -> float:
 NORM_METHODS: dict[str, Callable] = {  # transformers, made for a number of labeled rows
     "none": lambda rows: FunctionTransformer(),
     "power": lambda rows: YeoJohnson(),
-    "quantile": lambda rows: QuantileTransformer(n_quantiles=min(rows, 1000), output_distribution="normal"),
+    "quantile": lambda rows: QuantileTransformer(  # by default, it draws 10,000 rows from numpy's global generator
+        n_quantiles=min(rows, 1000), output_distribution="normal", subsample=None
+    ),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
+import decimal
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,8 +74,7 @@ class Ensemble(BaseEstimator):
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
-        self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.network_.to(self.device_)
+        self._move()
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None
         if self.fine_tune is not None:
@@ -81,18 +82,31 @@ class Ensemble(BaseEstimator):
 
             fine_tune(self, self.fine_tune, X)
 
+    def _move(self) -> None:
+        """Choose the device, also after an estimator from another machine was loaded, and move the network there."""
+        self.device_ = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.network_.to(self.device_)
+
     def export(self, path: str | Path) -> None:
-        """Write the fitted network, fine-tuned or not, to a public file, which `model` may name.
+        """Write the fitted network, fine-tuned or not, to a file or folder, which `model` may name.
 
         Parameters
         ----------
         path : str or Path
-            File to write; one that is there is replaced. The network does not hold the rows of `fit`.
+            File or folder to write, in the format that tabicl-export chooses by its name; one that is there is
+            replaced. The network does not hold the rows of `fit`.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be written.
         """
-        from tabicl_train.prediction.export import save_public
+        from tabicl_train.prediction.export import export_weights
+        from tabicl_train.prediction.origin import Pretrained
 
         check_is_fitted(self)
-        save_public(self.network_.config, self.network_.state_dict(), path)
+        weights = {name: weight.cpu() for name, weight in self.network_.state_dict().items()}
+        export_weights(Pretrained(self.network_.config, weights), str(path))
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
@@ -174,6 +188,10 @@ class Ensemble(BaseEstimator):
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """Return X as a data frame; without labels, its columns must be those of fit."""
         frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
+        for j, dtype in enumerate(frame.dtypes):
+            if isinstance(dtype, pd.ArrowDtype) and dtype.type in (datetime.date, decimal.Decimal):
+                frame = frame.copy(deep=False)  # pandas converts such objects to numbers or times, but not these types
+                frame.isetitem(j, frame.iloc[:, j].astype(object))
         check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
         validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
         return frame
@@ -192,7 +210,15 @@ class Ensemble(BaseEstimator):
 
     def __getstate__(self):
         state = super().__getstate__()
-        return state | {"_kept": {}} if "_kept" in state else state  # predictions recompute it
+        if "_kept" not in state:  # not fitted
+            return state
+        network = self.network_ if self.device_.type == "cpu" else copy.deepcopy(self.network_).cpu()
+        return state | {"_kept": {}, "network_": network}  # predictions recompute what is kept
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if "network_" in state:
+            self._move()
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -203,9 +203,13 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     ConfigError
         If it cannot be written; what was at `output` then stays.
     """
-    chosen = FORMATS[check_output(output, format)]
-    pretrained = read_weights(checkpoint, weights)
-    network = build_network(pretrained)
+    check_output(output, format)
+    return export_weights(read_weights(checkpoint, weights), output, format)
+
+
+def export_weights(pretrained: Pretrained, output: str, format: str | None = None) -> str:
+    """Write weights as `export` does."""
+    chosen, network = FORMATS[check_output(output, format)], build_network(pretrained)
 
     def check(written: Path) -> None:
         if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):

@@ -173,9 +173,9 @@ def evaluation_means(records: Records) -> list[dict]:
     if "r2" in scores:
         of_tasks["r2"] = of_tasks["r2"].clip(lower=0)
     of_methods = of_tasks.groupby(level=["trained_range", "method"], sort=False)
-    means = of_methods.mean().reset_index().sort_values("trained_range", kind="stable")
+    means = of_methods.mean().reset_index()
     means.insert(2, "tasks", of_methods.size().to_numpy())
-    return means.to_dict("records")
+    return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 
 def plain(value: Any) -> Any:

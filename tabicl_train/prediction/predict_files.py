@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tqdm import tqdm
 
 from priors import PriorError
 from priors.real.files import LeftOut, as_column, facts_of, read_file
-from priors.real.preprocessing import as_numbers, reads_as_numbers
+from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, reads_as_numbers
 from priors.real.tasks import FEW_VALUES, is_identifier
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
@@ -75,7 +76,9 @@ def predict_files(options: PredictOptions) -> None:
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
-    train, test = read(options.train), read(options.test)
+    train = read(options.train)
+    texts = [name for name in train if kind_of(train[name]) == CATEGORY]
+    test = read(options.test, texts)
     dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
     if nameless := dropped[len(options.drop) :]:
         info(f"left out  {counted(len(nameless), 'column')} of {options.train} without a name: perhaps row numbers")
@@ -97,9 +100,9 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     return X, y, test[X.columns], has_numbers(options, y)
 
 
-def read(path: str) -> pd.DataFrame:
+def read(path: str, texts: Collection[str] = ()) -> pd.DataFrame:
     try:
-        return read_file(Path(path))
+        return read_file(Path(path), texts)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
 

@@ -100,8 +100,9 @@ def test_rows_without_a_finite_target_are_left_out(capsys):
         make_number_task("t", frame[:22], "price")
 
 
-def test_rows_of_rare_and_missing_classes_are_left_out(capsys):
-    frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37)
+@pytest.mark.parametrize("dtype", [object, "category"])
+def test_rows_of_rare_and_missing_classes_are_left_out(dtype, capsys):
+    frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37).astype({"label": dtype})
     task = make_task("t", frame, "label")
     assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 rows left out\n"
     assert np.bincount(task.y).tolist() == [37, 10] and list(task.X["id"][task.y == 1]) == list(range(9, 19))

@@ -1,19 +1,24 @@
 """The scikit-learn classifier: its conventions, its ensemble, and input of every type."""
 
 import pickle
+from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from scipy.special import softmax
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from small_networks import small_network
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
+from tiny_network import TINY
 
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import FineTune, TabICLClassifier
 from tabicl_train.errors import ConfigError
+from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction import ensemble, predict
 from tabicl_train.prediction.classifier import best_temperature
@@ -211,6 +216,32 @@ def test_what_is_kept_is_not_pickled():
     stored = pickle.dumps(model)
     assert tensors(model._kept) and len(stored) == before
     assert np.array_equal(pickle.loads(stored).predict_proba(X), p)
+    model.device_ = torch.device("cuda")  # as on a machine with a GPU
+    assert np.array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), p)
+
+
+@pytest.mark.parametrize("name", ["hub", "network.ckpt", "network.txt"])
+def test_the_name_of_an_export_decides_its_format(name, tmp_path):
+    X, y = table()
+    model = TabICLClassifier(TabICL(replace(TINY, missing_values=name == "hub")), n_estimators=1).fit(X, y)
+    if name == "network.txt":
+        with pytest.raises(ConfigError, match="its name decides the format"):
+            model.export(tmp_path / name)
+        return
+    model.export(tmp_path / name)
+    again = TabICLClassifier(tmp_path / name, n_estimators=1).fit(X, y)
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+def test_dates_and_decimals_of_arrow():
+    X, y = table()
+    known = np.arange(ROWS) != 3
+    prices = [Decimal(k).scaleb(-2) if k != 3 else None for k in range(ROWS)]
+    types = {"time": pd.ArrowDtype(pa.date32()), "price": pd.ArrowDtype(pa.decimal128(10, 2))}
+    X = X.assign(time=X["time"].where(known), price=pd.Series(prices, dtype=object))
+    p = classifier().fit(X, y).predict_proba(X)
+    arrow = X.assign(time=X["time"].dt.date).astype(types)
+    assert np.array_equal(classifier().fit(arrow, y).predict_proba(arrow), p)
 
 
 @pytest.mark.parametrize("classes", [2, 14])

@@ -169,11 +169,11 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
     make_run(tmp_path / "run", "prior=mlp_scm_causal", "init_weights=null", later, "trainer.max_steps=20")
     Records(tmp_path / "run").append_rows(
         "evaluation.csv",
+        scores("this model", "digits", 0, 0.5, "outside"),
         scores("this model", "iris", 0, 0.9),
         scores("this model", "iris", 1, 0.7),
         scores("this model", "wine", 0, 0.6),
         scores("random forest", "iris", 0, 0.95),
-        scores("this model", "digits", 0, 0.5, "outside"),
     )
     read = exported_card(tmp_path / "run", tmp_path / "m")
     assert read.data.license == "bsd-3-clause" and read.data.library_name == "tabicl-train"

@@ -48,6 +48,16 @@ def test_classes_have_the_probabilities_of_the_classifier_in_the_order_of_the_fi
     assert "output is 'out.csv', which is there already: set overwrite=true" in capfd.readouterr().err
 
 
+def test_a_column_of_texts_is_one_also_where_all_that_are_asked_for_look_like_numbers(monkeypatch):
+    codes = np.where(TRAIN["flag"], "012", TRAIN["group"])
+    TRAIN.assign(code=codes).to_csv("train.csv", index=False)
+    TEST.assign(code="012").to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    model = TabICLClassifier(n_estimators=1).fit(TRAIN.drop(columns="label").assign(code=codes), TRAIN["label"])
+    expected = model.predict_proba(TEST.drop(columns="label").assign(code="012"))
+    np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
+
+
 def test_numbers_have_a_mean_and_an_interval(monkeypatch, capfd):
     assert predict(monkeypatch, "target=price", "coverage=0.5") == 0
     assert "'price' (numbers) of 25 rows from 60 labeled ones with 7 columns" in capfd.readouterr().err

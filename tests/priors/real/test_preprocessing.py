@@ -37,6 +37,8 @@ def test_encoding_of_columns():
     query["time"] = query["time"].astype("datetime64[ns]")
     # what no labeled row holds is the mean: of -1, 0 and 1 among strings, of 0, 1 and 0 among categories
     assert np.allclose(encoder.transform(query), [[2.5, 0, 1 / 3, 1, 1, 10, day]])
+    rounded = pd.DataFrame({"x": [0.1, 0.1, 0.1, None]})  # their mean is not 0.1
+    assert not FeatureEncoder().fit(rounded).transform(rounded).any()
 
 
 def test_gaps_are_kept_where_that_is_asked_for():
@@ -110,6 +112,14 @@ def test_normalization(method):
     assert np.isfinite(far).all() and np.abs(far).max() < 10
     order = np.argsort(numbers[:, 1])
     assert (np.diff(out[order, 1]) >= 0).all()
+
+
+@pytest.mark.parametrize("method", ["power", "quantile"])
+def test_normalization_of_many_rows_does_not_depend_on_global_random_numbers(method):
+    numbers = np.random.default_rng(0).normal(size=(10_001, 1))
+    np.random.seed(0)
+    first, second = (Normalizer(method).fit(numbers).transform(numbers) for _ in range(2))
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("method", ["none", "power"])
