@@ -26,13 +26,13 @@ from priors.real import real_tables
 from tabicl_train import compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
-from tabicl_train.callbacks.final_test import FinalTest, is_test_missing
+from tabicl_train.callbacks.final_test import TEST, FinalTest, is_test_missing
 from tabicl_train.callbacks.guard import Guard
 from tabicl_train.callbacks.metrics import Diagnostics, LoggedSteps, Metrics, Progress
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
-from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
+from tabicl_train.callbacks.validation import BEST, START, Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.schema import (
     ProfileConfig,
@@ -110,7 +110,7 @@ def train(config: RunConfig) -> str:
 
         # Callbacks, and what they write to
         status, logged = RunStatus(records), LoggedSteps(config.trainer.log_every, total)
-        files = CheckpointFiles(config.checkpoint, lambda step: status.write(saved=step))
+        files = CheckpointFiles(config.checkpoint, curriculum, lambda step: status.write(saved=step))
         averages = [Averages(config.averages)] if config.averages.ema or config.averages.last else []
         seen = [TablesSeen(real.sources(), ranks)] if real is not None else []
         guard = Guard(config.guard, stream, logged, records, files, ranks, [*averages, *seen])
@@ -158,6 +158,7 @@ def train(config: RunConfig) -> str:
         module, optimizer = build_module(config, content, ranks, fabric)
         origin, machines = describe_origin(), ranks.gather(describe_machine(device))
         device_name = machines[0]["gpu"] or platform.machine()
+        begins = content is None
         facts = {"real_tables": start.real_tables, "ranks": ranks.size, "device": device_name, **origin}
         checkpoints = Checkpoints(folder / "checkpoints", files, curriculum, values, facts, callbacks, ranks.rank)
         if content is not None:
@@ -167,7 +168,7 @@ def train(config: RunConfig) -> str:
             records.loggers = build_loggers(config.wandb, config.tensorboard, values, start.steps)
             status.values |= {"step": start.steps, "saved": start.steps}
             status.write()
-            rewind(records, start.steps)
+            clear(records) if begins else rewind(records, start.steps)
             if last > start.steps:
                 records.replace("config.yaml", yaml.safe_dump(values, sort_keys=False))
                 record_start(records, start.steps, origin, machines)
@@ -177,9 +178,10 @@ def train(config: RunConfig) -> str:
             step = fit(fabric, module, optimizer, loader, checkpoints, validation, ranks, stop, start.steps, last)
             unavailable = ranks.any(loader.unavailable)
             is_whole = (validation.has_ended or step >= total) and not ranks.any(validation.postponed)
-            streams = final_test_streams(config.validation, parts, model)
-            test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
-            is_whole = test.run(step) and is_whole
+            if is_whole:
+                streams = final_test_streams(config.validation, parts, model)
+                test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
+                is_whole = test.run(step)
         except BaseException as error:
             fabric.call("on_exception", error=error, module=module)
             if ranks.rank == 0:
@@ -231,7 +233,7 @@ def fit(
         step += 1
         fabric.call("on_train_batch_end", step=step, item=item, module=module, optimizer=optimizer)
         checkpoints.files.check()
-        if checkpoints.is_due(step):
+        if checkpoints.files.is_due(step):
             checkpoints.save(step, module, optimizer)
         validation.validate_if_due(step, module)
     fabric.call("on_train_end", step=step, module=module)
@@ -317,9 +319,18 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
 
 
+ROWS = ("metrics.csv", "scaling.csv", "incidents.jsonl")
+
+
+def clear(records: Records) -> None:
+    """Remove what an earlier start, perhaps with other settings, has left if it ended before its first checkpoint."""
+    for name in (*ROWS, "validation.csv", TEST, START, BEST):
+        (records.folder / name).unlink(missing_ok=True)
+
+
 def rewind(records: Records, step: int) -> None:
     """Drop the rows of steps that will be repeated."""
-    for name in ("metrics.csv", "scaling.csv", "incidents.jsonl"):
+    for name in ROWS:
         records.rewind(name, step)
     records.rewind("validation.csv", step or -1)  # at step 0 also the row of the initial weights
 

@@ -27,10 +27,18 @@ class SaveFailed(Exception):
 class CheckpointFiles:
     """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk."""
 
-    def __init__(self, config: CheckpointConfig, on_saved: Callable[[int], None] = lambda step: None) -> None:
-        self.config, self.on_saved = config, on_saved
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        curriculum: CurriculumConfig,
+        on_saved: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.config, self.curriculum, self.on_saved = config, curriculum, on_saved
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
+
+    def is_due(self, step: int) -> bool:
+        return step % self.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
         """Copy the tensors to host memory, and write them in the thread, also under a second name if one is given."""
@@ -51,7 +59,10 @@ class CheckpointFiles:
         # Checkpoints of later steps are damaged, or the run would have continued from them, so they are not counted.
         steps = {step_of(other): other for other in saved(path.parent) if step_of(other) <= step_of(path)}
         permanent = self.config.permanent_every
-        for step in [step for step in steps if permanent is None or step % permanent][: -self.config.keep]:
+        passing = [step for step in steps if permanent is None or step % permanent]
+        due = [step for step in passing if self.is_due(step)]
+        # One that was not due is of a preemption, and only there until the next.
+        for step in set(passing) - {*due[-self.config.keep :], step_of(path)}:
             steps[step].unlink(missing_ok=True)
 
     def check(self) -> None:
@@ -87,9 +98,6 @@ class Checkpoints:
         self.facts, self.rank = facts, rank
         self.stateful = {type(callback).__name__: callback for callback in callbacks if hasattr(callback, "state_dict")}
         self.saved_step: int | None = None
-
-    def is_due(self, step: int) -> bool:
-        return step % self.files.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
         """Save the run after `step` steps, at the end of a stage also under the stage's name."""
@@ -141,7 +149,7 @@ def to_host(value: Any) -> Any:
     """Copy deeply, with all tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
-    if type(value) is dict:
+    if isinstance(value, dict):  # an OrderedDict, as that of the weights, too
         return {key: to_host(v) for key, v in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_host(v) for v in value)

@@ -36,14 +36,14 @@ from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import StopRequested
 
-NAME = "test.json"
+TEST = "test.json"
 NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 
 def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
     """Whether the run has a final test, and that of this step has not been written."""
     started = settings.every > 0 and (records.folder / START).exists()
-    return started and (records.json(NAME) or {}).get("step") != step
+    return started and (records.json(TEST) or {}).get("step") != step
 
 
 class FinalTest:
@@ -65,7 +65,7 @@ class FinalTest:
 
     def run(self, step: int) -> bool:
         """Score, print and write the test after so many steps; False if a stop signal came first."""
-        # All ranks call this. A time limit does not prevent it, but after a signal only seconds may be left.
+        # All ranks call this at the end of a run. After a signal only seconds may be left.
         if self.ranks.rank > 0:
             return self.ranks.wait_for_first(lambda: self.stop.first is not None)
         try:
@@ -83,7 +83,7 @@ class FinalTest:
         best = load_network(str(self.best)).to(self.device)
         sentences = [self.compare(part, best, parts) for part in self.streams] if best_step else [NO_GAIN]
         content = {"step": step, "best_step": best_step, "sentences": sentences, "parts": parts}
-        self.records.replace(NAME, json.dumps(content, indent=2) + "\n")
+        self.records.replace(TEST, json.dumps(content, indent=2) + "\n")
         for sentence in sentences:
             info(f"test      {sentence}")
         folder = self.records.folder
@@ -97,8 +97,8 @@ class FinalTest:
         stream = self.streams[part]
         items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
         if not items:
-            advice = setting(stream.prior, "test_fraction")
-            return f"{part} tables: none, since the prior has no test tables; raise {advice}"
+            advice = f"raise {setting(stream.prior, 'test_fraction')}" if self.settings.rows else "set validation.rows"
+            return f"{part} tables: none to test on; {advice}"
         start = load_network(str(self.start)).to(self.device)
         losses = {
             name: cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)

@@ -180,12 +180,13 @@ class Guard:
     def choose(self, step: int, model: Network) -> dict | None:
         """Return the content of the newest good checkpoint; changes the weights of the model."""
         # A good checkpoint exceeds no limit, the average of its loss is less than halfway from its low to the limit,
-        # and it was not saved in steps that a rewind has abandoned.
+        # and it was not saved in steps that a rewind has abandoned, nor at a preemption, so that none changes the run.
         self.files.wait()
         for path in reversed(saved(self.records.folder / "checkpoints")):
             done = step_of(path)
             # A checkpoint at the end of abandoned steps was saved after the rewind, with the restored weights.
-            if done > step - HORIZON or any(good < done < rewound for good, rewound in self.abandoned):
+            is_abandoned = any(good < done < rewound for good, rewound in self.abandoned)
+            if done > step - HORIZON or is_abandoned or not self.files.is_due(done):
                 continue
             try:
                 content = read(path)

@@ -36,10 +36,15 @@ class Profile:
             self.profiler.start()
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        if self.profiler is None or step <= self.last:
+        if step > self.last:
+            self.on_train_end(step, module)
+
+    def on_train_end(self, step: int, module: Pretraining, **_) -> None:
+        """Write the trace of the steps so far."""
+        if self.profiler is None:
             return
         self.profiler.stop()
-        trace = self.folder / f"steps-{self.first}-{self.last}.json.gz"
+        trace = self.folder / f"steps-{self.first}-{step - 1}.json.gz"
         self.profiler.export_chrome_trace(str(trace))
         self.profiler = None
         info(f"profile   {trace}")

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import glob
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -303,6 +304,8 @@ class TrainerConfig:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
+        if self.timeout == math.inf:
+            problems.append("timeout is inf; it must be a number of seconds")
         return problems + at_least(1, timeout=self.timeout) + positive(max_hours=self.max_hours)
 
 
@@ -357,7 +360,7 @@ class CheckpointConfig:
     every: int = 500
     """Steps between checkpoints."""
     keep: int = 3
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep; one of a preemption is kept until the next."""
     permanent_every: int | None = None
     """Never delete checkpoints of multiples of this many steps, itself a multiple of checkpoint.every."""
 
@@ -559,6 +562,8 @@ class RunConfig:
             problems.append(no_such_weights("init_weights", start))
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unsupported(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unsupported(self.model)]
+        if self.profile.step is not None and self.profile.step >= self.total_steps:
+            problems.append(f"profile.step is {self.profile.step}, but the run has {self.total_steps} steps")
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables(self.trainer.devices or 1)

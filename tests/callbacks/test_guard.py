@@ -58,13 +58,13 @@ def incidents(run_dir: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
-    return compose(SETTINGS)
+    return compose([*SETTINGS, "curriculum.stages.smoke.steps=1000"])
 
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
     """A guard that looks at every so many steps."""
     stream = StepStream(None, config.curriculum, config.model, config.seed, range(16))
-    files, ranks = CheckpointFiles(config.checkpoint), Ranks()
+    files, ranks = CheckpointFiles(config.checkpoint, config.curriculum), Ranks()
     limits = GuardConfig(**limits)
     return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, [])
 
@@ -196,13 +196,14 @@ def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dic
 @pytest.mark.parametrize(
     ("states", "abandoned", "chosen"),
     [
-        ({600: {}, 800: {}, 850: None, 950: {}}, [], 800),  # 850 is damaged, and 950 may be in the rise already
+        ({600: {}, 800: {}, 852: None, 952: {}}, [], 800),  # 852 is damaged, and 952 may be in the rise already
         ({600: {}, 700: {}, 800: {}}, [[600, 900]], 600),  # saved in the rise of an earlier rewind
         ({600: {}, 700: {}, 800: {}}, [[600, 700], [700, 750]], 800),  # 700 and 800 are behind the rises
         ({600: {}, 800: {"average": 0.75}}, [], 600),  # more than half of the way from 0.5 to 0.9
         ({600: {}, 800: {"average": 0.75, "low": 0.7}}, [], 800),  # no rise: the later tables are harder
         ({600: {}, 800: {"average": 0.67}}, ["multiplier"], 600),
         ({700: {}, 800: {}}, [[600, 900]], None),
+        ({600: {}, 801: {}}, [], 600),  # saved at a preemption, which must not change the run
     ],
 )
 def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, config, tmp_path):

@@ -19,6 +19,11 @@ def test_the_trace_holds_the_operations_of_its_steps(tmp_path, capsys):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_a_run_that_ends_among_the_profiled_steps_has_a_trace_of_those_so_far(tmp_path):
+    run(tmp_path / "run", "trainer.max_steps=2", "profile.step=1")
+    assert [path.name for path in (tmp_path / "run/profile").iterdir()] == ["steps-1-1.json.gz"]
+
+
 def test_a_profiled_step_that_runs_out_of_memory_leaves_a_snapshot(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)

@@ -37,6 +37,13 @@ def test_every_yaml_composes(group, choice):
     assert config.total_steps > 0
 
 
+@pytest.mark.parametrize("experiment", ["base", "demo", "demo_long", "mini", "smoke", "tabicl_v1", "tabicl_v2"])
+def test_the_model_that_is_chosen_is_not_mixed_with_that_of_the_experiment(experiment):
+    assert compose([f"experiment={experiment}", "model=tabicl_v2"]).model == TabICLConfig()
+    regressor = compose([f"experiment={experiment}", "task=regression", "model=tiny"]).model
+    assert regressor == dataclasses.replace(compose(["model=tiny"]).model, max_classes=0)
+
+
 def test_a_run_composes_once_and_builds_its_prior_once():
     with (
         mock.patch.object(composing, "hydra_compose", wraps=composing.hydra_compose) as composed,

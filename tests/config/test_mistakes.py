@@ -46,6 +46,8 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("+curriculum.stages.smoke.row=3", "did you mean curriculum.stages.smoke.rows?"),
         ("seed=-1", "seed is -1"),
         ("run_dir=", "run_dir is empty"),
+        ("trainer.timeout=inf", "trainer.timeout is inf"),
+        ("profile.step=20", "profile.step is 20, but the run has 20 steps"),
         ("max_steps=3", "max_steps: no such setting; did you mean trainer.max_steps?"),
         ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),
         ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),

@@ -52,12 +52,15 @@ def test_a_preflight_takes_the_steps_of_a_run_in_both_precisions_and_writes_noth
     assert [row[:2] for row in exact] == whole[4:]
     for a, b in zip(exact, mixed, strict=True):
         assert b == pytest.approx(a, rel=0.05) and b[:2] != a[:2]
-    lines = capsys.readouterr().err.splitlines()
+    changed, *lines = capsys.readouterr().err.splitlines()
+    assert changed == "changed   trainer.precision was auto, is bf16"
     assert lines[0] == "preflight fp32 and bf16 mixed, fp32 weights (as configured), steps 4..6"
     assert [line.split()[0] for line in lines[2:-1]] == ["4", "5", "6"]
     assert lines[-1] == "preflight bf16 is fit for this run"
     with pytest.raises(ConfigError, match="the run is finished, no steps are left"):
         checks.preflight(compose([*BF16, f"run_dir={tmp_path}/whole", "trainer.max_steps=7"]))
+    with pytest.raises(ConfigError, match=r"is another run: model\.embed_dim was 16, is 8"):
+        checks.preflight(compose([*BF16, f"run_dir={tmp_path}/run", "model.embed_dim=8"]))
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.2, "the loss of bf16 is"), (math.nan, "bf16 gives loss nan")])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, newest_valid, read, saved
 from tabicl_train.run_dir.status import read_status
+
+CURRICULUM = compose(["experiment=smoke"]).curriculum  # of one stage of 20 steps
 
 
 def content(step: int, size: int = 10) -> dict:
@@ -82,12 +85,12 @@ def test_a_checkpoint_describes_itself(tmp_path):
 
 
 def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
-    files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4))
-    for step in range(2, 15, 2):
+    files = CheckpointFiles(CheckpointConfig(every=2, keep=2, permanent_every=4), CURRICULUM)
+    for step in (1, *range(2, 15, 2), 15, 17):  # 1, 15 and 17 at preemptions
         files.save(content(step), tmp_path / f"step-{step:08d}.ckpt")
         files.wait()
         (tmp_path / f"step-{step:08d}-backup.ckpt").write_bytes(b"a copy of the user's")
-    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14]
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14, 17]
     with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
 
@@ -129,9 +132,12 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
 def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     go, save = threading.Event(), outputs.save_atomically
     monkeypatch.setattr(checkpoints, "save_atomically", lambda *a: (go.wait(60), save(*a)))
-    files = CheckpointFiles(CheckpointConfig(keep=1))
+    files = CheckpointFiles(CheckpointConfig(every=1, keep=1), CURRICULUM)
     old = tmp_path / "step-00000001.ckpt"
     torch.save(content(1), old)
+    state = content(2) | {"gpu": OrderedDict(w=torch.empty(1, device="meta"))}  # as of a module
+    with pytest.raises(NotImplementedError, match="no data"):
+        files.save(state, tmp_path / "step-00000002.ckpt")  # would stay on the GPU otherwise
     state = content(2) | {"callbacks": {"counts": [1, 2], "array": np.array([3])}}
     names = []
     monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (replace(a, b), names.append(Path(b).stem)))
@@ -149,7 +155,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
 
 
 def test_damaged_newer_files_do_not_push_out_the_good_one(tmp_path):
-    files = CheckpointFiles(CheckpointConfig(keep=2))
+    files = CheckpointFiles(CheckpointConfig(every=1, keep=2), CURRICULUM)
     for step in (7, 8, 9):
         (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"cut off")
     for step in (3, 4, 5):
