@@ -56,7 +56,7 @@ class Options(sequences.SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
-    functions and points. It takes two hours on two CPU cores; when it is stopped, the same command continues it.
+    functions and points. It takes three hours on two CPU cores; when it is stopped, the same command continues it.
     """
 
     without_mlp: bool = True
