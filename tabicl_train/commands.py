@@ -150,38 +150,44 @@ def run(config: RunConfig) -> None:
 @plain_end()
 def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
-    settings = [text for text in sys.argv[1:] if not text.startswith("submit.")]
-    if {"-h", "--help"} & set(settings):
+    args = train_arguments("tabicl-submit")
+    if args.help:
         arguments("SubmitOptions", "submit.")
+    if args.cfg or args.multirun:
+        raise ConfigError(["--cfg and --multirun are options of tabicl-train"])
+    settings = [text for text in args.overrides if not text.startswith("submit.")]
     if not is_installed("submitit"):
         raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
     if not settings:
         raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
     from tabicl_train.distributed.submit import GPU_WORKERS
     from tabicl_train.distributed.submit import submit as submit_job
+    from tabicl_train.sweep.space import hydra_text
 
-    options, config = check_submission(settings)
+    options, config = check_submission(args, settings)
     folder = Path(config.run_dir, "jobs").absolute()
     config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
-    job = submit_job([*settings, *workers, f"run_dir={folder.parent}"], options, folder, config.cores)
+    own = [] if args.config_dir is None else ["--config-dir", args.config_dir]
+    settings = [*own, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}"]
+    job = submit_job(settings, options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
-def check_submission(settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
+def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
     """Parse the options of a job, submit.KEY=VALUE, and the configuration of its run; report the problems of both."""
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
     problems, options, config = [], None, None
     try:
-        options = parse_options(SubmitOptions, [text[7:] for text in sys.argv[1:] if text.startswith("submit.")])
+        options = parse_options(SubmitOptions, [text[7:] for text in args.overrides if text.startswith("submit.")])
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
     try:
-        config = compose(settings)
+        config = compose(settings, args.config_dir)
         problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
         if (devices := config.trainer.devices) is not None:
             problems.append(f"trainer.devices is {devices}; leave it out, submit.gpus decides")

@@ -12,6 +12,7 @@ from runs import assert_same_end, run
 from torch.distributed.run import get_args_parser
 from waiting import until
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.distributed.submit import Training, submit
 from tabicl_train.run_dir.records import Records
@@ -57,9 +58,13 @@ def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_pa
     """By default a run takes the cores of its machine, and those of this machine do not matter."""
     submitted = mock.Mock()
     monkeypatch.setattr("tabicl_train.distributed.submit.submit", submitted)
-    result = command("submit", "experiment=smoke", f"run_dir={tmp_path}/run", f"submit.gpus={gpus}")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/own.yaml").write_text("# @package _global_\ndefaults: [smoke, _self_]\nname: own\n")
+    own = ["--config-dir", str(tmp_path), "experiment=own"]
+    result = command("submit", *own, f"run_dir='{tmp_path}/a,b'", f"submit.gpus={gpus}")
     assert result.returncode == 0, result.stderr
     arguments, *_, cores = submitted.call_args.args
+    assert arguments[:3] == own and compose(arguments[2:], str(tmp_path)).run_dir == f"{tmp_path}/a,b"
     assert f"stream.num_workers={workers}" in arguments and cores == workers + 1
 
 
