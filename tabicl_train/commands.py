@@ -113,7 +113,7 @@ def train() -> None:
 
 
 def train_arguments(program: str) -> argparse.Namespace:
-    """Parse the arguments of tabicl-train or tabicl-sweep; exits with 2 on an unknown option."""
+    """Parse the arguments of tabicl-train, tabicl-sweep or tabicl-submit; exits with 2 on an unknown option."""
     parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd")
@@ -154,7 +154,7 @@ def submit() -> None:
     if args.help:
         arguments("SubmitOptions", "submit.")
     if args.cfg or args.multirun:
-        raise ConfigError(["--cfg and --multirun are options of tabicl-train"])
+        raise ConfigError(["--cfg and --multirun are not options of tabicl-submit"])
     settings = [text for text in args.overrides if not text.startswith("submit.")]
     if not is_installed("submitit"):
         raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
@@ -167,7 +167,7 @@ def submit() -> None:
     options, config = check_submission(args, settings)
     folder = Path(config.run_dir, "jobs").absolute()
     config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
-    own = [] if args.config_dir is None else ["--config-dir", args.config_dir]
+    own = [] if args.config_dir is None else ["--config-dir", str(Path(args.config_dir).absolute())]
     settings = [*own, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}"]
     job = submit_job(settings, options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")

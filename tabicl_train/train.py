@@ -323,7 +323,7 @@ ROWS = ("metrics.csv", "scaling.csv", "incidents.jsonl")
 
 
 def clear(records: Records) -> None:
-    """Remove what an earlier start, perhaps with other settings, has left if it ended before its first checkpoint."""
+    """Remove the records of an earlier start that ended before its first checkpoint; its settings may have differed."""
     for name in (*ROWS, "validation.csv", TEST, START, BEST):
         (records.folder / name).unlink(missing_ok=True)
 

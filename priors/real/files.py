@@ -237,8 +237,10 @@ class MissingLibrary(Exception):
 
 
 def read_file(path: Path, texts: Collection[str] = ()) -> pd.DataFrame:
-    """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread."""
-    # texts: names of columns of a CSV file whose values are text even if all of them look like numbers
+    """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
+
+    texts: columns of a CSV file to read as text, even if all values look like numbers
+    """
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:

@@ -38,7 +38,8 @@ class CheckpointFiles:
         self.pending: Future | None = None
 
     def is_due(self, step: int) -> bool:
-        return step % self.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None
+        """Return whether the schedule saves a checkpoint after `step` steps."""
+        return step > 0 and (step % self.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None)
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
         """Copy the tensors to host memory, and write them in the thread, also under a second name if one is given."""
@@ -60,9 +61,9 @@ class CheckpointFiles:
         steps = {step_of(other): other for other in saved(path.parent) if step_of(other) <= step_of(path)}
         permanent = self.config.permanent_every
         passing = [step for step in steps if permanent is None or step % permanent]
-        due = [step for step in passing if self.is_due(step)]
-        # One that was not due is of a preemption, and only there until the next.
-        for step in set(passing) - {*due[-self.config.keep :], step_of(path)}:
+        # A checkpoint that is not due was saved at a preemption, and goes first.
+        passing.sort(key=lambda step: (self.is_due(step), step))
+        for step in set(passing[: -self.config.keep]) - {step_of(path)}:
             steps[step].unlink(missing_ok=True)
 
     def check(self) -> None:

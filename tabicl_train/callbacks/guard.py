@@ -180,16 +180,17 @@ class Guard:
     def choose(self, step: int, model: Network) -> dict | None:
         """Return the content of the newest good checkpoint; changes the weights of the model."""
         # A good checkpoint exceeds no limit, the average of its loss is less than halfway from its low to the limit,
-        # and it was not saved in steps that a rewind has abandoned, nor at a preemption, so that none changes the run.
+        # and it was not saved in steps that a rewind has abandoned, nor, if there is
+        # another, at a preemption, so that preemptions do not change rewinds.
         self.files.wait()
-        for path in reversed(saved(self.records.folder / "checkpoints")):
-            done = step_of(path)
+        steps = {step_of(path): path for path in saved(self.records.folder / "checkpoints")}
+        early = [done for done in steps if done <= step - HORIZON]
+        for done in sorted(early, key=lambda done: (self.files.is_due(done), done), reverse=True):
             # A checkpoint at the end of abandoned steps was saved after the rewind, with the restored weights.
-            is_abandoned = any(good < done < rewound for good, rewound in self.abandoned)
-            if done > step - HORIZON or is_abandoned or not self.files.is_due(done):
+            if any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
-                content = read(path)
+                content = read(steps[done])
             except (DamagedCheckpoint, OSError) as error:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue

@@ -36,13 +36,16 @@ class Profile:
             self.profiler.start()
 
     def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        if step > self.last:
-            self.on_train_end(step, module)
+        if self.profiler is not None and step > self.last:
+            self.finish(step, module)
 
     def on_train_end(self, step: int, module: Pretraining, **_) -> None:
+        if self.profiler is not None:  # the run ends, or is preempted, among the steps to profile
+            self.finish(step, module)
+
+    def finish(self, step: int, module: Pretraining) -> None:
         """Write the trace of the steps so far."""
-        if self.profiler is None:
-            return
+        assert self.profiler is not None
         self.profiler.stop()
         trace = self.folder / f"steps-{self.first}-{step - 1}.json.gz"
         self.profiler.export_chrome_trace(str(trace))

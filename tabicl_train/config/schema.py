@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import glob
 import json
-import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -304,9 +303,7 @@ class TrainerConfig:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
-        if self.timeout == math.inf:
-            problems.append("timeout is inf; it must be a number of seconds")
-        return problems + at_least(1, timeout=self.timeout) + positive(max_hours=self.max_hours)
+        return problems + within(1, 1e6, timeout=self.timeout) + positive(max_hours=self.max_hours)
 
 
 @dataclass
@@ -360,7 +357,7 @@ class CheckpointConfig:
     every: int = 500
     """Steps between checkpoints."""
     keep: int = 3
-    """Number of newest checkpoints to keep; one of a preemption is kept until the next."""
+    """Number of newest checkpoints to keep; those saved at a preemption go first."""
     permanent_every: int | None = None
     """Never delete checkpoints of multiples of this many steps, itself a multiple of checkpoint.every."""
 

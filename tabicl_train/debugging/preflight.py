@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from priors import Prior
 from priors.real import real_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
@@ -65,7 +66,7 @@ def preflight(config: RunConfig) -> None:
         fabric = open_fabric(config.trainer, launch, ranks, [])
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         ranks.raise_on_all_ranks(problems + memory_problems(config))
-        content = ranks.from_first(lambda: newest_content(config))
+        content = ranks.from_first(lambda: newest_content(config, prior))
         first = 0 if content is None else content["global_step"]
         steps = steps[first : first + config.preflight_steps]
 
@@ -97,11 +98,11 @@ def preflight(config: RunConfig) -> None:
         close_process_group(ranks)
 
 
-def newest_content(config: RunConfig) -> dict | None:
+def newest_content(config: RunConfig, prior: Prior) -> dict | None:
     """Return the content of the run's newest checkpoint, if there is one; raises ConfigError if it is another run's."""
     _, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
     if content is not None:
-        real = real_tables(build_prior(config.prior))
+        real = real_tables(prior)
         refuse_changes(content, asdict(config), None if real is None else real.fingerprint())
         if content["global_step"] >= config.total_steps:
             why = "the run is finished, no steps are left for a preflight"

@@ -101,7 +101,7 @@ def subsample(task: Task, rows: int) -> Task:
 def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     """Make a task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
     frame = frame[frame[target].notna()]
-    counts = frame[target].map(frame[target].value_counts()).astype(int)  # of a category, they are categories too
+    counts = frame[target].map(frame[target].value_counts()).astype(int)  # of a categorical, it is one too
     if rare := int((counts < MIN_CLASS_ROWS).sum()):
         info(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)

@@ -88,7 +88,7 @@ class TabICLConfig:
     ff_factor: int = 2
     """Width of the feed-forward networks as a multiple of the width of their input."""
     dropout: float = 0.0
-    """Dropout rate, in [0, 1); with another number of ranks, other values are dropped."""
+    """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
     bias_free_ln: bool = False
     """Leave the bias out of the layer norms."""
     zero_init: bool = False
@@ -210,7 +210,7 @@ class SequenceConfig:
     max_tokens: int = 512
     """Longest sequence, numbers and labels together; each position has its own embedding."""
     dropout: float = 0.0
-    """Dropout rate, in [0, 1); with another number of ranks, other values are dropped."""
+    """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
     checkpoint_rows: int = 20_000
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 

@@ -7,6 +7,7 @@ import copy
 import datetime
 import decimal
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,25 +89,25 @@ class Ensemble(BaseEstimator):
         self.network_.to(self.device_)
 
     def export(self, path: str | Path) -> None:
-        """Write the fitted network, fine-tuned or not, to a file or folder, which `model` may name.
+        """Write the fitted network, fine-tuned or not, to a file or folder.
 
         Parameters
         ----------
         path : str or Path
-            File or folder to write, in the format that tabicl-export chooses by its name; one that is there is
-            replaced. The network does not hold the rows of `fit`.
+            A file .ckpt, .pt, .pth, .safetensors or .onnx, or a folder for the Hugging Face format; an existing one is
+            replaced. All but ONNX can be passed as `model`. The network does not hold the rows of `fit`.
 
         Raises
         ------
         ConfigError
-            If it cannot be written.
+            If the name has no known format, the format cannot express the network, or the file cannot be written.
         """
-        from tabicl_train.prediction.export import export_weights
+        from tabicl_train.prediction.export import check_output, export_weights
         from tabicl_train.prediction.origin import Pretrained
 
         check_is_fitted(self)
         weights = {name: weight.cpu() for name, weight in self.network_.state_dict().items()}
-        export_weights(Pretrained(self.network_.config, weights), str(path))
+        export_weights(Pretrained(self.network_.config, weights), str(path), check_output(str(path), None))
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
@@ -188,10 +189,9 @@ class Ensemble(BaseEstimator):
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """Return X as a data frame; without labels, its columns must be those of fit."""
         frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
-        for j, dtype in enumerate(frame.dtypes):
-            if isinstance(dtype, pd.ArrowDtype) and dtype.type in (datetime.date, decimal.Decimal):
-                frame = frame.copy(deep=False)  # pandas converts such objects to numbers or times, but not these types
-                frame.isetitem(j, frame.iloc[:, j].astype(object))
+        if any(map(is_date_or_decimal, frame.dtypes)):  # pandas converts such objects to numbers, but not these types
+            columns = (column for _, column in frame.items())
+            frame = pd.concat([c.astype(object) if is_date_or_decimal(c.dtype) else c for c in columns], axis=1)
         check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
         validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
         return frame
@@ -212,18 +212,29 @@ class Ensemble(BaseEstimator):
         state = super().__getstate__()
         if "_kept" not in state:  # not fitted
             return state
-        network = self.network_ if self.device_.type == "cpu" else copy.deepcopy(self.network_).cpu()
-        return state | {"_kept": {}, "network_": network}  # predictions recompute what is kept
+        networks = {name: value for name, value in state.items() if isinstance(value, TabICL)}
+        if self.device_.type != "cpu":
+            networks = {name: copy.deepcopy(network).cpu() for name, network in networks.items()}
+        return state | {"_kept": {}, **networks}  # predictions recompute what is kept
 
     def __setstate__(self, state):
         super().__setstate__(state)
         if "network_" in state:
-            self._move()
+            try:
+                self._move()
+            except (AssertionError, RuntimeError) as error:  # torch has no such device
+                warnings.warn(f"device={self.device!r} is not here, so the CPU is used: {error}", stacklevel=2)
+                self.device_ = torch.device("cpu")
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         return tags
+
+
+def is_date_or_decimal(dtype: Any) -> bool:
+    """Whether a type is Arrow's date or decimal."""
+    return isinstance(dtype, pd.ArrowDtype) and dtype.type in (datetime.date, decimal.Decimal)
 
 
 @contextlib.contextmanager

@@ -203,13 +203,13 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     ConfigError
         If it cannot be written; what was at `output` then stays.
     """
-    check_output(output, format)
-    return export_weights(read_weights(checkpoint, weights), output, format)
+    chosen = check_output(output, format)  # before weights are read, which takes longer
+    return export_weights(read_weights(checkpoint, weights), output, chosen)
 
 
-def export_weights(pretrained: Pretrained, output: str, format: str | None = None) -> str:
-    """Write weights as `export` does."""
-    chosen, network = FORMATS[check_output(output, format)], build_network(pretrained)
+def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
+    """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
+    chosen, network = FORMATS[format], build_network(pretrained)
 
     def check(written: Path) -> None:
         if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):

@@ -77,7 +77,8 @@ def predict_files(options: PredictOptions) -> None:
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
     train = read(options.train)
-    texts = [name for name in train if kind_of(train[name]) == CATEGORY]
+    texts = [name for name in train if pd.api.types.infer_dtype(train[name].astype(object)) == "string"]
+    texts = [name for name in texts if kind_of(train[name]) == CATEGORY]
     test = read(options.test, texts)
     dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
     if nameless := dropped[len(options.drop) :]:

@@ -203,7 +203,8 @@ def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dic
         ({600: {}, 800: {"average": 0.75, "low": 0.7}}, [], 800),  # no rise: the later tables are harder
         ({600: {}, 800: {"average": 0.67}}, ["multiplier"], 600),
         ({700: {}, 800: {}}, [[600, 900]], None),
-        ({600: {}, 801: {}}, [], 600),  # saved at a preemption, which must not change the run
+        ({600: {}, 801: {}}, [], 600),  # 801 was saved at a preemption, which must not change the run
+        ({601: {}, 701: {"average": 0.75}}, [], 601),  # with another interval, perhaps
     ],
 )
 def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, config, tmp_path):

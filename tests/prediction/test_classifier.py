@@ -6,7 +6,6 @@ from decimal import Decimal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 from scipy.special import softmax
@@ -218,6 +217,9 @@ def test_what_is_kept_is_not_pickled():
     assert np.array_equal(pickle.loads(stored).predict_proba(X), p)
     model.device_ = torch.device("cuda")  # as on a machine with a GPU
     assert np.array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), p)
+    model.device = "cuda:99"
+    with pytest.warns(UserWarning, match="device='cuda:99' is not here, so the CPU is used"):
+        assert pickle.loads(pickle.dumps(model)).device_.type == "cpu"
 
 
 @pytest.mark.parametrize("name", ["hub", "network.ckpt", "network.txt"])
@@ -234,6 +236,7 @@ def test_the_name_of_an_export_decides_its_format(name, tmp_path):
 
 
 def test_dates_and_decimals_of_arrow():
+    pa = pytest.importorskip("pyarrow")
     X, y = table()
     known = np.arange(ROWS) != 3
     prices = [Decimal(k).scaleb(-2) if k != 3 else None for k in range(ROWS)]

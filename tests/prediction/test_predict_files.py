@@ -58,6 +58,15 @@ def test_a_column_of_texts_is_one_also_where_all_that_are_asked_for_look_like_nu
     np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
 
 
+def test_categories_of_whole_numbers_are_numbers_in_a_file_of_text(monkeypatch):
+    pytest.importorskip("pyarrow")
+    TRAIN.astype({"size": "category"}).to_parquet("train.parquet")
+    assert predict(monkeypatch, "train=train.parquet", "target=label") == 0
+    X = TRAIN.drop(columns="label").astype({"size": "category"})
+    expected = TabICLClassifier(n_estimators=1).fit(X, TRAIN["label"]).predict_proba(TEST.drop(columns="label"))
+    np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
+
+
 def test_numbers_have_a_mean_and_an_interval(monkeypatch, capfd):
     assert predict(monkeypatch, "target=price", "coverage=0.5") == 0
     assert "'price' (numbers) of 25 rows from 60 labeled ones with 7 columns" in capfd.readouterr().err

@@ -91,6 +91,10 @@ def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
         files.wait()
         (tmp_path / f"step-{step:08d}-backup.ckpt").write_bytes(b"a copy of the user's")
     assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [4, 8, 10, 12, 14, 17]
+    files = CheckpointFiles(CheckpointConfig(every=7, keep=3), CURRICULUM)  # the run continues with another interval
+    files.save(content(18), tmp_path / "step-00000018.ckpt")
+    files.wait()
+    assert [checkpoint.step_of(f) for f in saved(tmp_path)] == [14, 17, 18]
     with pytest.raises(ConfigError, match="permanent_every is 5; it must be a multiple of every"):
         compose(["checkpoint.every=2", "checkpoint.permanent_every=5"])
 

@@ -114,11 +114,9 @@ def test_normalization(method):
     assert (np.diff(out[order, 1]) >= 0).all()
 
 
-@pytest.mark.parametrize("method", ["power", "quantile"])
-def test_normalization_of_many_rows_does_not_depend_on_global_random_numbers(method):
+def test_quantiles_of_many_rows_do_not_depend_on_global_random_numbers():
     numbers = np.random.default_rng(0).normal(size=(10_001, 1))
-    np.random.seed(0)
-    first, second = (Normalizer(method).fit(numbers).transform(numbers) for _ in range(2))
+    first, second = (Normalizer("quantile").fit(numbers).transform(numbers) for _ in range(2))
     assert np.array_equal(first, second)
 
 
