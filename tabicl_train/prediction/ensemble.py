@@ -212,10 +212,10 @@ class Ensemble(BaseEstimator):
         state = super().__getstate__()
         if "_kept" not in state:  # not fitted
             return state
-        networks = {name: value for name, value in state.items() if isinstance(value, TabICL)}
         if self.device_.type != "cpu":
-            networks = {name: copy.deepcopy(network).cpu() for name, network in networks.items()}
-        return state | {"_kept": {}, **networks}  # predictions recompute what is kept
+            networks = {name: value for name, value in state.items() if isinstance(value, TabICL)}
+            state = state | {name: copy.deepcopy(network).cpu() for name, network in networks.items()}
+        return state | {"_kept": {}}  # predictions recompute it
 
     def __setstate__(self, state):
         super().__setstate__(state)
