@@ -180,8 +180,8 @@ class Guard:
     def choose(self, step: int, model: Network) -> dict | None:
         """Return the content of the newest good checkpoint; changes the weights of the model."""
         # A good checkpoint exceeds no limit, the average of its loss is less than halfway from its low to the limit,
-        # and it was not saved in steps that a rewind has abandoned, nor, if there is
-        # another, at a preemption, so that preemptions do not change rewinds.
+        # and it was not saved in steps that a rewind has abandoned, nor, if there is another, at a preemption, so that
+        # preemptions do not change rewinds.
         self.files.wait()
         steps = {step_of(path): path for path in saved(self.records.folder / "checkpoints")}
         early = [done for done in steps if done <= step - HORIZON]
