@@ -69,12 +69,13 @@ class Ensemble(BaseEstimator):
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""
         self.network_ = load(self.model, regression=num_classes == 0).eval()
-        self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X)
+        target = np.eye(num_classes)[self.y_] if num_classes else self.y_[:, None]
+        self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
         warn_of_resemblances(X, self.encoder_.kinds)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)
-        self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.X_.shape[1], num_classes)
+        self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.encoder_.views, num_classes)
         self._move()
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None
@@ -173,7 +174,7 @@ class Ensemble(BaseEstimator):
     def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
         """Return members and query rows of a pass, members whose `Learned` is kept, and tokens in memory at a time."""
         # They depend only on the fitted estimator. Half of the memory is for `Learned`.
-        config, (n, features) = self.network_.config, self.X_.shape
+        config, n, features = self.network_.config, len(self.X_), len(self.members_[0].features)
         width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also has 999 quantiles
         memory = self.memory_gb * 2**30 / 2
         on_cpu = self.device_.type == "cpu"

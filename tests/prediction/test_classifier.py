@@ -51,17 +51,28 @@ def test_a_file_and_a_network_predict_alike_and_the_network_stays_as_it_was():
 @pytest.mark.parametrize("features, shift", [([0, 1, 2, 3, 4, 5], 0), ([3, 1, 5, 0, 4, 2], 2)])
 def test_a_member_is_one_pass_of_the_network(features, shift):
     X, y = table()
-    numbers = FeatureEncoder().fit(X[:40]).transform(X)
-    rows = torch.from_numpy(Normalizer("none").fit(numbers[:40]).transform(numbers)[:, features])
     classes, labels = np.unique(y[:40], return_inverse=True)
+    encoder = FeatureEncoder().fit(X[:40], np.eye(3)[labels])
+    numbers, features = encoder.transform(X), encoder.views[0][features]
+    rows = torch.from_numpy(Normalizer("none").fit(numbers[:40]).transform(numbers)[:, features])
     with torch.no_grad():
         logits = NETWORK.eval()(Pack.stack(rows[None], torch.from_numpy((labels + shift) % 3)[None]))[:, :3]
     p = (logits / 0.5).softmax(-1)[:, [(c + shift) % 3 for c in range(3)]]
     model = classifier(n_estimators=1, norm_methods=("none",), softmax_temperature=0.5).fit(X[:40], y[:40])
     if shift:
-        model.members_ = [Member("none", np.array(features), shift)]
+        model.members_ = [Member("none", features, shift)]
     assert np.allclose(model.predict_proba(X[40:]), p, atol=1e-6)
     assert list(model.classes_) == list(classes) == ["maybe", "no", "yes"]
+
+
+def test_names_of_categories_make_no_difference_to_the_first_member_but_to_others():
+    codes, x = np.arange(90) % 6, np.random.default_rng(0).normal(size=90)
+    y = (np.arange(90) // 6 < 3 * codes % 11).astype(int)  # all shares differ
+    X = pd.DataFrame({"x": x})
+    first, second = (X.assign(code=np.array(list(names))[codes]) for names in ("abcdef", "dfbeac"))
+    for members, alike in ((1, True), (4, False)):
+        a, b = (classifier(n_estimators=members).fit(X[:60], y[:60]).predict_proba(X[60:]) for X in (first, second))
+        assert np.allclose(a, b, atol=1e-6) == alike
 
 
 def test_an_ensemble_averages_logits_of_different_members():
@@ -161,7 +172,7 @@ def test_query_rows_do_not_change_preprocessing():
 def test_numpy_arrays_of_objects_and_strings():
     y = np.arange(15) % 3
     objects = np.array([[1, "a"], [10, None], [None, "b"]] * 5, dtype=object)
-    assert np.allclose(classifier().fit(objects, y).X_[:3], [[1, 0], [10, -1], [5.5, 1]])
+    assert np.allclose(classifier().fit(objects, y).X_[:3, :2], [[1, 0], [10, -1], [5.5, 1]])
     strings = np.array([["1", "a"], ["10", "b"], ["9", "a"]] * 5)
     assert np.allclose(classifier().fit(strings, y).X_[:3], [[1, 0], [10, 1], [9, 0]])
 

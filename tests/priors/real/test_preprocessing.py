@@ -100,6 +100,25 @@ def test_pandas_categories_keep_their_order_whatever_their_type(values, order, c
     assert encoder.transform(X.astype(object))[:, 0].tolist() == codes
 
 
+def test_copies_have_categories_in_the_order_of_their_targets():
+    """Those of fewer than five rows, and new ones, have the mean rank; not every column has a copy."""
+    often, mean = list("abcd" * 5), {"a": 2.0, "b": -1.0, "c": 7.0, "d": 0.0}
+    target = np.array([mean[name] for name in often] + [100.0])[:, None]
+    X = pd.DataFrame({"name": [*often, "e"], "two": [name < "c" for name in often] + [True], "id": range(21)})
+    X = X.astype({"two": str, "id": str}).assign(order=pd.Categorical(X["name"], list("edcba"), ordered=True))
+    encoder = FeatureEncoder().fit(X, target)
+    numbers, (by_target, by_name) = encoder.transform(X), encoder.views
+    assert numbers.shape == (21, 5) and by_target.tolist() == [4, 1, 2, 3] and by_name.tolist() == [0, 1, 2, 3]
+    assert numbers[:5, 4].tolist() == [2, 0, 3, 1, 2] and numbers[20, 4] == 1.5
+    assert encoder.transform(X[:1].assign(name="new"))[0, 4] == 1.5
+    # With classes: b and c are told apart best, a and d have shares between theirs.
+    shares = {"a": [4, 4, 2], "b": [10, 0, 0], "c": [0, 9, 1], "d": [6, 2, 2]}
+    names, labels = zip(*((name, c) for name in shares for c in range(3) for _ in range(shares[name][c])), strict=True)
+    X = pd.DataFrame({"name": names})
+    ranks = FeatureEncoder().fit(X, np.eye(3)[list(labels)]).transform(X)[:, 1]
+    assert [ranks[names.index(name)] for name in "bdac"] in ([0, 1, 2, 3], [3, 2, 1, 0])
+
+
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])
 def test_normalization(method):
     rng = np.random.default_rng(0)
