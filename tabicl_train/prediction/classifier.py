@@ -44,7 +44,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         them), a run directory, a checkpoint, an export, or a network. A name comes first: "./mini" is a path.
     n_estimators : int
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
-        numbering of classes, and the first one keeps the order of features and classes.
+        numbering of classes, and the first one keeps the order of features and classes. Members also take turns in how
+        they number categories (three or more, not ordered by pandas): first by their targets, then in sorted order.
     norm_methods : tuple of str
         Some of "none", "power" and "quantile"; members take turns.
     memory_gb : float
@@ -78,7 +79,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
       distance, as in the tables that networks are trained on; the package also adds the logarithm of its distance.
       With two labeled rows most rows are that far away, and "quantile" always puts the extremes there;
     - a column has a standard deviation of 0.001 or less: the package adds 1e-6 to it, so that columns in small units
-      fade; here units make no difference.
+      fade; here units make no difference;
+    - a column has three categories or more, which the package numbers in sorted order.
 
     References
     ----------
