@@ -30,7 +30,6 @@ __all__ = [
 
 GROUP = "tabicl_train.priors"
 PRIORS = {  # classes by name, imported on first use
-    "additive": "priors.additive:Additive",
     "disk": "priors.disk:Disk",
     "dummy": "priors.dummy:Dummy",
     "graph_scm": "priors.graph_scm:GraphSCM",

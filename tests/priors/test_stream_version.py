@@ -17,7 +17,6 @@ from priors.table import Table
 
 STORED = Path(__file__).with_suffix(".txt")
 PRIORS = {
-    "additive": ("additive", {}),
     "dummy": ("dummy", {}),
     "graph_scm": ("graph_scm", {}),
     "graph_scm released": ("graph_scm", {"preset": "released"}),
