@@ -64,7 +64,8 @@ def test_columns_that_only_gaps_make_vary_and_rows_of_gaps_alone_are_predicted()
     X["flag"] = np.where(X["a"] > 0, 1.0, np.nan)
     X.loc[7] = X.loc[44] = np.nan
     network, blind = seeing(TINY, 2.0)
-    for model, columns in ((network, 5), (blind, 4)):
+    # Each count includes the copy of "kind" with its categories in the order of their targets.
+    for model, columns in ((network, 6), (blind, 5)):
         fitted = TabICLClassifier(model, n_estimators=2).fit(X[:40], y[:40])
         assert fitted.X_.shape == (40, columns) and np.isnan(fitted.X_).any() == (model is network)
         assert np.isfinite(fitted.predict_proba(X[40:])).all()
