@@ -4,6 +4,8 @@ import importlib
 
 __all__ = ["FineTune", "TabICLClassifier", "TabICLRegressor"]
 
+__version__ = "0.1.0"
+
 MODULES = {"FineTune": "fine_tune", "TabICLClassifier": "classifier", "TabICLRegressor": "regressor"}
 
 
