@@ -22,6 +22,13 @@ COLUMNS = ("item", "target")
 USUAL_NAMES = ("target", "class", "label", "y")
 RULE = f"a column called {', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}, else the last one"
 FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
+IDENTIFIER = re.compile(r"(?i:(.*[\s_.-])?id|row[\s_.-]?(names?|numbers?))|.*[a-z]I[dD]")
+# In fewer rows, values of ordinary columns often differ too: 20 rows of 100 equally frequent categories do in 13 % of
+# all tables, 30 rows in 0.8 %.
+ROWS_TO_TELL = 30
+# Names repeat at times: in real tables 98 % of 515 dishes and 93 % of 536 samples of wood were different ones. 100 rows
+# of 200 equally frequent categories have 79 different ones. None of the columns of 165 real tables is named falsely.
+MANY_ROWS, MOSTLY_DIFFERENT = 100, 0.9
 
 
 @dataclass(frozen=True)
@@ -186,8 +193,15 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
 
 
 def is_identifier(name: str, distinct: int, rows: int) -> bool:
-    """Whether a column is called id, customer_id or customerId, and has a different value in each row."""
-    return distinct == rows and re.fullmatch(r"(?i:(.*[\s_.-])?id)|.*[a-z]I[dD]", name) is not None
+    """Whether a column is called id, customer_id, customerId or rownames, and has a different value in each row."""
+    return distinct == rows and IDENTIFIER.fullmatch(name) is not None
+
+
+def are_names(distinct: int, known: int) -> bool:
+    """Whether so many different texts in so many rows with a value are rather names than categories."""
+    if known >= MANY_ROWS:
+        return distinct >= MOSTLY_DIFFERENT * known
+    return known >= ROWS_TO_TELL and distinct == known
 
 
 def identifiers(tasks: Iterable[RealTask], drop: str) -> list[str]:
@@ -196,9 +210,16 @@ def identifiers(tasks: Iterable[RealTask], drop: str) -> list[str]:
         f"{facts.name!r} of {task.entry.path}"
         for task in tasks
         for facts in task.columns
-        if facts.name != task.target and is_identifier(facts.name, facts.distinct, task.entry.rows)
+        if facts.name != task.target and looks_like_identifier(facts, task.entry.rows)
     ]
     return [f"{len(found)} columns look like identifiers; {drop} leaves them out: {shortened(found)}"] if found else []
+
+
+def looks_like_identifier(facts: ColumnFacts, rows: int) -> bool:
+    """Whether a column has the name of an identifier or texts like names; row numbers are left out already."""
+    if is_identifier(facts.name, facts.distinct, rows):
+        return True
+    return facts.kind == "category" and are_names(facts.distinct, facts.known)
 
 
 def reasons(left_out: dict[str, str], most: int = 3) -> str:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from tqdm import tqdm
 
+from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import QUERY_SHARE, at_least
 from tabicl_train.console import counted, first_line, info
@@ -58,12 +60,14 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
-        for task_rows in score_tasks(rest, methods, options.rows, options.splits):
-            if stored is not None:
-                task_rows += beside(task_rows, stored)
-            scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
-            if output:
-                Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
+            for task_rows in score_tasks(rest, methods, options.rows, options.splits):
+                if stored is not None:
+                    task_rows += beside(task_rows, stored)
+                scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
+                if output:
+                    Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
             raise ConfigError(["no task could be scored"])
     except OSError as error:  # a full disk

@@ -19,8 +19,9 @@ from sklearn.model_selection import train_test_split
 
 from priors import PriorError
 from priors.real.files import TASKS, read_file
+from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
-from priors.real.tasks import COLUMNS, is_identifier, named_columns, read_tasks
+from priors.real.tasks import COLUMNS, named_columns, read_tasks
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 
@@ -186,8 +187,10 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warn
         if len(kept) < 2:
             raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
         frame = frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category"))
-        for name, values in frame.drop(columns=row["target"]).items() if warns else ():
-            if is_identifier(str(name), values.nunique(), len(frame)):
+        features = frame.drop(columns=row["target"])
+        like_identifiers = identifying_columns(features) if warns else {}
+        for name, values in features.items() if warns else ():
+            if name in like_identifiers:
                 info(f"{task_name(row)}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
             elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY and (like := resemblance(values)):
                 info(f"{task_name(row)}: {name!r} is read as categories: {like}")

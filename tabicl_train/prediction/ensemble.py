@@ -23,6 +23,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from priors.real.identifiers import warn_of_identifiers
 from priors.real.preprocessing import (
     NORM_METHODS,
     FeatureEncoder,
@@ -72,6 +73,7 @@ class Ensemble(BaseEstimator):
         target = np.eye(num_classes)[self.y_] if num_classes else self.y_[:, None]
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
         warn_of_resemblances(X, self.encoder_.kinds)
+        warn_of_identifiers(X, self.encoder_.kinds)
         self.X_ = self.encoder_.transform(X)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
         rng = check_random_state(self.random_state)

@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from priors import PriorError
 from priors.real.files import LeftOut, as_column, facts_of, read_file
+from priors.real.identifiers import IdentifierWarning, identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, reads_as_numbers
-from priors.real.tasks import FEW_VALUES, is_identifier
+from priors.real.tasks import FEW_VALUES
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
@@ -51,6 +52,7 @@ def predict_files(options: PredictOptions) -> None:
     make = TabICLRegressor if wants_numbers else TabICLClassifier
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("ignore", IdentifierWarning)  # read_tables has named these columns
         try:
             model = make(network, n_estimators=options.n_estimators)
             model.fit(X, as_numbers(y) if wants_numbers else labels(y))
@@ -96,8 +98,8 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         raise ConfigError([f"{options.test} has no rows"])
     if missing := [str(name) for name in X if name not in test]:
         raise ConfigError([f"{options.test} lacks the column {name!r} of {options.train}" for name in missing])
-    for name in (str(name) for name in X if is_identifier(str(name), X[name].nunique(), len(X))):
-        info(f"warning   {name!r} looks like an identifier; drop=[{name}] leaves it out")
+    for name, reason in identifying_columns(X).items():
+        info(f"warning   {name!r} looks like an identifier ({reason}) and is used; drop=[{name}] leaves it out")
     return X, y, test[X.columns], has_numbers(options, y)
 
 

@@ -174,14 +174,16 @@ def test_faulty_tables_of_tasks(tmp_path, changes, words):
 def test_the_tasks_of_a_folder_are_those_of_the_prior(tmp_path, capsys):
     """Of the same tasks.csv, in which `task` is optional; with what may be misread."""
     frame = table().assign(id=np.random.default_rng(0).permutation(60), price=[f"${1000 + i:,}" for i in range(60)])
+    frame["name"] = [f"name {i}" for i in range(60)]
     frame.to_csv(tmp_path / "data.csv", index=False, sep=";")
-    frame.drop(columns=["id", "price"]).to_feather(tmp_path / "other.feather")
+    frame.drop(columns=["id", "price", "name"]).to_feather(tmp_path / "other.feather")
     rows = ["data.csv;label", "data.csv;string", "other.feather;label"]
     (tmp_path / "tasks.csv").write_text("\n".join(["item;target", *rows]))
     tasks = list(load_suite("folder", str(tmp_path), 1000))
     assert [task.name for task in tasks] == ["data.csv label", "data.csv string", "other.feather"]
     lines = capsys.readouterr().err.splitlines()
-    assert "data.csv label: 'id' looks like an identifier; the column drop of tasks.csv leaves it out" in lines
+    for name in ("id", "name"):
+        assert f"data.csv label: {name!r} looks like an identifier; the column drop of tasks.csv leaves it out" in lines
     assert any(line.startswith("data.csv label: 'price' is read as categories: numbers with sep") for line in lines)
     prior = build_prior("tables", folder=str(tmp_path), validation_fraction=0.0, test_fraction=0.0)
     assert {(task.entry.path, task.target) for task in prior.tasks} == {tuple(row.split(";")) for row in rows}

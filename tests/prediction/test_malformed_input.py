@@ -80,6 +80,17 @@ def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
         classifier().fit(codes, Y)
 
 
+def test_names_and_row_numbers_are_named_once_and_used():
+    frame = X.assign(name=[f"name {i}" for i in range(ROWS)], rownames=np.arange(ROWS) + 1)
+    with pytest.warns(UserWarning) as record:
+        model = classifier().fit(frame, Y)
+        model.predict(frame)
+    (message,) = [str(warning.message) for warning in record]
+    assert "like identifiers: 'name' (texts that differ from row to row), 'rownames' (row numbers). They are" in message
+    assert record[0].filename == __file__
+    assert len(model.encoder_.varying) == frame.shape[1]
+
+
 QUERY_FAULTS = {
     "column lacks": (X.drop(columns="number"), "The feature names should match those that were passed during fit"),
     "numbers for strings": (X.assign(string=1.5), "Column 'string' of X held strings in fit, now it holds numbers"),

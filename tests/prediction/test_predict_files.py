@@ -67,6 +67,20 @@ def test_categories_of_whole_numbers_are_numbers_in_a_file_of_text(monkeypatch):
     np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
 
 
+def test_columns_like_identifiers_are_named_once_and_used(monkeypatch, capfd):
+    names = [f"name {i}" for i in range(60)]
+    TRAIN.assign(customer_id=np.arange(60) + 1000, name=names).to_csv("train.csv", index=False)
+    TEST.assign(customer_id=np.arange(25), name="somebody").to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    warned = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warned == [
+        "warning   'customer_id' looks like an identifier (a different value in each row) and is used; "
+        "drop=[customer_id] leaves it out",
+        "warning   'name' looks like an identifier (texts that differ from row to row) and is used; "
+        "drop=[name] leaves it out",
+    ]
+
+
 def test_numbers_have_a_mean_and_an_interval(monkeypatch, capfd):
     assert predict(monkeypatch, "target=price", "coverage=0.5") == 0
     assert "'price' (numbers) of 25 rows from 60 labeled ones with 7 columns" in capfd.readouterr().err

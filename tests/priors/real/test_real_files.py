@@ -152,16 +152,18 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
 def test_columns_that_look_like_identifiers_are_named(tmp_path):
     names = ["ID", "customer_id", "passengerId", "paid", "id2"]
     frame = own_tables.frame(0, 50).assign(**{name: np.random.default_rng(0).permutation(50) for name in names})
+    frame["name"] = [f"name {number}" for number in range(50)]
     frame.assign(id=1 + np.arange(50) // 2).to_csv(tmp_path / "a.csv", index=False)
     line = (
-        "3 columns look like identifiers; {} leaves them out: 'ID' of a.csv, 'customer_id' of a.csv, 'passengerId' of"
+        "4 columns look like identifiers; {} leaves them out: 'ID' of a.csv, 'customer_id' of a.csv, 'passengerId' of "
+        "a.csv, 'name' of a.csv"
     )
     fractions = {"validation_fraction": 0.0, "test_fraction": 0.0}
     expected = line.format("the column drop of tasks.csv")
     assert build_prior("tables", folder=str(tmp_path), **fractions).describe()[-1].startswith(expected)
     one = {"file": str(tmp_path / "a.csv"), "target": "label"}
     assert build_prior("one_table", **one).describe()[-1].startswith(line.format("prior.drop"))
-    assert not any("identifiers" in line for line in build_prior("one_table", **one, drop=names).describe())
+    assert not any("identifiers" in line for line in build_prior("one_table", **one, drop=[*names, "name"]).describe())
 
 
 def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
