@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -302,13 +303,20 @@ def most_likely_power(x: np.ndarray) -> float:
     return float(optimize.fminbound(negative_log_likelihood, low, high, xtol=TOLERANCE))
 
 
-NORM_METHODS: dict[str, Callable] = {  # transformers, made for a number of labeled rows
-    "none": lambda rows: FunctionTransformer(),
+# Transformers, made for a number of labeled rows.
+NORM_METHODS: dict[str, Callable] = {
+    "none": lambda rows: with_arrays(FunctionTransformer()),
     "power": lambda rows: YeoJohnson(),
-    "quantile": lambda rows: QuantileTransformer(  # by default, it draws 10,000 rows from numpy's global generator
-        n_quantiles=min(rows, 1000), output_distribution="normal", subsample=None
+    # By default, it draws 10,000 rows from numpy's global generator
+    "quantile": lambda rows: with_arrays(
+        QuantileTransformer(n_quantiles=min(rows, 1000), output_distribution="normal", subsample=None)
     ),
 }
+
+
+def with_arrays(transformer: Any) -> Any:
+    """Let a transformer return arrays, also after `sklearn.set_config(transform_output="pandas")`."""
+    return transformer.set_output(transform="default")
 
 
 class Normalizer:
@@ -319,7 +327,7 @@ class Normalizer:
 
     def fit(self, numbers: np.ndarray) -> Normalizer:
         """Fit on numbers, float64 (labeled rows, features), NaN where missing; each column has a known value."""
-        self.scaler = StandardScaler().fit(without_tiny(numbers))
+        self.scaler = with_arrays(StandardScaler()).fit(without_tiny(numbers))
         scaled = self.scaler.transform(without_tiny(numbers))
         self.shaper = NORM_METHODS[self.method](len(numbers)).fit(scaled)
         shaped = self.shaper.transform(scaled)

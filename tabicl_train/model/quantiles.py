@@ -11,7 +11,7 @@ from tabicl_train.model.config import TabICLConfig
 
 def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
     """Return the levels of quantiles, float32 (Q,), evenly spaced in (0, 1) without its ends."""
-    return torch.arange(1, num_quantiles + 1, device=device) / (num_quantiles + 1)
+    return torch.arange(1, num_quantiles + 1, dtype=torch.float32, device=device) / (num_quantiles + 1)
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
         numbering of classes, and the first one keeps the order of features and classes. Members also take turns in how
         they number categories (three or more, not ordered by pandas): first by their targets, then in sorted order.
-    norm_methods : tuple of str
-        Some of "none", "power" and "quantile"; members take turns.
+    norm_methods : str or tuple of str
+        One or some of "none", "power" and "quantile"; members take turns.
     memory_gb : float
         Memory that predictions may take besides the network and the table (GiB), approximately; labeled rows are
         computed in one piece, so many of them may need more.
@@ -101,7 +101,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         X : array or data frame of shape (rows, features)
             Labeled rows.
         y : array of shape (rows,)
-            Their labels: at least two classes of any type.
+            Their labels, of any type. If all are equal, that class is predicted.
 
         Returns
         -------
@@ -120,11 +120,6 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         _, y = check_X_y(np.broadcast_to(0.0, X.shape), y)  # as many rows as labels, at least one
         check_classification_targets(y)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                "This classifier needs samples of at least 2 classes in the data, but the data contains only one "
-                f"class: {self.classes_[0]}"
-            )
         self._prepare(X, len(self.classes_))
         given = self.softmax_temperature
         self.softmax_temperature_ = self._best_temperature(X) if isinstance(given, str) else given

@@ -7,6 +7,8 @@ import copy
 import datetime
 import decimal
 import itertools
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from priors.real.identifiers import warn_of_identifiers
@@ -32,6 +34,8 @@ from priors.real.preprocessing import (
     draw_members,
     warn_of_resemblances,
 )
+from tabicl_train.console import first_line
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
@@ -54,14 +58,15 @@ class Ensemble(BaseEstimator):
 
     model: str | Path | TabICL = "mini"
     n_estimators: int = 8
-    norm_methods: tuple[str, ...] = ("power", "none")  # alone, power is 0.0025 of ROC AUC better than none
+    norm_methods: str | tuple[str, ...] = ("power", "none")  # alone, power is 0.0025 of ROC AUC better than none
     memory_gb: float = 4.0
     device: str | None = None
     random_state: int | None = 0
     fine_tune: FineTune | None = None
     _parameter_constraints: ClassVar[dict[str, list]] = {
+        "model": [str, os.PathLike, TabICL],
         "n_estimators": [Interval(Integral, 1, None, closed="left")],
-        "norm_methods": ["array-like"],
+        "norm_methods": [StrOptions(set(NORM_METHODS)), "array-like"],
         "memory_gb": [Interval(Real, 0, None, closed="neither")],
         "device": [str, torch.device, None],
         "random_state": ["random_state"],
@@ -75,9 +80,9 @@ class Ensemble(BaseEstimator):
         warn_of_resemblances(X, self.encoder_.kinds)
         warn_of_identifiers(X, self.encoder_.kinds)
         self.X_ = self.encoder_.transform(X)
-        self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self.norm_methods}
+        self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self._norm_methods}
         rng = check_random_state(self.random_state)
-        self.members_ = draw_members(rng, self.n_estimators, self.norm_methods, self.encoder_.views, num_classes)
+        self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
         self._move()
         self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None
@@ -85,6 +90,10 @@ class Ensemble(BaseEstimator):
             from tabicl_train.prediction.fine_tune import fine_tune
 
             fine_tune(self, self.fine_tune, X)
+
+    @property
+    def _norm_methods(self) -> list[str]:
+        return [self.norm_methods] if isinstance(self.norm_methods, str) else list(self.norm_methods)
 
     def _move(self) -> None:
         """Choose the device, also after an estimator from another machine was loaded, and move the network there."""
@@ -201,7 +210,7 @@ class Ensemble(BaseEstimator):
 
     def _check_parameters(self) -> None:
         self._validate_params()
-        methods = list(self.norm_methods)
+        methods = self._norm_methods
         if not methods or any(method not in NORM_METHODS for method in methods):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
         if self.fine_tune is not None:
@@ -210,6 +219,11 @@ class Ensemble(BaseEstimator):
             if not isinstance(self.fine_tune, FineTune):
                 raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
             self.fine_tune.check()
+        if self.device is not None:
+            try:
+                torch.empty(0, device=self.device)
+            except (AssertionError, RuntimeError) as error:  # such as a torch without CUDA, and a machine without GPU
+                raise ValueError(f"device is {str(self.device)!r}; torch cannot use it: {first_line(error)}") from None
 
     def __getstate__(self):
         state = super().__getstate__()
@@ -270,7 +284,11 @@ def load(model: str | Path | TabICL, regression: bool) -> TabICL:
     else:
         from tabicl_train.prediction.export import load_model
 
-        network = load_model(resolve(model, regression))
+        try:
+            network = load_model(resolve(model, regression))
+        except ConfigError as error:  # about an option of the commands, which is a parameter here
+            problems = [re.sub("^checkpoint is ", "model is ", problem) for problem in error.problems]
+            raise ConfigError(problems) from None
     if network.config.is_regression != regression:
         found, needed = ("classes", "a regressor") if regression else ("numbers", "a classifier")
         raise ValueError(f"The network predicts {found}, and this is {needed}.")

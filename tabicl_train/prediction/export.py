@@ -174,7 +174,8 @@ def load_network(checkpoint: str | Path) -> Network:
 
 
 def build_network(pretrained: Pretrained) -> Network:
-    network = family_of(pretrained.config)(pretrained.config)
+    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
+        network = family_of(pretrained.config)(pretrained.config).float()  # whatever torch's default type is
     network.load_state_dict(pretrained.tensors)
     return network.eval()
 

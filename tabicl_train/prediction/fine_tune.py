@@ -141,8 +141,9 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> N
             "with more it predicts, but cannot be fine-tuned"
         )
     seed = int(check_random_state(estimator.random_state).randint(2**31))
-    rows = Rows(X, y, num_classes, estimator.norm_methods, network.config.missing_values)
-    training, validation, test = split_by_content(rows, options.validation_fraction, options.test_fraction)
+    rows = Rows(X, y, num_classes, estimator._norm_methods, network.config.missing_values)
+    names = getattr(estimator, "classes_", None)
+    training, validation, test = split_by_content(rows, options.validation_fraction, options.test_fraction, names)
     rng = rng_at(seed, "check")
     order, _ = shuffled(y[training], num_classes, rng)
     judge = Judge(estimator, X, training[order[:MAX_ROWS]])

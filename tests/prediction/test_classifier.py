@@ -7,6 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import torch
 from scipy.special import softmax
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -44,7 +45,7 @@ def test_a_file_and_a_network_predict_alike_and_the_network_stays_as_it_was():
     of_network = classifier().fit(X, y).predict_proba(X)
     assert NETWORK.training
     assert np.array_equal(of_network, TabICLClassifier(FILE, n_estimators=3).fit(X, y).predict_proba(X))
-    with pytest.raises(ConfigError, match="no such file or run directory"):
+    with pytest.raises(ConfigError, match=r"^model is 'nowhere'; there is no such file or run directory"):
         TabICLClassifier("nowhere").fit(X, y)
 
 
@@ -274,6 +275,77 @@ def test_the_temperature_of_auto_has_the_least_loss(classes):
     losses = [-np.log(softmax(logits / np.exp(t), 1)[np.arange(5000), labels]).mean() for t in own]
     assert abs(found - np.exp(own[np.argmin(losses)])) < 0.03 and abs(found - 2.5) < 0.2
     assert best_temperature(np.eye(2)[[0, 1]] * 9, np.array([0, 1])) > 0.5  # two rows do not prove certainty
+
+
+@pytest.mark.parametrize("options", [{}, {"softmax_temperature": "auto"}, {"n_estimators": 1}])
+def test_a_single_class_is_predicted(options):
+    X, _ = table()
+    model = classifier(**options).fit(X, ["a"] * ROWS)
+    assert list(model.classes_) == ["a"] and set(model.predict(X)) == {"a"}
+    assert (model.predict_proba(X) == np.ones((ROWS, 1))).all()
+    with pytest.raises(ValueError, match=r"the target has a single class \(a\)"):
+        classifier(fine_tune=FineTune()).fit(X, ["a"] * ROWS)
+
+
+def test_a_single_norm_method_may_be_a_string():
+    X, y = table()
+    expected = classifier(norm_methods=("quantile",)).fit(X, y).predict_proba(X)
+    assert np.array_equal(classifier(norm_methods="quantile").fit(X, y).predict_proba(X), expected)
+    tuned = classifier(norm_methods="quantile", fine_tune=FineTune(max_steps=1)).fit(X[["number"]], y)
+    assert {member.norm_method for member in tuned.members_} == {"quantile"}
+
+
+@pytest.mark.parametrize("output", ["pandas", "polars"])
+def test_the_output_that_scikit_learn_is_set_to_changes_nothing(output):
+    pytest.importorskip(output)
+    X, y = table()
+    model = classifier(norm_methods=("none", "power", "quantile"))
+    expected = model.fit(X, y).predict_proba(X)
+    with sklearn.config_context(transform_output=output):
+        assert np.array_equal(model.predict_proba(X), expected)
+        assert np.array_equal(model.fit(X, y).predict_proba(X), expected)
+    assert np.array_equal(model.predict_proba(X), expected)
+
+
+def in_double_precision(predict) -> np.ndarray:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return predict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("file", [FILE, "mini"])
+def test_the_state_of_torch_neither_changes_nor_matters(file):
+    X, y = table()
+
+    def predict() -> np.ndarray:
+        return TabICLClassifier(file, n_estimators=2).fit(X, y).predict_proba(X)
+
+    state = torch.get_rng_state()
+    expected = predict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(in_double_precision(predict), expected)
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_classes": 10},  # fewer than there are classes
+        {"missing_values": True},
+        {"icl_scaling": "ssa_trainable", "col_grouping": "disjoint"},
+    ],
+)
+def test_the_default_type_of_torch_does_not_matter_to_other_networks(options):
+    X, _ = table()
+    y = np.arange(ROWS) % 14
+    network = TabICL(replace(TINY, **options))
+
+    def predict() -> np.ndarray:
+        return TabICLClassifier(network, n_estimators=2).fit(X.where(X != "x"), y).predict_proba(X)
+
+    assert np.array_equal(in_double_precision(predict), predict())
 
 
 def test_auto_with_hardly_any_rows_or_with_fine_tuning():

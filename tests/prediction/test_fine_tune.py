@@ -194,6 +194,19 @@ def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(monkeypatch)
     assert not equal(weights(first), weights(other))
 
 
+def test_the_default_type_of_torch_does_not_matter():
+    X, _ = rule()
+    y, found = X.sum(axis=1), []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            model = TabICLRegressor(tiny_regressor.NETWORK, n_estimators=1, fine_tune=FineTune(max_steps=2)).fit(X, y)
+            found += [model.predict(X), np.array([check.loss for check in model.fine_tuning_.history])]
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+
+
 def test_scikit_learns_conventions():
     X, y = rule(60)
     model = tiny_classifier.classifier(n_estimators=1, fine_tune=FineTune(max_steps=1))

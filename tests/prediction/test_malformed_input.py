@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.model_selection import cross_val_score
-from tiny_classifier import ROWS, classifier, table
+from tiny_classifier import NETWORK, ROWS, classifier, table
 from tiny_network import TINY
 
 from tabicl_train import TabICLClassifier
@@ -16,7 +16,6 @@ from tabicl_train.model import TabICL
 X, Y = table()
 FAULTS = {  # those that scikit-learn's own checks leave out
     "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or .* in column 'number'"),
-    "one class": (X, ["a"] * ROWS, "needs samples of at least 2 classes .* only one class: a"),
     "missing label": (X, [None, *Y[1:]], "Input y contains NaN"),
     "mixed column": (
         X.assign(string=["a", 1] * 30),
@@ -118,13 +117,17 @@ def test_a_network_that_predicts_numbers_is_refused():
         (dict(n_estimators="3"), "'n_estimators' .* Got '3' instead"),
         (dict(n_estimators=None), "'n_estimators' .* Got None instead"),
         (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
-        (dict(norm_methods="power"), "'norm_methods' .* Got 'power' instead"),
+        (dict(norm_methods="robust"), "'norm_methods' .* Got 'robust' instead"),
         (dict(softmax_temperature=0.0), "'softmax_temperature' .* Got 0.0 instead"),
         (dict(softmax_temperature="a"), r"'softmax_temperature' .* or a str among \{'auto'\}. Got 'a' instead"),
         (dict(memory_gb=-1), "'memory_gb' .* Got -1 instead"),
         (dict(device=0), "'device' .* Got 0 instead"),
+        (dict(device="gpu"), "device is 'gpu'; torch cannot use it: Expected one of cpu, cuda"),
+        (dict(device="cuda:99"), "device is 'cuda:99'; torch cannot use it: "),
+        (dict(model=None), "The 'model' parameter of TabICLClassifier must be .* Got None instead"),
     ],
 )
 def test_wrong_parameters_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        classifier(**options).fit(X, Y)
+    with pytest.raises(ValueError, match=words) as raised:
+        TabICLClassifier(**{"model": NETWORK, **options}).fit(X, Y)
+    assert "\n" not in str(raised.value)
