@@ -39,9 +39,9 @@ LINE = {
 }
 OF_LINE = {"tabicl_train.distributed.ray_actors"}  # draws the stream's items, as workers.py does
 LIBRARIES = {  # what a room must not import, directly or through others
-    "priors": {"lightning", "hydra", "omegaconf", "tabicl_train"},
+    "priors": {"lightning", "hydra", "omegaconf", "polars", "tabicl_train"},
     "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},
-    "prediction": {"lightning", "hydra", "omegaconf"},
+    "prediction": {"lightning", "hydra", "omegaconf", "polars"},
     "evaluation": {"lightning", "hydra", "omegaconf"},
     "run_dir": {"lightning", "hydra"},
 }

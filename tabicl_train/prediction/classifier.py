@@ -18,7 +18,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
-from tabicl_train.prediction.ensemble import Ensemble
+from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
+from tabicl_train.prediction.polars_frames import as_pandas
 
 __all__ = ["TabICLClassifier"]
 
@@ -34,8 +35,8 @@ TEMPERATURES = 0.1, 10.0
 class TabICLClassifier(ClassifierMixin, Ensemble):
     """Predict the classes of rows from labeled rows, in one forward pass of a pretrained network.
 
-    `fit` prepares the table, and trains only if `fine_tune` is given. X may be an array or a data frame, with numbers,
-    booleans, times, strings, categories and missing values.
+    `fit` prepares the table, and trains only if `fine_tune` is given. X may be an array, or a data frame of pandas or
+    polars, with numbers, booleans, times, strings, categories and missing values.
 
     Parameters
     ----------
@@ -114,7 +115,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
             If the table or a parameter cannot be used.
         """
         self._check_parameters()
+        y = as_pandas(y)
         X = self._frame(X, y)
+        refuse_complex(y, "y")
         if pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN.")
         _, y = check_X_y(np.broadcast_to(0.0, X.shape), y)  # as many rows as labels, at least one

@@ -38,6 +38,7 @@ from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
 from tabicl_train.weights import resolve
 
@@ -200,7 +201,14 @@ class Ensemble(BaseEstimator):
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """Return X as a data frame; without labels, its columns must be those of fit."""
-        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
+        X = as_pandas(X)
+        if isinstance(X, pd.DataFrame):
+            frame = X
+        else:
+            refuse_complex(X, "X")
+            frame = pd.DataFrame(check_array(X, dtype=None, ensure_all_finite=False))
+        for name, column in frame.items():
+            refuse_complex(column, f"column {name!r} of X")
         if any(map(is_date_or_decimal, frame.dtypes)):  # pandas converts such objects to numbers, but not these types
             columns = (column for _, column in frame.items())
             frame = pd.concat([c.astype(object) if is_date_or_decimal(c.dtype) else c for c in columns], axis=1)
@@ -252,6 +260,17 @@ class Ensemble(BaseEstimator):
 def is_date_or_decimal(dtype: Any) -> bool:
     """Whether a type is Arrow's date or decimal."""
     return isinstance(dtype, pd.ArrowDtype) and dtype.type in (datetime.date, decimal.Decimal)
+
+
+def refuse_complex(values: Any, name: str) -> None:
+    """Raise ValueError for complex numbers, of which pandas would drop the imaginary parts."""
+    # scikit-learn's message, which is about arrays only, has the whole array in it.
+    array = np.asarray(values)
+    is_complex = array.dtype.kind == "c"
+    if array.dtype.kind == "O":
+        is_complex = any(isinstance(value, complex | np.complexfloating) for value in array.ravel())
+    if is_complex:
+        raise ValueError(f"Complex data not supported: {name} has complex numbers; give real and imaginary parts")
 
 
 @contextlib.contextmanager

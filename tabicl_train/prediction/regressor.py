@@ -13,7 +13,8 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from priors.real.preprocessing import TargetScale
 from tabicl_train.model.quantiles import levels, pinball
-from tabicl_train.prediction.ensemble import Ensemble
+from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
+from tabicl_train.prediction.polars_frames import as_pandas
 
 __all__ = ["TabICLRegressor"]
 
@@ -52,7 +53,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         X : array or data frame of shape (rows, features)
             Labeled rows.
         y : array of shape (rows,)
-            Their targets: finite numbers or booleans.
+            Their targets: finite numbers or booleans, but no times or durations.
 
         Returns
         -------
@@ -65,7 +66,9 @@ class TabICLRegressor(RegressorMixin, Ensemble):
             If the table or a parameter cannot be used.
         """
         self._check_parameters()
+        y = as_pandas(y)
         X = self._frame(X, y)
+        refuse_other_targets(y)
         y = column_or_1d(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
         check_consistent_length(X, y)
         self.target_scale_ = TargetScale(y)
@@ -149,6 +152,22 @@ class TabICLRegressor(RegressorMixin, Ensemble):
                     some = slice(start, min(start + size, rows.stop))
                     total[some] += summarize(of_member[start - rows.start : some.stop - rows.start])
         return self.target_scale_.restore(total / len(self.members_))
+
+
+def refuse_other_targets(y: Any) -> None:
+    """Raise ValueError for targets that would lose their meaning as numbers: times, durations and complex numbers."""
+    refuse_complex(y, "y")
+    values = np.asarray(y).ravel()
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    if kind in ("datetime64", "datetime", "date", "time", "period"):
+        raise ValueError(
+            "y has dates or times, which are not predicted; make them numbers first, such as days: "
+            "(y - y.min()) / pd.Timedelta(days=1)"
+        )
+    if kind in ("timedelta64", "timedelta"):
+        raise ValueError(
+            "y has durations, which are not predicted; make them numbers first, such as days: y / pd.Timedelta(days=1)"
+        )
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:

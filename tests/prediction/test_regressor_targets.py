@@ -13,11 +13,19 @@ from tabicl_train import TabICLRegressor
 X, Y = numbers()
 LABELED_X, QUERIES = X[:LABELED], X[LABELED:]
 COUNTS = np.arange(LABELED) % 7
+DAYS = pd.date_range("2020-01-01", periods=LABELED)
 FAULTS = {
     "missing": ([None, *Y[1:-1], np.nan], "Input y contains NaN"),
     "pd.NA": (pd.array([*COUNTS[:-1], None], dtype="Int64"), "Input y contains NaN"),
     "infinite": ([*Y[:5], np.inf, *Y[6:]], "Input y contains infinity or a value too large"),
     "a string": (np.array([*Y[1:], "low"], dtype=object), "could not convert string to float: 'low'"),
+    "times": (DAYS, "y has dates or times, which are not predicted; make them numbers first"),
+    "times with a zone": (pd.Series(DAYS).dt.tz_localize("UTC"), "y has dates or times"),
+    "dates": ([day.date() for day in DAYS], "y has dates or times"),
+    "periods": (pd.Series(DAYS).dt.to_period("D"), "y has dates or times"),
+    "durations": (DAYS - DAYS[0], "y has durations, which are not predicted; make them numbers first"),
+    "complex": (Y + 1j, "Complex data not supported: y has complex numbers"),
+    "complex objects": ([*Y[1:].tolist(), 1j], "Complex data not supported: y has complex numbers"),
     "two columns": (np.c_[Y, Y], r"y should be a 1d array, got an array of shape \(40, 2\) instead"),
 }
 
@@ -25,8 +33,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_malformed_targets_are_refused(fault):
     y, words = FAULTS[fault]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as raised:
         regressor().fit(LABELED_X, y)
+    if words.startswith(("y has", "Complex")):
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("y", [COUNTS.astype(np.uint64) + 2**40, COUNTS > 3])
