@@ -3,8 +3,8 @@
 They are stored in files (shards) of consecutive training steps, and read by address. A shard is a safetensors file
 (https://github.com/huggingface/safetensors) named after its first step. Table i of step s consists of the tensors
 `s.i.X`, `s.i.y` and `s.i.plan` (the plan's text in UTF-8), and of the JSON record `s.i` in the file's metadata: spec,
-classes and rejections. The metadata also hold the versions of format and stream, the prior with its options, and the
-seed.
+classes and rejections. The metadata also hold the versions of format and stream, the prior with its options, the seed,
+and a checksum, which is verified when a process opens the shard to read tables; older shards lack it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from priors.checksum import is_damaged, with_checksum
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed
 from priors.table import PriorError, Table, TableSpec
@@ -116,7 +117,7 @@ def write_shard(
         tensors |= {f"{name}.X": np.ascontiguousarray(X), f"{name}.y": y, f"{name}.plan": plan}
     unfinished = scratch / path.name
     try:
-        save_file(tensors, unfinished, metadata)
+        save_file(tensors, unfinished, with_checksum(metadata, tensors))
         unfinished.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
         with open(unfinished, "rb+") as file:
             os.fsync(file.fileno())
@@ -160,9 +161,17 @@ class Shard:
         try:
             yield
         except (SafetensorError, OSError) as error:
-            raise PriorError(
-                f"shard {self.path} is damaged ({error}): delete it, and dump into its folder again"
-            ) from None
+            raise self.damaged(str(error)) from None
+
+    def damaged(self, reason: str) -> PriorError:
+        return PriorError(f"shard {self.path} is damaged ({reason}): delete it, and dump into its folder again")
+
+    def verify(self) -> None:
+        """Raise PriorError if the tables are not those that were written; a shard without a checksum passes."""
+        with self.reading():
+            changed = is_damaged(self.metadata, self.file.keys(), self.file.get_tensor)
+        if changed:
+            raise self.damaged("its tables do not match its checksum")
 
     def check_seed(self, seed: int) -> None:
         """Raise PriorError for a shard with tables of another seed."""
@@ -184,7 +193,12 @@ class Shard:
         return record
 
 
-open_shard = lru_cache(maxsize=4)(Shard)
+@lru_cache(maxsize=4)
+def open_shard(path: Path) -> Shard:
+    """Open a shard and verify its checksum, which takes about as long as reading all of its tables."""
+    shard = Shard(path)
+    shard.verify()
+    return shard
 
 
 def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:

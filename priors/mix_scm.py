@@ -26,7 +26,9 @@ class MixSCM(Prior):
         default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
     )
     """The priors by name, each with a weight (0 or more; shares are proportional to it) and with options of that prior:
-    {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix)."""
+    {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix).
+    prior.components={...} replaces the mixture, prior.components.NAME.KEY=VALUE changes one component, and with a plus
+    before it adds one. A file with `defaults: [schema/mix_scm]` has exactly the components that it lists."""
     realism: Realism = field(default_factory=Realism)
     """What tables may have in common with real ones, for synthetic components that do not set it themselves."""
     min_skill: float = 0.0
@@ -52,7 +54,9 @@ class MixSCM(Prior):
                 build_component(name, options, {})  # what components inherit is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")
-        if not problems and total == 0:
+        if not self.components:
+            problems.append("components is empty; name at least one, {mlp_scm: {weight: 1}, ...}")
+        elif not problems and total == 0:
             problems.append("components: at least one needs a positive weight")
         return problems
 

@@ -113,7 +113,7 @@ def train() -> None:
 
 
 def train_arguments(program: str) -> argparse.Namespace:
-    """Parse the arguments of tabicl-train, tabicl-sweep or tabicl-submit; exits with 2 on an unknown option."""
+    """Parse the arguments of a command that composes a configuration; exits with 2 on an unknown option."""
     parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd")
@@ -305,9 +305,20 @@ def predict() -> None:
 @plain_end()
 def prior() -> None:
     """tabicl-prior ACTION key=value ..."""
+    args = train_arguments("tabicl-prior")
+    if args.help or not sys.argv[1:]:
+        from tabicl_train.config.documentation import help_text
+        from tabicl_train.config.options import PriorOptions
+
+        print(help_text(PriorOptions))
+        return
+    if not args.overrides:
+        raise ConfigError(["there is no action, such as describe; tabicl-prior --help has all of them"])
+    if args.cfg or args.multirun:
+        raise ConfigError(["--cfg and --multirun are not options of tabicl-prior"])
     from tabicl_train.debugging.prior_actions import act
 
-    act(sys.argv[1:])
+    act(args.overrides[0], args.overrides[1:], args.config_dir)
 
 
 @plain_end()

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 import torch
 
-from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig, TrainerConfig, steps_of_stages
+from priors.mix_scm import MixSCM
+from tabicl_train.config.schema import (
+    CurriculumConfig,
+    RunConfig,
+    StageConfig,
+    TrainerConfig,
+    build_prior,
+    steps_of_stages,
+)
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
@@ -31,7 +39,7 @@ def run_plan(config: RunConfig) -> list[str]:
     """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
     # For a stage that `trainer.max_steps` cuts short, only its steps in this run count as work.
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
-    lines, stages = [f"model     {parameters:,} parameters"], []
+    lines, stages = [*mixture_lines(config), f"model     {parameters:,} parameters"], []
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     done, warnings = steps_of_stages(lengths, config.total_steps), []
     for name, stage in config.curriculum.stages.items():
@@ -51,6 +59,24 @@ def run_plan(config: RunConfig) -> list[str]:
         stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:,.2f} GB"])
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
+
+
+def mixture_lines(config: RunConfig) -> list[str]:
+    """Describe the shares of all components of a mixture, and those of the stages that have others."""
+    prior = build_prior(config.prior)
+    if not isinstance(prior, MixSCM):
+        return []
+    lines = [f"mixture   {percentages(prior.shares)}"]
+    for name, stage in config.curriculum.stages.items():
+        shares = prior.mixed(stage.mix).shares
+        if shares != prior.shares:
+            lines.append(f"          stage {name}: {percentages(shares)}")
+    return lines
+
+
+def percentages(shares: dict[str, float]) -> str:
+    largest_first = sorted(shares, key=lambda name: -shares[name])
+    return ", ".join(f"{name} {100 * shares[name]:.3g} %" for name in largest_first)
 
 
 def memory_problems(config: RunConfig) -> list[str]:

@@ -122,28 +122,25 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
 
 def compared(values: dict) -> dict[str, Any]:
     """Flatten a configuration to dotted names, with the defaults of its prior's options."""
-    return flatten(values | {"prior": completed(values["prior"], prior_defaults(values["prior"]["name"]))})
+    return flatten(values | {"prior": completed(values["prior"])})
 
 
-def prior_defaults(name: str) -> dict[str, Any]:
-    """Return the defaults of a prior's options; none of a prior that is not installed."""
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the defaults of options that a prior's settings lack; those of a prior that is not installed stay."""
+    # An option that is a dictionary, such as the components of a mixture, is one value: a component that is not named
+    # is not drawn from. Only in a section such as `realism` are the missing options filled in.
     try:
-        options = [field for field in dataclasses.fields(priors.prior_class(name)) if field.init]
+        options = [field for field in dataclasses.fields(priors.prior_class(settings["name"])) if field.init]
     except priors.PriorError:
-        return {}
-    defaults = {field.name: default_of(field) for field in options}
-    return {
-        name: dataclasses.asdict(default) if dataclasses.is_dataclass(type(default)) else default
-        for name, default in defaults.items()
-        if default is not dataclasses.MISSING
-    }
-
-
-def completed(values: dict, defaults: dict) -> dict:
-    """Fill in the defaults of missing values, at any depth."""
-    both = values.keys() & defaults.keys()
-    deeper = {key for key in both if isinstance(values[key], dict) and isinstance(defaults[key], dict)}
-    return {**defaults, **values, **{key: completed(values[key], defaults[key]) for key in deeper}}
+        return settings
+    complete = dict(settings)
+    for option in options:
+        default = default_of(option)
+        if dataclasses.is_dataclass(default) and not isinstance(default, type):
+            complete[option.name] = dataclasses.asdict(default) | settings.get(option.name, {})
+        elif default is not dataclasses.MISSING:
+            complete.setdefault(option.name, default)
+    return complete
 
 
 def change(key: str, before: dict, now: dict) -> str:

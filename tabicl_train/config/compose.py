@@ -208,7 +208,10 @@ def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, .
     for settings in families:
         store.store(group="model/schema", name=family_name(settings), node=settings)
     for prior, cls in classes:
-        schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=prior))], bases=(cls,))
+        fields: list[Any] = [("name", str, field(default=prior))]
+        if prior == "mix_scm":  # Hydra would add the components of a file to the default ones
+            fields.append(("components", dict[str, dict[str, Any]], field(default_factory=dict)))
+        schema = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
         store.store(group="prior/schema", name=prior, node=schema, package="prior")
 
 
@@ -253,12 +256,19 @@ def set_value(
             return None
         node = None if OmegaConf.is_missing(node, part) else node[part]
     try:
-        OmegaConf.update(tree, key, value)
+        OmegaConf.update(tree, key, value, merge=not replaces(text, key, value))
         if isinstance(value, int | float) and isinstance(OmegaConf.select(tree, key), str):
             OmegaConf.update(tree, key, text.partition("=")[2])  # the folder 2024_10 is not 202410
     except OmegaConfBaseException as error:
         return wrong_type(key, error)
     return None
+
+
+def replaces(text: str, key: str, value: Any) -> bool:
+    """Whether a value takes the place of what the configuration holds; otherwise it is merged into it."""
+    # A mixture, of the run or of a stage, consists of what is named. With a plus, components are added to it.
+    is_mixture = key == "prior.components" or (key.startswith(STAGES) and key.endswith(".mix"))
+    return isinstance(value, dict) and is_mixture and not text.startswith("+")
 
 
 def take_architecture(tree: DictConfig, name: Any) -> None:

@@ -188,7 +188,8 @@ class PriorOptions:
     """tabicl-prior describe|gallery|show|dump key=value ...
 
     The tables are those that a training run with the same settings would see: any other key=value is a setting of
-    tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...).
+    tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...), and
+    --config-dir DIR also searches a folder of your own for configuration files.
 
     describe  prints distributions over tables, and how many draws were rejected
     gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
@@ -198,7 +199,7 @@ class PriorOptions:
     """
 
     tables: int | None = None
-    """describe, gallery: number of tables, by default 200 and 24."""
+    """describe, gallery: number of tables, by default 200 (20 if some are real) and 24."""
     output: str | None = None
     """gallery: picture to write, FILE.png; dump: folder to write to."""
     step: int = 0

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from priors import PriorError, Table
 from priors.real import real_tables
 from tabicl_train.config.compose import compose, parse_options
-from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
@@ -42,16 +41,21 @@ def describe(config: RunConfig, args: Any) -> None:
     """Print a description of the real tables, if any, and distributions over the run's first tables."""
     from priors.inspection import describe as format_distributions
 
-    print_real_tables(config)
-    print(format_distributions(table for _, table in run_tables(config, args.tables or 200)))
+    # Models are fitted to each table, which takes 0.2 s or more. Of real tables, the lines above say most already.
+    has_real_tables = print_real_tables(config)
+    count = args.tables or (20 if has_real_tables else 200)
+    print(format_distributions(table for _, table in run_tables(config, count)))
 
 
-def print_real_tables(config: RunConfig) -> None:
-    """Print the real tables, which are left out and why, and how many are long enough for each stage."""
+def print_real_tables(config: RunConfig) -> bool:
+    """Print the real tables, which are left out and why, and how many are long enough; returns if there are any."""
     prior = build_prior(config.prior)
-    if real := real_tables(prior):
-        lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
-        print("\n".join([*real.describe(most=100), *lines]), flush=True)
+    real = real_tables(prior)
+    if real is None:
+        return False
+    lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
+    print("\n".join([*real.describe(most=100), *lines]), flush=True)
+    return True
 
 
 def gallery(config: RunConfig, args: Any) -> None:
@@ -125,19 +129,15 @@ def dump(config: RunConfig, args: Any) -> None:
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
 
 
-def act(arguments: list[str]) -> None:
-    """Run the action of a command line, or print help; raises ConfigError with all problems."""
-    action, *rest = arguments or ["--help"]
-    if {"-h", "--help"} & {action, *rest}:
-        print(help_text(PriorOptions))
-        return
+def act(action: str, arguments: list[str], config_dir: str | None) -> None:
+    """Run the action of a command line; raises ConfigError with all problems."""
     own = {field.name for field in dataclasses.fields(PriorOptions)}
-    args = parse_options(PriorOptions, [text for text in rest if text.partition("=")[0] in own])
+    args = parse_options(PriorOptions, [text for text in arguments if text.partition("=")[0] in own])
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
-    settings = [text for text in rest if text.partition("=")[0] not in own]
+    settings = [text for text in arguments if text.partition("=")[0] not in own]
     try:
-        config = compose([*settings, "validation.every=0", "validation.patience=0"], also=own)
+        config = compose([*settings, "validation.every=0", "validation.patience=0"], config_dir, own)
     except ConfigError as error:  # for example, no table is as long as the curriculum asks for
         if action == "describe" and isinstance(error.config, RunConfig):
             with contextlib.suppress(PriorError):

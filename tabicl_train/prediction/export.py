@@ -5,7 +5,7 @@ Formats are registered in `FORMATS`. Files of the first one, the public format, 
 torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the weights}). The
 package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
 required when a file is read. It ignores version and origin, which files of other programs lack. A safetensors file
-holds the same: the weights as its tensors, the rest in its metadata.
+holds the same: the weights as its tensors, the rest in its metadata, with a checksum that is verified when it is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from priors.checksum import is_damaged, with_checksum
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
@@ -93,6 +94,8 @@ def read_safetensors(path: Path) -> dict:
         raise ConfigError([no_such_weights("checkpoint", path)]) from None
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    if is_damaged(metadata, tensors, lambda name: tensors[name].float().numpy()):
+        raise ConfigError([f"{path} is damaged: its content does not match its checksum; export or copy it again"])
     try:
         description = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
     except (KeyError, ValueError):
@@ -243,6 +246,7 @@ def save_public(
     def write(file: BinaryIO) -> None:
         if Path(path).suffix == ".safetensors":
             metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in public.items()}
+            metadata = with_checksum(metadata, {name: weight.numpy() for name, weight in weights.items()})
             file.write(safetensors.torch.save({name: w.contiguous() for name, w in weights.items()}, metadata))
         else:
             save(public | {"state_dict": weights}, file)

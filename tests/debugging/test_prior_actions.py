@@ -40,6 +40,25 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     assert "error: curriculum.stages.smoke.rows has tables of 400 rows; none of the 3 real tables" in printed.err
 
 
+def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):
+    folder = own_tables.write(tmp_path / "own", 3)
+    monkeypatch.setattr("priors.inspection.describe", lambda tables: f"{len(list(tables))} draws")
+    described = command("prior", "describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}")
+    assert described.stdout.splitlines()[-1] == "20 draws" and "20/20" in described.stderr
+    assert command("prior", "describe", "experiment=smoke", "prior=dummy").stdout == "40 draws\n"  # all of the run
+
+
+def test_files_of_a_folder_of_ones_own_are_found(tmp_path):
+    (tmp_path / "prior").mkdir()
+    (tmp_path / "prior/mine.yaml").write_text("defaults: [schema/mix_scm]\ncomponents: {dummy: {weight: 1}}\n")
+    for arguments in (["--config-dir", str(tmp_path), "show"], ["show", f"--config-dir={tmp_path}"]):
+        result = command("prior", *arguments, "experiment=smoke", "prior=mine")
+        assert result.returncode == 0, result.stderr
+        assert "(stage smoke)" in result.stdout
+    assert "there is no such choice" in command("prior", "show", "experiment=smoke", "prior=mine").stderr
+    assert "usage: tabicl-prior describe|" in command("prior").stdout
+
+
 def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):
     output = f"output={tmp_path}/new/tables.png"
     result = command("prior", "gallery", "experiment=smoke", "prior=graph_scm", "tables=3", output)

@@ -272,3 +272,18 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
         "1 weights do not belong to the network",
         "row_interactor.out_ln.bias has shape (5",
     ]
+
+
+def test_changed_bits_in_a_safetensors_file_are_noticed(file, tmp_path):
+    path = tmp_path / "m.safetensors"
+    export(str(file), str(path))
+    content = path.read_bytes()
+    heads = b'\\"icl_nhead\\": '
+    place = content.index(heads) + len(heads)
+    other_heads = content[:place] + b"1" + content[place + 1 :]
+    for changed in (other_heads, content[:-1] + bytes([content[-1] ^ 1])):
+        path.write_bytes(changed)
+        with pytest.raises(ConfigError, match=rf"{path} is damaged: its content does not match its checksum"):
+            load_checkpoint(str(path))
+    path.write_bytes(content.replace(b'"sha256"', b'"sha999"'))  # as one without a checksum, such as those of others
+    assert load_checkpoint(str(path))[0] == TINY

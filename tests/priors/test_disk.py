@@ -14,10 +14,11 @@ from unittest import mock
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from priors import Prior, PriorError, TableSpec, build_prior
-from priors.disk import dump
+from priors.checksum import KEY, is_damaged
+from priors.disk import Shard, dump
 from priors.random import STREAM_VERSION, rng_at
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior as build_configured
@@ -176,6 +177,39 @@ def test_a_damaged_shard_is_named(spoil, folder):
     disk.sample(spec, address)  # the other shards can be read
     with pytest.raises(PriorError, match=message + ".*: delete it, and dump into its folder again"):
         dump(PRIOR, requests(0, 10), folder)
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", ["the last value", "a record"])
+def test_changed_bits_in_a_shard_are_noticed(place, folder):
+    path = folder / "steps-00000004.safetensors"
+    record = path.read_bytes().index(b'num_classes\\": ') + len(b'num_classes\\": ')
+    flip(path, -1 if place == "the last value" else record)
+    disk = build_prior("disk", folder=str(folder))
+    requested = requests(4, 8)
+    for address, spec in requested[:2]:  # of a table that was not changed, too
+        with pytest.raises(PriorError, match=f"shard {path} is damaged .its tables do not match its checksum.: delete"):
+            disk.sample(spec, address)
+    path.unlink()
+    assert dump(PRIOR, requested, folder) == {"written": 1}
+    assert_serves(folder, requested)
+
+
+def test_a_shard_is_verified_once_and_an_old_one_has_no_checksum(folder):
+    assert [path.name for path in folder.iterdir() if KEY not in Shard(path).metadata] == []
+    with mock.patch("priors.disk.is_damaged", wraps=is_damaged) as verify:
+        assert_serves(folder, requests(4, 8))
+    assert verify.call_count == 1
+    path = folder / "steps-00000008.safetensors"
+    tensors, metadata = load_file(path), Shard(path).metadata
+    del metadata[KEY]
+    save_file(tensors, path, metadata)
+    assert_serves(folder, requests(8, 10))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import own_tables
 import pytest
 import torch
+from command_line import command
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
@@ -87,7 +88,8 @@ def test_the_order_of_the_components_does_not_matter():
 @pytest.mark.parametrize(
     ("components", "message"),
     [
-        ({}, "components: at least one needs a positive weight"),
+        ({}, "components is empty; name at least one, {mlp_scm: {weight: 1}, ...}"),
+        ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
         ({"dummy": 3}, "components.dummy is 3; it must hold a weight and options of dummy"),
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
@@ -232,3 +234,108 @@ def test_components_are_set_by_overrides():
     }
     assert {component(mix.sample(SPEC, i)) for i in range(20)} == {"dummy", "graph_scm"}
     assert np.isclose(sum(options["weight"] for options in configured().components.values()), 1)
+
+
+CAUSAL = {"graph_scm": 0.25, "mlp_scm": 0.6, "tree_scm": 0.15}
+MINI = {"graph_scm": 0.35, "mlp_scm": 0.5, "tree_scm": 0.15}
+BASE = {"graph_scm": 0.6, "mlp_scm": 0.3, "tree_scm": 0.1}
+V1 = {"mlp_scm": 0.7, "tree_scm": 0.3}
+PUBLISHED_SHARES = {  # of all presets that are mixtures, as their published runs had them
+    "prior=mix_scm": V1,
+    "prior=mix_scm_causal": CAUSAL,
+    "prior=demo": CAUSAL,
+    "prior=demo_regression": CAUSAL,
+    "prior=mini": MINI,
+    "prior=mini_regression": MINI,
+    "prior=base": BASE,
+    "experiment=demo": CAUSAL,
+    "experiment=demo_long": CAUSAL,
+    "experiment=demo_regression": CAUSAL,
+    "experiment=mini": MINI,
+    "experiment=mini_regression": MINI,
+    "experiment=base": BASE,
+    "experiment=tabicl_v1": V1,
+    "experiment=own_tables": {"graph_scm": 0.125, "mlp_scm": 0.3, "tables": 0.5, "tree_scm": 0.075},
+}
+
+
+def composed(choice: str):
+    """The configuration of a preset, also of one that needs a folder of tables."""
+    try:
+        return compose([choice])
+    except ConfigError as error:
+        return error.config
+
+
+@pytest.mark.parametrize("choice", PUBLISHED_SHARES)
+def test_presets_keep_their_shares(choice):
+    components = composed(choice).prior["components"]
+    weights = {name: options["weight"] for name, options in components.items()}
+    total = sum(weights.values())
+    shares = {name: weight / total for name, weight in weights.items()}
+    assert shares == pytest.approx(PUBLISHED_SHARES[choice])
+    assert components["mlp_scm"].get("causal", False) == ("graph_scm" in components)
+
+
+def test_components_and_shares_given_as_a_whole_replace_the_mixture():
+    both = "{graph_scm:{weight:0.7},dummy:{weight:0.3}}"
+    assert configured(f"prior.components={both}").shares == pytest.approx({"graph_scm": 0.7, "dummy": 0.3})
+    changed = configured(f"prior.components={both}", "prior.components.dummy.weight=0.7")
+    assert changed.shares == {"dummy": 0.5, "graph_scm": 0.5}
+    added = configured("+prior.components={graph_scm:{weight:1}}")
+    assert added.shares == {"graph_scm": 0.5, "mlp_scm": 0.35, "tree_scm": 0.15}
+    shares = [f"{STAGE}.mix={{mlp_scm:1}}", f"{STAGE}.mix={{tree_scm:1}}"]
+    stage = compose(["experiment=smoke", "prior=mix_scm", *shares]).curriculum.stages["smoke"]
+    assert stage.mix == {"tree_scm": 1.0}
+
+
+def test_a_file_has_exactly_the_components_that_it_lists(tmp_path):
+    (tmp_path / "prior").mkdir()
+    listed = "components: {graph_scm: {weight: 0.7}, dummy: {weight: 0.3}}\n"
+    (tmp_path / "prior/new.yaml").write_text("defaults: [schema/mix_scm]\n" + listed)
+    (tmp_path / "prior/inherits.yaml").write_text("defaults: [mix_scm, _self_]\n" + listed)
+    (tmp_path / "prior/empty.yaml").write_text("defaults: [schema/mix_scm]\n")
+
+    def components(name: str) -> set[str]:
+        return set(compose(["experiment=smoke", f"prior={name}"], str(tmp_path)).prior["components"])
+
+    assert components("new") == {"graph_scm", "dummy"}
+    assert components("inherits") == {"graph_scm", "dummy", "mlp_scm", "tree_scm"}
+    with pytest.raises(ConfigError, match="components is empty; name at least one"):
+        components("empty")
+    assert build_prior("mix_scm").shares == {"mlp_scm": 0.7, "tree_scm": 0.3}
+
+
+def test_the_plan_names_the_shares_of_all_components():
+    stages = [f"{STAGE}.steps=5", "+curriculum.stages.later.steps=5", "+curriculum.stages.later.mix={tree_scm:1}"]
+    result = command("train", "experiment=smoke", "prior=mix_scm", *stages, "--cfg", "job")
+    lines = [line for line in result.stderr.splitlines() if "tree_scm" in line]
+    assert lines == ["mixture   mlp_scm 70 %, tree_scm 30 %", "          stage later: tree_scm 100 %, mlp_scm 0 %"]
+
+
+def checkpoint_of(prior: dict, config) -> dict:
+    saved = dataclasses.asdict(config) | {"prior": prior}
+    return {"config": saved, "run": {"stream_version": STREAM_VERSION}, "global_step": 3}
+
+
+@pytest.mark.parametrize(
+    "choice", ["prior=mix_scm", "prior=mix_scm_causal", "prior=mini", "prior=base", "experiment=own_tables"]
+)
+def test_a_run_of_a_preset_is_resumed_as_before(choice, capsys):
+    config = composed(choice)
+    # as checkpoints keep them: components in another order, and without options that are newer than they are
+    components = dict(sorted(config.prior["components"].items(), reverse=True))
+    prior = {"components": components, "realism": {"missing": 0.0}, "name": "mix_scm"}
+    if config.prior["min_skill"]:
+        prior["min_skill"] = config.prior["min_skill"]
+    refuse_changes(checkpoint_of(prior, config), dataclasses.asdict(config))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_is_not_resumed_with_more_components():
+    two = compose(["experiment=smoke", "prior=mix_scm", "prior.components={tree_scm:{weight:1},dummy:{weight:1}}"])
+    three = compose(["experiment=smoke", "prior=mix_scm", "+prior.components={dummy:{weight:1}}"])
+    with pytest.raises(ConfigError, match=r"prior.components.mlp_scm.weight was not set, is 0\.7"):
+        refuse_changes(checkpoint_of(two.prior, two), dataclasses.asdict(three))
+    without = {"name": "mix_scm"}  # with the default components
+    refuse_changes(checkpoint_of(without, two), dataclasses.asdict(compose(["experiment=smoke", "prior=mix_scm"])))
