@@ -12,6 +12,7 @@ is torchrun with this meeting point.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 
@@ -63,6 +64,9 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = open_store()
+        # The agent starts the ranks next, and they inherit this: ctrl-C while Python starts in a rank would print a
+        # stack trace, so it waits there until tabicl-train unblocks it. Here it waits for `num_nodes_waiting`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(ADDRESS, store.port))
 
     def is_closed(self) -> bool:
@@ -72,12 +76,15 @@ class LoopbackRendezvous(RendezvousHandler):
         pass
 
     def num_nodes_waiting(self) -> int:
+        """Return how many machines want to join; the agent asks ten times a second from the start of the ranks on."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return 0
 
     def get_run_id(self) -> str:
         return self.run_id
 
     def shutdown(self) -> bool:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # if a rank has failed at once
         return True
 
 
