@@ -288,6 +288,8 @@ class TrainerConfig:
     torch's. It was compared with torch's operations in Triton's interpreter only, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
+    plan_memory_gb: float = 80.0
+    """Gigabytes of the GPU that `--cfg job` plans for with `trainer.accelerator=cuda` on a machine without one."""
     devices: int | None = None
     """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
     log_every: int = 10
@@ -303,6 +305,7 @@ class TrainerConfig:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
+        problems += within(1, 100_000, plan_memory_gb=self.plan_memory_gb)
         return problems + within(1, 1e6, timeout=self.timeout) + positive(max_hours=self.max_hours)
 
 
@@ -648,7 +651,7 @@ class RunConfig:
 # Prefixes of settings that change neither the weights of a run nor its scores.
 HARMLESS = (
     *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
-    *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue")),
+    *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue", "plan_memory_gb")),
 )
 
 
