@@ -319,7 +319,8 @@ class StreamConfig:
     """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself. null
     takes all cores that the process may use but one, divided by the processes that share them; at least one worker."""
     prefetch: int = 4
-    """Steps whose tables each worker draws ahead; 64 tables of 1,024 rows take 14 MB, of 60,000 rows about 100 MB."""
+    """Steps whose tables each worker draws ahead, 1 to 1000; 64 tables of 1,024 rows take 14 MB, of 60,000 rows about
+    100 MB."""
     address: str | None = None
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
@@ -329,7 +330,8 @@ class StreamConfig:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
         elif self.name == "ray":
             problems.append("num_workers is null; stream=ray needs a number")
-        problems += at_least(1, prefetch=self.prefetch)
+        # Above it, tables of 1,024 rows take more than 14 GB for each worker.
+        problems += within(1, 1000, prefetch=self.prefetch)
         if self.address is not None and self.name != "ray":
             problems.append(f"address is {self.address!r}, which only stream=ray uses")
         elif self.address is not None and not re.fullmatch(r"[^\s:/]+:\d+", self.address):
