@@ -2,7 +2,7 @@
 # Train on several machines by torchrun: start the same command on each of them, in any order.
 # Usage: launch/multinode.sh HOST:PORT NODES RANKS key=value ...
 #   HOST:PORT  one of the machines, which must stay, and a free port there
-#   NODES      number of machines, or MIN:MAX
+#   NODES      number of machines, or MIN:MAX; a single one meets on its loopback address instead of HOST:PORT
 #   RANKS      number of ranks on each machine, one for each GPU
 # RESTARTS (default 10) is the number of failures after which torchrun gives up.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""  # without an argument it would see those of this script
@@ -13,8 +13,13 @@ endpoint=$1 nodes=$2 ranks=$3 && shift 3
 errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$errors" >&2; exit 2; }
 # With a store that outlives a restart, ranks would look for those of before, and wait for the machine of rank 0.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+if [ "$nodes" = 1 ]; then  # other machines cannot reach it
+    torchrun=(tabicl_train.distributed.loopback --rdzv-backend loopback)
+else
+    torchrun=(torch.distributed.run --rdzv-backend c10d)
+fi
 # The checksum keeps machines with other settings apart.
-exec python -m torch.distributed.run --nnodes "$nodes" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-10}" \
-    --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "tabicl-$(cksum <<< "$*" | cut -d " " -f 1)" \
+exec python -m "${torchrun[@]}" --rdzv-endpoint "$endpoint" --rdzv-id "tabicl-$(cksum <<< "$*" | cut -d " " -f 1)" \
+    --nnodes "$nodes" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-10}" \
     --rdzv-conf join_timeout=3600 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout 240 \
     -m tabicl_train "$@"

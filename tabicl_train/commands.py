@@ -84,6 +84,7 @@ def option_problems(words: list[str]) -> list[str]:
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, ctrl-C ends it without a stack trace
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a rank starts with it blocked (loopback.py)
     die_with_launcher()
     args = train_arguments("tabicl-train")
     if args.help and not args.multirun:

@@ -40,6 +40,9 @@ def run_plan(config: RunConfig) -> list[str]:
     # For a stage that `trainer.max_steps` cuts short, only its steps in this run count as work.
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
     lines, stages = [*mixture_lines(config), f"model     {parameters:,} parameters"], []
+    if plans_for_elsewhere(config.trainer):
+        card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {choose(config.trainer).name}"
+        lines.append(f"device    {card}; torch finds none on this machine")
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     done, warnings = steps_of_stages(lengths, config.total_steps), []
     for name, stage in config.curriculum.stages.items():
@@ -93,8 +96,15 @@ def count_parameters(model: NetworkConfig) -> int:
         return sum(p.numel() for p in family_of(model)(model).parameters())
 
 
+def plans_for_elsewhere(trainer: TrainerConfig) -> bool:
+    """Return whether these settings need a GPU, which this machine lacks: it can plan the run, but not start it."""
+    return uses_cuda(trainer) and not torch.cuda.is_available()
+
+
 def memory_of(trainer: TrainerConfig) -> float:
     """Return the bytes of memory of the GPU, or on a CPU of this machine divided by `trainer.devices`."""
+    if plans_for_elsewhere(trainer):
+        return 1e9 * trainer.plan_memory_gb
     if uses_cuda(trainer):
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (trainer.devices or 1)

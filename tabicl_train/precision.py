@@ -53,7 +53,8 @@ def choose(settings: TrainerConfig) -> Precision:
         return Precision(settings.precision, "as configured")
     if not uses_cuda(settings):
         return Precision("fp32", "the default on a CPU")  # bf16 was 1.2 to 1.6 times slower there
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+    # Without a GPU this is the plan of a run elsewhere (--cfg job), see trainer.plan_memory_gb.
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
         return Precision("fp32", "the default on a GPU without bf16")
     return Precision("bf16", "the default on a GPU")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack
@@ -146,6 +147,18 @@ def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp
     warnings = [line for line in run_plan(compose(smoke)) if line.startswith("warning")]
     assert len(warnings) == 1 and "stage smoke may need " in warnings[0]
     assert not any(line.startswith("warning") for line in run_plan(compose(smoke[:2])))
+
+
+def test_a_run_on_a_gpu_is_planned_on_a_machine_without_one_but_not_started(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = ["experiment=tabicl_v2", "trainer.accelerator=cuda"]
+    config = compose(settings)
+    lines = run_plan(config)
+    assert lines[1].startswith("device    a GPU of 80 GB (trainer.plan_memory_gb), bf16; ")
+    assert not any(line.startswith("warning") for line in lines)
+    assert "trainer.accelerator is 'cuda'; torch finds no GPU on this machine" in start_problems(config)
+    small = run_plan(compose([*settings, "trainer.plan_memory_gb=24"]))
+    assert "stage stage1 may need" in small[-3] and "has 24.0 GB" in small[-3]
 
 
 def test_the_plan_tells_how_many_passes_a_step_takes():

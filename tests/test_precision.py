@@ -16,6 +16,8 @@ from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
     assert str(choose(TrainerConfig(accelerator="cpu"))) == "fp32 (the default on a CPU)"
     assert str(choose(TrainerConfig(accelerator="cpu", precision="bf16"))) == "bf16 mixed, fp32 weights (as configured)"
+    assert choose(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for supported, expected in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
         assert choose(TrainerConfig(accelerator="cuda")).name == expected

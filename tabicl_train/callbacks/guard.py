@@ -1,7 +1,8 @@
 """Protects a run from non-finite steps, a rising loss, or a growing multiplier.
 
 If loss or gradient norm is non-finite on any rank, the module skips the step on all ranks, and the guard records it.
-The two limits are those of a published run of 500,000 steps on one GPU; see GuardConfig.
+The limits of the loss and of the first in-context block are those of a published run of 500,000 steps on one GPU; see
+GuardConfig.
 
 incidents.jsonl has a line for each incident, with the address of the step and the shapes of its tables.
 """
@@ -34,6 +35,7 @@ MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is 
 LOW_MEMORY = 0.999  # decay of its low: the distance to a higher average halves within 693 steps
 HORIZON = 100  # steps until the moving average shows a rise, so a good checkpoint must be older
 MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was published
+PUBLISHED = "icl.0"  # the layer for which it was
 REWINDS = 3  # the run stops instead of another one
 STATE = ("average", "low", "in_a_row", "abandoned")
 
@@ -156,16 +158,20 @@ class Guard:
             return None
         if average > limits.loss:
             return f"the moving average of the loss is {average:.3f}, above guard.loss={limits.loss}"
-        scaling = dict(model.named_scalings()).get("icl.0")
-        if not isinstance(scaling, Scaling) or average <= limits.multiplier_loss:  # SSA's b has another meaning
+        if average <= limits.multiplier_loss:
             return None
-        multiplier = scaling.multipliers(MULTIPLIER_AT).abs().max().item()
-        if multiplier <= limits.multiplier:
-            return None
-        return (
-            f"the multiplier of icl.0 at {MULTIPLIER_AT} labeled rows is {multiplier:.1f}, above "
-            f"guard.multiplier={limits.multiplier}, and the moving average of the loss {average:.3f}"
-        )
+        for name, scaling in model.named_scalings():
+            if not isinstance(scaling, Scaling):  # SSA's b has another meaning
+                continue
+            option = "multiplier" if name == PUBLISHED else "other_multiplier"
+            limit = getattr(limits, option)
+            multiplier = scaling.multipliers(MULTIPLIER_AT).abs().max().item()
+            if not multiplier <= limit:  # also if it is NaN
+                return (
+                    f"the multiplier of {name} at {MULTIPLIER_AT} labeled rows is {multiplier:.1f}, above "
+                    f"guard.{option}={limit}, and the moving average of the loss {average:.3f}"
+                )
+        return None
 
     def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
         """Restore weights and optimizer from a checkpoint; the tables of the steps since then are not used again."""

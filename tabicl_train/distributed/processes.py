@@ -139,7 +139,9 @@ def connect_to(head: str) -> None:
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether restarted ranks find the addresses of earlier ones, as one of two restarts then failed in torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-    return restarts > 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_new = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"  # the agent opens one for each start
+    return restarts > 0 and is_of_agent and not is_new
 
 
 def die_with_launcher() -> None:
@@ -154,8 +156,10 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from tabicl_train.distributed import loopback
     from tabicl_train.run_dir.status import read_status
 
+    loopback.register()
     logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
     run_id = OWN + uuid.uuid4().hex[:12]
     config = LaunchConfig(
@@ -163,8 +167,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         max_nodes=1,
         nproc_per_node=devices,
         run_id=run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend=loopback.BACKEND,
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in SIGNALS),
         shutdown_timeout=SHUTDOWN,

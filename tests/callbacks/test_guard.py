@@ -22,9 +22,13 @@ from tabicl_train.callbacks.metrics import LoggedSteps
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.scaling import RULES
+from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepStream
+from tabicl_train.weights import resolve
 
 
 class Look:
@@ -174,8 +178,31 @@ def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(config, tmp_pat
     feed(watch(config, tmp_path, **limits, multiplier_loss=50.0), FINE, model=model)
     averaging = module_of(compose([*SETTINGS, "model.icl_scaling=ssa"])).model  # its b is no such multiplier
     feed(watch(config, tmp_path, **limits), FINE, model=averaging)
-    with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labeled rows is .* above guard"):
+    with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labeled rows is .* above guard\.multiplier="):
         feed(watch(config, tmp_path, **limits), FINE, model=model)
+
+
+def test_a_runaway_multiplier_of_a_column_block_is_noticed_and_named(config, tmp_path):
+    model = module_of(config).model
+    limits = {"after": 0, "loss": 100.0, "action": "stop"}
+    feed(watch(config, tmp_path, **limits), FINE, model=model)
+    with torch.no_grad():
+        dict(model.named_scalings())["column.0"].base_mlp[-1].bias.fill_(-25.0)
+    with pytest.raises(Diverged, match=r"the multiplier of column\.0 at 512 .* above guard\.other_multiplier=20\.0"):
+        feed(watch(config, tmp_path, **limits), FINE, model=model)
+    feed(watch(config, tmp_path, **limits, other_multiplier=math.inf), FINE, model=model)
+
+
+def test_shipped_and_initial_weights_have_no_runaway_multiplier(config, tmp_path):
+    guard = watch(config, tmp_path)
+    for regression in (False, True):
+        settings, weights = load_checkpoint(resolve("mini", regression))
+        model = TabICL(settings)
+        model.load_state_dict(weights)
+        assert guard.passed_limit(model, 0.8) is None
+    for rule in RULES:
+        settings = TabICLConfig(col_scaling=rule, icl_scaling=rule)
+        assert guard.passed_limit(TabICL(settings), 0.8) is None
 
 
 def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dict | None], model) -> None:

@@ -47,6 +47,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("seed=-1", "seed is -1"),
         ("run_dir=", "run_dir is empty"),
         ("trainer.timeout=inf", "trainer.timeout is inf"),
+        ("stream.prefetch=1000000000", "stream.prefetch is 1000000000; it must lie in 1..1000"),
         ("profile.step=20", "profile.step is 20, but the run has 20 steps"),
         ("max_steps=3", "max_steps: no such setting; did you mean trainer.max_steps?"),
         ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),

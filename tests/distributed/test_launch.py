@@ -143,3 +143,22 @@ def test_the_exit_code_of_a_launch_is_that_of_the_run(mode, signaled, code, stde
     assert exit_code(launched) == code, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stderr").read_text() == stderr
     assert processes.PREEMPTED == 75
+
+
+INTERRUPTED = """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+os.kill(os.getppid(), signal.SIGINT)
+from tabicl_train.commands import train
+train()
+"""
+
+
+def test_ctrl_c_while_the_ranks_start_prints_nothing(tmp_path):
+    (tmp_path / "rank.py").write_text(INTERRUPTED)
+    program = shlex.join([sys.executable, str(tmp_path / "rank.py"), "experiment=smoke"])
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {program}\n")
+    (tmp_path / "python").chmod(0o755)
+    launched = start(launch_two, tmp_path, stderr=tmp_path / "stderr")
+    assert exit_code(launched) == 75
+    assert (tmp_path / "stderr").read_text() == ""

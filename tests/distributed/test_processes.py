@@ -30,6 +30,24 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+LOOPBACK = ("7F", "00000000000000000000000001000000")  # ends of the addresses 127.*, also in IPv6, and ::1
+
+
+def reachable_ports(pid: int) -> list[str]:
+    """The addresses, as in /proc/net/tcp, at which a process and its descendants listen for other machines."""
+    sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    found = []
+    for protocol in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
+            _, address, _, state, *_ = fields = line.split()
+            is_local = address.partition(":")[0].endswith(LOOPBACK)
+            if state == "0A" and not is_local and f"socket:[{fields[9]}]" in sockets:
+                found.append(f"{protocol} {address}")
+    for child in children(pid):
+        found += reachable_ports(child)
+    return found
+
+
 def saved_step(run_dir: Path) -> int:
     return max(map(step_of, saved(run_dir / "checkpoints")), default=0)
 
@@ -52,8 +70,10 @@ class Launch:
         return [pid for pid in [*self.ranks, *self.workers] if lives(pid)]
 
 
-def test_a_killed_rank_ends_the_launch_with_a_line_and_leaves_no_process(tmp_path):
+def test_no_other_machine_reaches_a_launch_and_a_killed_rank_ends_it_with_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as a cluster may set it
     launch = Launch(tmp_path / "run", tmp_path / "stderr")
+    assert not reachable_ports(launch.process.pid)
     os.kill(launch.ranks[1], signal.SIGKILL)
     assert exit_code(launch.process) == 1
     until(lambda: not launch.left(), "the worker of the killed rank ends")

@@ -55,3 +55,16 @@ def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
     # Killed in step 4, after checkpoint 3, and in step 8, after checkpoint 6.
     assert [start["step"] for start in Records(torn).lines("provenance.jsonl")] == [0, 3, 6]
     assert json.loads((torn / "status.json").read_text())["status"] == "finished"
+
+
+def test_ranks_that_were_killed_on_one_machine_start_again(tmp_path):
+    """Restarts need a store without the addresses of the ranks before."""
+    script = [str(Path(__file__).parent / "signaled.py"), str(tmp_path), "1:4:SIGKILL,0:8:SIGKILL"]
+    command = [
+        sys.executable, "-m", "tabicl_train.distributed.loopback", "--rdzv-backend=loopback", "--rdzv-endpoint=any",
+        "--nproc-per-node=2", "--max-restarts=3", *script, *SETTINGS, f"run_dir={tmp_path}/run",
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert [start["step"] for start in Records(tmp_path / "run").lines("provenance.jsonl")] == [0, 3, 6]
+    assert "restarts by torchrun may fail" not in result.stderr

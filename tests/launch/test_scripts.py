@@ -62,13 +62,22 @@ def called(folder: Path) -> str:
 def test_machines_meet_with_the_same_settings(folder):
     assert multinode(folder, "a:1", "1:4", "2", *SETTINGS).returncode == 0
     first = called(folder)
-    assert first.startswith("-m torch.distributed.run --nnodes 1:4 --nproc-per-node 2 --max-restarts 10 ")
-    assert "--rdzv-endpoint a:1 --rdzv-id tabicl-" in first and first.endswith(" -m tabicl_train " + " ".join(SETTINGS))
+    assert first.startswith("-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-id tabicl-")
+    assert "--nnodes 1:4 --nproc-per-node 2 --max-restarts 10 " in first
+    assert first.endswith(" -m tabicl_train " + " ".join(SETTINGS))
     multinode(folder, "a:1", "1:4", "2", *SETTINGS)
     assert called(folder) == first
     multinode(folder, "a:1", "1:4", "2", "experiment=smoke", "seed=4")
     ids = [line.partition("--rdzv-id ")[2].split()[0] for line in (first, called(folder))]
     assert ids[0] != ids[1]
+
+
+def test_other_machines_do_not_reach_a_single_one(folder):
+    loopback = "-m tabicl_train.distributed.loopback --rdzv-backend loopback "
+    assert multinode(folder, "a:1", "1", "2", *SETTINGS).returncode == 0
+    assert called(folder).startswith(loopback) and " --nnodes 1 --nproc-per-node 2 " in called(folder)
+    assert sbatch(folder, *SETTINGS, SLURM_NNODES="1").returncode == 0
+    assert f" python {loopback}" in called(folder) and " --nnodes 1 " in called(folder)
 
 
 @pytest.mark.parametrize(

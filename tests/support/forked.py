@@ -14,9 +14,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from priors import prior_names
+from tabicl_train.distributed.loopback import open_store
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
@@ -70,7 +70,7 @@ def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterat
 
     They write to FOLDER/stderr.RANK. What is left of them is killed at the end of the block.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = open_store()
     shared = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
