@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,8 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
+from tabicl_train.sweep import jobs
+from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
@@ -51,6 +54,10 @@ def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None 
 
 def quality(point: dict, seed: int) -> float:
     return math.nan if point[RATE] == 1e-4 else point[RATE] * 10 + 1 / point[WIDTH] + 0.01 * seed**2
+
+
+def quality_of_width(point: dict, seed: int) -> float:
+    return 1 / point[WIDTH] + 0.01 * seed
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,33 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
         tables.append([trial.params[RATE] for trial, _ in found.points])
         assert not has_more(plan, found.study)
     assert tables[0] == tables[1] and len(set(tables[0])) == 12
+
+
+def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(tmp_path, monkeypatch):
+    def refuse(*_):
+        pytest.fail("a run that has finished is started again")
+
+    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(sweep_run, "write_page", lambda sweep: None)
+    plan = make_plan([*SETTINGS, f"{WIDTH}=16,32", "seed=0,1", f"run_dir={tmp_path}/it"])
+    expected = invent(plan, quality_of_width).text()
+    journal = plan.folder / "study.log"
+    lines = journal.read_text().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        journal.write_text("".join(lines[:kept]))
+        assert sweep_run.run_sweep(plan) == "finished", f"{kept} of {len(lines)} lines are left"
+        assert Sweep(plan.folder).text() == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("/x/tabicl_train/__main__.py", "tabicl-train"), ("/x/bin/tabicl-train", "tabicl-train"), ("tabicl-sweep",) * 2],
+)
+def test_the_command_that_continues_a_sweep_can_be_pasted(program, shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program, "-m", "seed=0,1", "run_dir=my runs"])
+    monkeypatch.setattr(sweep_run.Controller, "run", lambda self: False)
+    assert sweep_run.run_sweep(make_plan(["experiment=smoke", f"run_dir={tmp_path}/it"])) == "preempted"
+    assert capsys.readouterr().err.endswith(f" the same command continues it: {shown} -m seed=0,1 'run_dir=my runs'\n")
 
 
 def test_runs_of_a_pruned_point_that_have_finished_are_finished(tmp_path):
