@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+from pathlib import Path
 
 # How to start ranks on several machines or in a SLURM job, for errors about another way of starting them.
 TORCHRUN = (
@@ -30,6 +31,17 @@ def picklable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def unreadable_text(path: Path | str, error: Exception) -> str:
+    """Describe in one line why a text file, such as one in YAML, cannot be read."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is not UTF-8 text; save it as UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{path} cannot be read: {error.strerror}"
+    if (mark := getattr(error, "problem_mark", None)) is not None:  # of yaml.MarkedYAMLError, whose text has six lines
+        return f"{path} is not valid YAML: {getattr(error, 'problem', None)} in line {mark.line + 1}"
+    return f"{path} cannot be read: {' '.join(str(error).split())}"
 
 
 def install(packages: str, extra: str) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 import priors
 from priors.random import STREAM_VERSION
@@ -24,7 +23,7 @@ from tabicl_train.model.config import family_name
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.records import Records, open_or_empty
+from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import resolve
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
@@ -71,8 +70,10 @@ def check_beginning(folder: Path, seed: int) -> None:
     over = "to start over, name another run_dir or remove this one"
     if saved := (records.json("status.json") or {}).get("saved"):
         raise ConfigError([f"{folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
-    with open_or_empty(folder / "config.yaml") as file:
-        recorded = yaml.safe_load(file) or {}
+    try:
+        recorded = records.config() or {}
+    except ConfigError as error:
+        raise ConfigError([f"{error}; {over}"]) from None
     if recorded.get("seed", seed) != seed:
         raise ConfigError([f"{folder} holds a run with seed={recorded['seed']}, not {seed}; {over}"])
 

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -140,6 +141,17 @@ def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_
         journal.write_text("".join(lines[:kept]))
         assert sweep_run.run_sweep(plan) == "finished", f"{kept} of {len(lines)} lines are left"
         assert Sweep(plan.folder).text() == expected
+
+
+@pytest.mark.parametrize("text", ["hello\n", "\x80\xff\n", "[1]\n", '{"a": 1}\n', "null\n", '{"op_code": 99}\n'])
+def test_a_journal_with_other_content_is_one_line(text, tmp_path):
+    plan = make_plan([*SETTINGS, "seed=0,1", f"run_dir={tmp_path}"])
+    journal = tmp_path / "study.log"
+    journal.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"^\S+/study\.log is not the journal of a sweep \(.+\); remove it, and .+$"):
+        open_study(plan)
+    with pytest.raises(ConfigError, match="is not the journal of a sweep"):
+        Sweep(tmp_path)
 
 
 @pytest.mark.parametrize(
