@@ -96,6 +96,15 @@ def test_runs_logged_to_wandb_form_a_group():
         (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep has one value; a list needs brackets"]),
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are learning_rate_width"]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
+        (["seed=0,123456789012345678901234567890"], ["seed=0,123456789012345678901234567890: a seed must be a whole"]),
+        (["sweep.seeds=[0,18446744073709551616]"], ["sweep.seeds: a seed is 18446744073709551616; it must be at most"]),
+        (["seed=range(0,1000000000)"], ["seed=range(0,1000000000): it has more than 10,000 values"]),
+        (["optimizer.eps=range(0,1e30)"], ["optimizer.eps=range(0,1e30): it has more than 10,000 values"]),
+        (["optimizer.eps=range(0.0,1.0,0)"], ["optimizer.eps=range(0.0,1.0,0): the step of a range must not be 0"]),
+        (
+            ["optimizer.eps=range(1,2,0.001)", "optimizer.momentum=range(0.1,0.9,0.001)", "seed=0,1"],
+            ["the grid has 1,602,000 runs; name fewer values"],
+        ),
         (["optimizer.momentum=interval(0,0.9)"], ["optimizer.momentum is a range; sweep.sampler=grid needs a list"]),
         (
             ["optimizer.momentum=interval(0.9,0)", "sweep.sampler=random"],
@@ -125,6 +134,22 @@ def test_everything_wrong_is_reported_at_once(overrides, expected):
     found = problems(*overrides)
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(sorted(found), sorted(expected), strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"name: caf\xe9\n", "own.yaml is not UTF-8 text; save it as UTF-8"),
+        (b"seeds: [1\nname: }", "own.yaml is not valid YAML: expected ',' or ']', but got ':' in line 2"),
+        (b"5", "own.yaml cannot be read: Invalid loaded object type: int"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(content, words, tmp_path, own_sweep):
+    files = own_sweep("")
+    (tmp_path / "sweep/own.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(["sweep=own", "experiment=smoke"], *files)
+    assert caught.value.problems == [f"sweep=own: {tmp_path}/sweep/{words}"]
 
 
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
