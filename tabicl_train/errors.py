@@ -61,6 +61,6 @@ def require_matplotlib() -> None:
 
 
 def require_sweep_packages() -> None:
-    """Raise ConfigError if a package that sweeps need is not installed."""
-    if missing := [name for name in ("optuna", "submitit", "matplotlib", "jinja2") if not is_installed(name)]:
+    """Raise ConfigError if a package that all sweeps need is not installed; those on SLURM need submitit, too."""
+    if missing := [name for name in ("optuna", "matplotlib", "jinja2") if not is_installed(name)]:
         raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])

@@ -505,7 +505,9 @@ class WandbConfig:
     mode: str = "disabled"
     """disabled, offline, or online, which becomes offline without an account or a network."""
     project: str = "tabicl-train"
-    """Project of the wandb run, which has the name of the setting `name` there."""
+    """Project of the wandb run."""
+    name: str | None = None
+    """Name of the wandb run; null takes the setting `name`."""
     group: str | None = None
     """Group of the wandb run, such as a sweep."""
 

@@ -16,7 +16,7 @@ from tabicl_train.config.compose import Composer, is_of_sweep
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import HARMLESS, LARGEST_SEED, RunConfig, seed_problems
 from tabicl_train.distributed.processes import start_problems
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.space import (
     MOST_RUNS,
@@ -69,11 +69,17 @@ class Plan:
         wandb = self.configs[0].wandb
         if wandb.mode != "disabled" and wandb.group is None:
             arguments.append(f"wandb.group={hydra_text(self.sweep.name)}")
+        if wandb.mode != "disabled" and wandb.name is None:
+            arguments.append(f"wandb.name={hydra_text(self.run_name(point, seed))}")
         return arguments
+
+    def run_name(self, point: Point, seed: int) -> str:
+        """Return the name of a run after its point and seed."""
+        return "_".join(filter(None, [label(point), f"seed-{seed}"]))
 
     def run_dir(self, number: int, point: Point, seed: int) -> Path:
         """Return the run directory of a trial and a seed."""
-        return self.folder / "_".join(filter(None, [f"{number:03}", label(point), f"seed-{seed}"]))
+        return self.folder / f"{number:03}_{self.run_name(point, seed)}"
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must not change from one call of a sweep to the next."""
@@ -196,5 +202,7 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
             problems += [line for line in start_problems(config) if not line.startswith("run_dir ")]
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
+    if sweep.submit.cluster == "slurm" and not is_installed("submitit"):
+        problems.append(f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}")
     if (plan.folder / "config.yaml").exists():
         problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")

@@ -145,7 +145,8 @@ class Sweep:
         parts = [f"{self.name}: {self.summary}", *(text_table(table.columns, table.to_numpy()) for table in tables)]
         if best := self.best_run:
             train, export = best.commands
-            parts.append(f"best run: {best.name} ({best.value:.4f})\n  {train}\nexport it with\n  {export}")
+            title = f"best run of the best point: {best.name} ({best.value:.4f})"
+            parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:

@@ -10,7 +10,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 
 from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, install
 from tabicl_train.planning import expected_work
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -81,9 +81,13 @@ def test_a_new_stage_and_its_values_can_vary():
     assert plan.axes[0].key == "curriculum.stages.long.steps"
 
 
-def test_runs_logged_to_wandb_form_a_group():
-    (point,) = (plan := make_plan(["experiment=smoke", "wandb.mode=offline", "sweep.name=mine"])).points
-    assert plan.arguments(point, 0)[-1] == "wandb.group=mine"
+def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
+    options = ["wandb.mode=offline", "sweep.name=mine", "optimizer.momentum=0.8,0.9", "seed=0,1"]
+    _, configs = grid_of("experiment=smoke", *options)
+    names = ["momentum-0.8_seed-0", "momentum-0.8_seed-1", "momentum-0.9_seed-0", "momentum-0.9_seed-1"]
+    assert [(config.wandb.group, config.wandb.name) for config in configs] == [("mine", name) for name in names]
+    _, configs = grid_of("experiment=smoke", *options, "wandb.name=x", "wandb.group=y")
+    assert {(config.wandb.group, config.wandb.name) for config in configs} == {("y", "x")}
 
 
 @pytest.mark.parametrize(
@@ -153,9 +157,16 @@ def test_a_file_that_cannot_be_read_is_one_line(content, words, tmp_path, own_sw
 
 
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
-    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
+    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "optuna")
     result = command("sweep", "experiment=smoke", "seed=0,1")
-    assert result.returncode == 2 and re.search(r"sweeps need submitit: .*\[sweep\]", result.stderr)
+    assert result.returncode == 2 and re.search(r"sweeps need optuna: .*\[sweep\]", result.stderr)
+
+
+def test_only_a_sweep_on_slurm_needs_submitit(monkeypatch):
+    monkeypatch.setattr("tabicl_train.sweep.plan.is_installed", lambda name: name != "submitit")
+    assert problems("sweep.submit.cluster=slurm") == [
+        f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}"
+    ]
 
 
 def test_a_run_takes_no_settings_of_a_sweep(tmp_path):

@@ -81,6 +81,7 @@ def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
 def test_the_commands_of_the_best_run_are_its_own(sweep):
     train, export = sweep.best_run.commands
     assert sweep.best_run.seed == 0 and train in sweep.text() and export in sweep.text()
+    assert f"best run of the best point: {sweep.best_run.name} (0.0413)" in sweep.text()
     config = compose([*sweep.best_run.arguments, f"run_dir='{sweep.best_run.folder}'"])
     assert (config.model.embed_dim, config.seed) == (32, 0) and f"run_dir={sweep.best_run.folder}" in train
 
@@ -100,7 +101,7 @@ def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_pat
     assert page.table("rank", "learning_rate")["1"]["embed_dim"] == "32" and len(page.table("run", "status")) == 18
     assert {row["reason"] for row in page.table("trial").values()} == {"it <diverged>"}
     if BROWSER:
-        assert "Best run:" in browse("--dump-dom", sweep.folder / "sweep.html")
+        assert "Best run of the best point:" in browse("--dump-dom", sweep.folder / "sweep.html")
 
 
 @pytest.mark.parametrize(
