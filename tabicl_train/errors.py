@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+from pathlib import Path
 
 # How to start ranks on several machines or in a SLURM job, for errors about another way of starting them.
 TORCHRUN = (
@@ -32,6 +33,17 @@ def picklable(error: Exception) -> Exception:
     return error
 
 
+def unreadable_text(path: Path | str, error: Exception) -> str:
+    """Describe in one line why a text file, such as one in YAML, cannot be read."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is not UTF-8 text; save it as UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{path} cannot be read: {error.strerror}"
+    if (mark := getattr(error, "problem_mark", None)) is not None:  # of yaml.MarkedYAMLError, whose text has six lines
+        return f"{path} is not valid YAML: {getattr(error, 'problem', None)} in line {mark.line + 1}"
+    return f"{path} cannot be read: {' '.join(str(error).split())}"
+
+
 def install(packages: str, extra: str) -> str:
     """Describe how to install the packages of an extra; this project is not on a package index."""
     return f"pip install {packages}, or pip install -e '.[{extra}]' in the project's folder"
@@ -49,6 +61,6 @@ def require_matplotlib() -> None:
 
 
 def require_sweep_packages() -> None:
-    """Raise ConfigError if a package that sweeps need is not installed."""
-    if missing := [name for name in ("optuna", "submitit", "matplotlib", "jinja2") if not is_installed(name)]:
+    """Raise ConfigError if a package that all sweeps need is not installed; those on SLURM need submitit, too."""
+    if missing := [name for name in ("optuna", "matplotlib", "jinja2") if not is_installed(name)]:
         raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +19,29 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import HARMLESS, default_of, flatten, steps_of_stages
+from tabicl_train.config.schema import (
+    HARMLESS,
+    CurriculumConfig,
+    StageConfig,
+    default_of,
+    flatten,
+    steps_of_stages,
+)
 from tabicl_train.console import info
+from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.records import Records, open_or_empty
+from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import resolve
 
 OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
 FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
 NAMED = 5  # differences that a refusal names; others are counted
 ROUNDING = ".pack_tokens"  # of a stage: it decides which tables share a pass, which changes the rounding of sums only
+WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
 
@@ -71,8 +82,10 @@ def check_beginning(folder: Path, seed: int) -> None:
     over = "to start over, name another run_dir or remove this one"
     if saved := (records.json("status.json") or {}).get("saved"):
         raise ConfigError([f"{folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
-    with open_or_empty(folder / "config.yaml") as file:
-        recorded = yaml.safe_load(file) or {}
+    try:
+        recorded = records.config() or {}
+    except ConfigError as error:
+        raise ConfigError([f"{error}; {over}"]) from None
     if recorded.get("seed", seed) != seed:
         raise ConfigError([f"{folder} holds a run with seed={recorded['seed']}, not {seed}; {over}"])
 
@@ -107,17 +120,74 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
     other_model = [
         key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE
     ]
+    changes_length = any(key.startswith("curriculum.stages.") and key.endswith(".steps") for key in breaking)
+    longer = longer_without_a_jump(saved, values, content["global_step"]) if changes_length else None
     if problems and (other_model or not values["resume"]["allow_changes"]):
         advice = "choose a new run_dir" + ("" if other_model else ", or set resume.allow_changes=true")
-        raise ConfigError([f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems])
+        lines = [f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems]
+        raise ConfigError(lines + [f"to train longer, {longer}"] * (longer is not None))
     if list(lengths) != stages:
         info(f"changed   the stages were {', '.join(lengths)}, are {', '.join(stages)}")
     for key in changed:
         info(f"changed   {change(key, before, now)}")
+    if (jump := jump_of_the_learning_rate(saved, values, content["global_step"])) is not None:
+        info(f"warning   {jump}")
+        if longer is not None:
+            info(f"          instead, {longer}")
     if values["init_weights"] not in (None, saved["init_weights"]):
         info(
             f"warning   init_weights={values['init_weights']} has no effect: the run continues from its own checkpoint"
         )
+
+
+def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | None:
+    """Describe how the learning rate changes after the steps done, if the schedule of these steps was changed."""
+    if steps == 0 or steps >= total_steps(values):
+        return None
+    trained = rate_of(saved, steps - 1)
+    if math.isclose(trained, rate_of(values, steps - 1)):
+        return None  # a stage that begins now may have any rate
+    coming = rate_of(values, steps)
+    why = "since the schedule of a stage that has begun was changed"
+    return f"the learning rate goes from {trained:.3g} at step {steps} to {coming:.3g} at step {steps + 1}, {why}"
+
+
+def longer_without_a_jump(saved: dict, values: dict, steps: int) -> str | None:
+    """Describe how to train longer than a run that has finished; None unless its stages were given more steps."""
+    more = total_steps(values) - steps
+    stages = saved["curriculum"]["stages"]
+    if steps < total_steps(saved) or more <= 0 or list(stages) != list(values["curriculum"]["stages"]):
+        return None
+    defaults = dataclasses.asdict(StageConfig())
+    last = list(stages.values())[-1]
+    settings = {key: value for key, value in last.items() if key in defaults and value != defaults[key]}
+    settings |= {"steps": more, "warmup": max(WARMUP, last["warmup"]), "fresh_optimizer": False}
+    text = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=math.inf).strip()
+    text = text.replace(": .inf", ": inf")  # in Hydra's grammar
+    names = ["more", *(f"more{number}" for number in range(2, len(stages) + 2))]
+    name = next(name for name in names if name not in stages)
+    override = f"+curriculum.stages.{name}={text}"
+    return f"leave the stages as they were and add one, with a schedule of its own: {shlex.quote(override)}"
+
+
+def rate_of(values: dict, step: int) -> float:
+    """Return the learning rate of a step, counted from 0."""
+    _, stage, stage_step = stage_at(curriculum_of(values), step)
+    return learning_rate(stage, stage_step)
+
+
+def total_steps(values: dict) -> int:
+    """Return the steps of all stages, whatever trainer.max_steps is."""
+    return sum(stage["steps"] for stage in values["curriculum"]["stages"].values())
+
+
+def curriculum_of(values: dict) -> CurriculumConfig:
+    """Return the curriculum of a checkpoint, perhaps of another version, which has other settings."""
+    known = {option.name for option in dataclasses.fields(StageConfig)}
+    stages = {}
+    for name, stage in values["curriculum"]["stages"].items():
+        stages[name] = StageConfig(**{key: value for key, value in stage.items() if key in known})
+    return CurriculumConfig(stages)
 
 
 def compared(values: dict) -> dict[str, Any]:

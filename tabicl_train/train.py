@@ -83,7 +83,7 @@ def train(config: RunConfig) -> str:
     Returns
     -------
     str
-        finished, or preempted: the same command continues it.
+        finished, also if there is nothing to do; or preempted: the same command continues it.
 
     Raises
     ------
@@ -142,6 +142,11 @@ def train(config: RunConfig) -> str:
         if config.validation.patience > 0:
             ended = ranks.from_first(lambda: validation.history(start.steps).ended)
             validation.has_ended = ended is not None
+        if total < start.steps and not validation.has_ended:
+            done = f"{start.steps} steps are done, and this command asks for {total}"
+            info(f"{folder}: nothing to do, {done}; the run and its status stay as they are")
+            close_process_group(ranks)
+            return "finished"
         last = start.steps if validation.has_ended else total
         if last == start.steps and not ranks.from_first(
             lambda: validation.is_missing(start.steps) or is_test_missing(config.validation, records, start.steps)

@@ -11,6 +11,9 @@ import own_tables
 import pytest
 from command_line import command
 
+from tabicl_train.config.compose import compose
+from tabicl_train.curriculum import learning_rate
+
 ROOT = Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -115,6 +118,14 @@ def names(values: list) -> list[str]:
 @pytest.mark.parametrize(("page", "number"), CHEAP, ids=names(CHEAP))
 def test_a_command_of_the_first_page_works(page, number, readers):
     check_command(page, number, readers)
+
+
+def test_the_stage_that_continues_a_finished_run_has_the_tables_of_the_last_one_and_no_jump_of_the_learning_rate():
+    (line,) = [line for line in PAGES["tabicl_train/README.md"] if "curriculum.stages.more" in line]
+    *_, last, more = compose(shlex.split(line)[1:]).curriculum.stages.values()
+    for name in ("rows", "features", "tables", "group_size", "clip", "fresh_optimizer"):
+        assert getattr(more, name) == getattr(last, name), name
+    assert learning_rate(more, 0) < learning_rate(last, last.steps - 1) < more.learning_rate < last.learning_rate
 
 
 @pytest.mark.slow

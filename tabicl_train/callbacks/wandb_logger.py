@@ -60,7 +60,7 @@ class WandbLogger:
                 project=self.options.project,
                 group=self.options.group,
                 id=self.run_id(),
-                name=self.config["name"],
+                name=self.options.name or self.config["name"],
                 dir=self.folder,
                 mode=mode,  # type: ignore[arg-type]
                 resume="allow",

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FAMILIES, FIRST, TabICLConfig, family_name, settings_of
 from tabicl_train.weights import architecture, names
 
@@ -130,6 +130,8 @@ class Composer:
             raise ConfigError([*problems, first_lines(error)]) from None
         except yaml.YAMLError as error:
             raise ConfigError([*problems, " ".join(str(error).split())]) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError([*problems, *undecodable_files(self.folders, error)]) from None
         problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)), config)
@@ -149,6 +151,8 @@ class Composer:
                 tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
             except OmegaConfBaseException as error:
                 problems.append(f"{text}: {first_lines(error)}")
+            except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
+                problems.append(f"{text}: {unreadable_text(file, error)}")
         for text, override in read:
             if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
@@ -213,6 +217,17 @@ def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, .
             fields.append(("components", dict[str, dict[str, Any]], field(default_factory=dict)))
         schema = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
         store.store(group="prior/schema", name=prior, node=schema, package="prior")
+
+
+def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[str]:
+    """List the configuration files that are not UTF-8 text, since Hydra's error does not name the one that it read."""
+    problems = []
+    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as wrong:
+            problems.append(unreadable_text(path, wrong))
+    return problems or [str(error)]
 
 
 def is_of_sweep(override: str) -> bool:

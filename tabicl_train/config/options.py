@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from tabicl_train.config.schema import at_least, one_of
+from tabicl_train.config.schema import at_least, one_of, seed_problems
 from tabicl_train.console import first_line
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
@@ -131,8 +131,9 @@ class PredictOptions:
 RUNS = """\
 usage: tabicl-runs [folder]
 
-Lists runs, newest first: status (running, preempted, killed, failed or finished), steps done, mean training loss of
-the last tenth of them, score of the last validation, and the time since the last change.
+Lists runs, newest first: status (running, preempted, killed, failed, finished, or damaged if its files cannot be
+read), steps done, mean training loss of the last tenth of them, score of the last validation, and the time since the
+last change.
 
   folder              Runs in it and its subfolders are listed. (default: runs)"""
 
@@ -254,7 +255,8 @@ class SweepConfig:
             "pruner", self.pruner, ("none", "median")
         )
         problems += at_least(1, trials=self.trials, jobs=self.jobs)
-        problems += [f"seeds holds {seed}; a seed must be at least 0" for seed in self.seeds if seed < 0]
+        for seed in self.seeds:
+            problems += [f"seeds: {problem}" for problem in seed_problems("a seed", seed)]
         problems += [f"submit.{problem}" for problem in self.submit.problems()]
         if not self.seeds:
             problems.append("seeds is empty; name at least one")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig", "StageConfig"]
 
+LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 # Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
@@ -61,6 +62,13 @@ def at_least(bound: float, **values: float | None) -> list[str]:
     """List a problem for each of the named values that is below the bound; None is allowed."""
     low = {name: value for name, value in values.items() if value is not None and not value >= bound}
     return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
+
+
+def seed_problems(name: str, seed: int) -> list[str]:
+    """List the problem with a seed that torch's generators do not take."""
+    if seed <= LARGEST_SEED:
+        return at_least(0, **{name: seed})
+    return [f"{name} is {seed}; it must be at most {LARGEST_SEED}"]
 
 
 def positive(**values: float | None) -> list[str]:
@@ -508,7 +516,9 @@ class WandbConfig:
     mode: str = "disabled"
     """disabled, offline, or online, which becomes offline without an account or a network."""
     project: str = "tabicl-train"
-    """Project of the wandb run, which has the name of the setting `name` there."""
+    """Project of the wandb run."""
+    name: str | None = None
+    """Name of the wandb run; null takes the setting `name`."""
     group: str | None = None
     """Group of the wandb run, such as a sweep."""
 
@@ -556,7 +566,7 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
-        problems = at_least(0, seed=self.seed) + at_least(2, preflight_steps=self.preflight_steps)
+        problems = seed_problems("seed", self.seed) + at_least(2, preflight_steps=self.preflight_steps)
         if not self.run_dir.strip():
             problems.append("run_dir is empty; name a folder for the run")
         for name, part in vars(self).items():

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import torch
-import yaml
 
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import from_values
@@ -50,8 +49,9 @@ def replay(run_dir: str, step: int) -> None:
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
     """Return the configuration of a run, and its newest checkpoint before a step, if any."""
-    newest, path = checkpoint.newest_valid(run_dir / "checkpoints"), run_dir / "config.yaml"
-    if newest is None and not path.is_file():
+    newest = checkpoint.newest_valid(run_dir / "checkpoints")
+    values = Records(run_dir).config() if newest is None else newest[1]["config"]
+    if values is None:
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
     if newest is not None and (version := newest[1]["run"]["stream_version"]) != STREAM_VERSION:
         why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
@@ -66,7 +66,6 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
         if first < at <= step:
             why = f"the run went back from step {at} to {good}, and has no checkpoint from between that and step {step}"
             raise ConfigError([f"step is {step}; {why}"])
-    values = yaml.safe_load(path.read_text()) if newest is None else newest[1]["config"]
     return values, None if start is None else start[1]
 
 

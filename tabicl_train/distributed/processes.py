@@ -80,12 +80,14 @@ def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def start_command() -> str:
-    """Return the command that has started this run, after a colon; "" if torchrun or another program has started it."""
+    """Return the command that starts this run or sweep, after a colon; "" if another program such as torchrun did."""
     program = Path(sys.argv[0])
-    is_module = program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank())
-    if not (is_module or program.name == "tabicl-train"):
+    name = program.name
+    if program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank()):
+        name = "tabicl-train"  # python -m tabicl_train
+    if name not in ("tabicl-train", "tabicl-sweep"):
         return ""
-    return f": {shlex.join(['tabicl-train', *sys.argv[1:]])}"
+    return f": {shlex.join([name, *sys.argv[1:]])}"
 
 
 def start_problems(config: RunConfig) -> list[str]:

@@ -22,7 +22,6 @@ from typing import Any
 
 import jinja2
 import pandas as pd
-import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -97,11 +96,12 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    config, records = folder / "config.yaml", Records(folder)
+    records = Records(folder)
+    config = records.config()
     return Run(
         name,
         folder,
-        flatten(yaml.safe_load(config.read_text())) if config.is_file() else None,
+        None if config is None else flatten(config),
         read_status(folder),
         records.lines("provenance.jsonl"),
         records.lines("incidents.jsonl"),

@@ -34,7 +34,7 @@ def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
     rows: dict[int, list[dict[str, str]]] = {}
     latest = -1
     for row in Records(run_dir).rows(name):
-        step = number(row["step"])
+        step = number(row.get("step", ""))  # none in a file of another program
         if not isinstance(step, int):
             continue
         if step < latest:

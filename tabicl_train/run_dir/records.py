@@ -20,10 +20,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tabicl_train.console import first_line, info
+from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.outputs import write_atomically
 
 __all__ = ["Records"]
+
+CONFIG = "config.yaml"
 
 
 class Records:
@@ -102,6 +107,21 @@ class Records:
         """Return the complete lines of a JSON lines file; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
             return [values for line in file if (values := parsed(line)) is not None]
+
+    def config(self) -> dict[str, Any] | None:
+        """Return the configuration in config.yaml; None if it is missing. Raises ConfigError if it cannot be read."""
+        path = self.folder / CONFIG
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-01
+            raise ConfigError([unreadable_text(path, error)]) from None
+        if values is None:
+            raise ConfigError([f"{path} is empty"])
+        if not isinstance(values, dict):
+            raise ConfigError([f"{path} is not the configuration of a run"])
+        return values
 
     def json(self, name: str) -> dict | None:
         """Return the content of a JSON file; None if it is missing or damaged."""

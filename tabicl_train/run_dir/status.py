@@ -29,6 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 
 LOCK, STATUS = "lock", "status.json"
+TYPES = {"status": str, "step": int, "saved": int, "time": str, "cause": str | None}  # of what is read in status.json
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
 # Seconds to wait for the lock, which `is_in_use` of another process may hold, or after a restart a dead machine
 TIMEOUT, RESTARTED = 1.0, 120.0
@@ -115,10 +116,20 @@ class RunStatus:
             self.write()
 
 
-def read_status(folder: Path) -> dict | None:
-    """Return the content of status.json, or None; the status of a run that was killed is `killed`."""
-    # The step of a killed run is that of the last update, at most ten seconds before the kill.
+def written_status(folder: Path) -> dict | None:
+    """Return the content of status.json; None if it is missing or is not the status of a run."""
     values = Records(folder).json(STATUS)
-    if values is not None and values.get("status") == "running" and not is_in_use(folder):
+    if values is None:
+        return None
+    required = {"status", "step"} <= values.keys()
+    has_types = all(isinstance(values[key], kind) for key, kind in TYPES.items() if key in values)
+    return values if required and has_types else None
+
+
+def read_status(folder: Path) -> dict | None:
+    """Return what `written_status` does; the status of a run that was killed is `killed`."""
+    # The step of a killed run is that of the last update, at most ten seconds before the kill.
+    values = written_status(folder)
+    if values is not None and values["status"] == "running" and not is_in_use(folder):
         values["status"] = "killed"
     return values

@@ -10,31 +10,54 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import yaml
-
-from tabicl_train.console import text_table
+from tabicl_train.console import first_line, info, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.curves import curve, training_loss
+from tabicl_train.run_dir.records import CONFIG, Records
 from tabicl_train.run_dir.status import STATUS, read_status
 
 SCORES = {"real/roc_auc": "ROC AUC", "real/r2": "R2", "own/loss": "own loss", "synthetic/loss": "validation loss"}
+DAMAGED = "damaged"  # status of a run whose files cannot be read
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
 def runs_table(folder: Path) -> str:
     """List the runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
-    found = [(read_status(run) or {}, run) for run in find_runs(folder)]
+    found = [(read_status(run), run) for run in find_runs(folder)]
     if not found:
         raise ConfigError([f"{folder}: there is no run; tabicl-train experiment=demo run_dir={folder}/demo starts one"])
     rows = []
-    for values, run in sorted(found, key=lambda pair: last_change(pair[0]), reverse=True):
-        step, total = values.get("step", 0), total_steps(run)
-        loss, changed = training_loss(run), last_change(values)
-        rows.append((
-            run, values.get("status", "unknown"), f"{step:,}" + (f"/{total:,}" if total else ""),
-            "-" if loss is None else f"{loss:.3f}", score(run) or "-", age(time.time() - changed) if changed else "-",
-        ))  # fmt: skip
+    for status, run in sorted(found, key=lambda pair: last_change(pair[0]), reverse=True):
+        try:
+            rows.append([run, *columns_of(run, status)])
+        except Exception as error:  # files of others, or edited by hand, which may hold anything
+            reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {first_line(error)}"
+            info(f"warning   {run} cannot be read: {reason}")
+            rows.append([run, DAMAGED, "-", "-", "-", "-"])
     return text_table(("run", "status", "step", "loss", "score", "age"), rows)
+
+
+def columns_of(run: Path, status: dict | None) -> list[str]:
+    """Return the columns of `runs_table` after the first one; warns if the status or the configuration is damaged."""
+    name, step = DAMAGED, "-"
+    if status is None:
+        info(f"warning   {run / STATUS} is not the status of a run")
+    else:
+        name, step = status["status"], f"{status['step']:,}"
+        try:
+            total = total_steps(run)
+            step += f"/{total:,}" if total else ""
+        except ConfigError as error:
+            info(f"warning   {error}")
+            step += "/?"
+    loss, changed = training_loss(run), last_change(status)
+    return [
+        name,
+        step,
+        "-" if loss is None else f"{loss:.3f}",
+        score(run) or "-",
+        age(time.time() - changed) if changed else "-",
+    ]
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -45,11 +68,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
             yield Path(place)
 
 
-def last_change(values: dict) -> float:
+def last_change(status: dict | None) -> float:
     """Return the time of a status in seconds since 1970, or 0."""
     try:
-        return datetime.strptime(values["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (KeyError, ValueError):
+        return datetime.strptime((status or {})["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (KeyError, ValueError, OverflowError):
         return 0.0
 
 
@@ -59,13 +82,16 @@ def age(seconds: float) -> str:
 
 
 def total_steps(run_dir: Path) -> int | None:
-    """Return the steps of a run by its configuration; None if it has not begun."""
+    """Return the steps of a run by its configuration; None if it has not begun. Raises ConfigError if it is damaged."""
+    records = Records(run_dir)
+    config = records.config()
+    if config is None:
+        return None
     try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text())
         steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
         return min(steps, config["trainer"]["max_steps"] or steps)
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return None
+    except (AttributeError, KeyError, TypeError):
+        raise ConfigError([f"{records.folder / CONFIG} is not the configuration of a run"]) from None
 
 
 def score(run_dir: Path) -> str | None:

@@ -8,19 +8,21 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tabicl_train.config.options import SubmitOptions
-from tabicl_train.distributed.submit import GPU_WORKERS, submit
+from tabicl_train.distributed.submit import GPU_WORKERS, PROGRAM, submit
+from tabicl_train.errors import ConfigError
 from tabicl_train.precision import uses_cuda
 from tabicl_train.run_dir.status import is_in_use
 from tabicl_train.sweep.plan import Plan
 
 LOOK = 10.0  # seconds between calls of squeue
+OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, after its number, as in submitit
 
 
 def slots(plan: Plan) -> list[str]:
@@ -52,11 +54,13 @@ class Job:
 
     @property
     def number(self) -> str | None:
-        """submitit's id of the latest job of the run: that of a local process, or of a SLURM job."""
+        """The number of the latest process of the run, or of its latest job in SLURM."""
         if self.submitted is not None:
             return self.submitted.job_id
-        files = sorted((self.run_dir / "jobs").glob("*_submitted.pkl"), key=lambda path: path.stat().st_mtime)
-        return files[-1].name.removesuffix("_submitted.pkl") if files else None
+        # submitit writes the first file when it submits a job; the second one is there once the run has started.
+        ending = "_submitted.pkl" if self.cluster == "slurm" else OUTPUT
+        files = sorted((self.run_dir / "jobs").glob(f"*{ending}"), key=lambda path: path.stat().st_mtime)
+        return files[-1].name.removesuffix(ending) if files else None
 
     def has_ended(self) -> bool:
         """Whether the job, and on this machine its run, has ended."""
@@ -70,17 +74,40 @@ class Job:
             with contextlib.suppress(OSError):
                 if self.cluster == "slurm":
                     subprocess.run(["scancel", self.number], check=False)
-                else:  # submitit forwards the signal
+                else:
                     os.kill(int(self.number), signal.SIGTERM)
 
     def error(self) -> str:
         """Return the first error in its output, or an empty text."""
         try:
-            text = Path(self.run_dir, "jobs", f"{self.number}_0_log.out").read_text(errors="replace")
+            text = Path(self.run_dir, "jobs", f"{self.number}{OUTPUT}").read_text(errors="replace")
         except OSError:
             return ""
         lines = (line.strip() for line in text.splitlines())
         return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+
+
+class LocalProcess:
+    """`tabicl-train ARGUMENTS` on this machine, in a session of its own: it outlives the sweep, and gets no ctrl-C."""
+
+    def __init__(self, arguments: list[str], folder: Path, **variables: str) -> None:
+        # The run takes the place of the shell, and so its process number, which names the file of its output: there a
+        # later call of the sweep finds the number, whenever this one is killed.
+        script = f'exec "$@" > "$0/$${OUTPUT}" 2>&1'
+        try:
+            self.process = subprocess.Popen(
+                ["/bin/sh", "-c", script, str(folder), sys.executable, *PROGRAM, *arguments],
+                env=os.environ | variables,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError([f"the run cannot be started: {error}"]) from None
+        self.job_id = str(self.process.pid)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
 
 
 def find(run_dir: Path, cluster: str) -> Job | None:
@@ -92,19 +119,22 @@ def find(run_dir: Path, cluster: str) -> Job | None:
 def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
     """Submit a run; raises ConfigError if it cannot be submitted."""
     # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
-    options, config = plan.sweep.submit, plan.configs[0]
-    if options.cluster == "local":
-        devices = config.trainer.devices or 1
-        workers, variables = max(1, num_cores() // (at_once * devices) - 1), {"CUDA_VISIBLE_DEVICES": gpus}
-        options = SubmitOptions(cluster="local", gpus=0)  # the run starts its own ranks, by trainer.devices
+    options = plan.sweep.submit
+    config = plan.configs[0]
+    is_local = options.cluster == "local"
+    if is_local:
+        workers = max(1, num_cores() // (at_once * (config.trainer.devices or 1)) - 1)
     else:
-        workers, variables = GPU_WORKERS if options.gpus else 1, {}
+        workers = GPU_WORKERS if options.gpus else 1
     config, more = config.with_workers(workers)
-    variables["OMP_NUM_THREADS"] = "1"
-    run_dir.mkdir(parents=True, exist_ok=True)
     arguments = [*arguments, *more]
-    submitted = submit(arguments, options, run_dir / "jobs", config.cores, **variables)
-    queue.looked = -math.inf  # since the known jobs lack this one
+    folder = run_dir / "jobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_local:
+        submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
+    else:
+        submitted = submit(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
+        queue.looked = -math.inf  # since the known jobs lack this one
     return Job(run_dir, options.cluster, submitted)
 
 

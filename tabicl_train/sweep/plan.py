@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,21 @@ import yaml
 
 from tabicl_train.config.compose import Composer, is_of_sweep
 from tabicl_train.config.options import SweepConfig
-from tabicl_train.config.schema import HARMLESS, RunConfig
+from tabicl_train.config.schema import HARMLESS, LARGEST_SEED, RunConfig, seed_problems
 from tabicl_train.distributed.processes import start_problems
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.sweep.metric import problem as metric_problem
-from tabicl_train.sweep.space import Axis, Point, axis_of_override, axis_of_space, examples, grid, hydra_text, label
+from tabicl_train.sweep.space import (
+    MOST_RUNS,
+    Axis,
+    Point,
+    axis_of_override,
+    axis_of_space,
+    examples,
+    grid,
+    hydra_text,
+    label,
+)
 
 REAL = "real/loss"
 
@@ -42,7 +53,9 @@ class Plan:
     @property
     def total(self) -> int:
         """Number of points that the sweep tries."""
-        return len(self.points) if self.sweep.sampler == "grid" else self.sweep.trials
+        if self.sweep.sampler != "grid":
+            return self.sweep.trials
+        return math.prod(len(axis.choices) for axis in self.axes)
 
     def overrides(self, point: Point, seed: int) -> list[str]:
         """Return the settings of a run."""
@@ -56,11 +69,17 @@ class Plan:
         wandb = self.configs[0].wandb
         if wandb.mode != "disabled" and wandb.group is None:
             arguments.append(f"wandb.group={hydra_text(self.sweep.name)}")
+        if wandb.mode != "disabled" and wandb.name is None:
+            arguments.append(f"wandb.name={hydra_text(self.run_name(point, seed))}")
         return arguments
+
+    def run_name(self, point: Point, seed: int) -> str:
+        """Return the name of a run after its point and seed."""
+        return "_".join(filter(None, [label(point), f"seed-{seed}"]))
 
     def run_dir(self, number: int, point: Point, seed: int) -> Path:
         """Return the run directory of a trial and a seed."""
-        return self.folder / "_".join(filter(None, [f"{number:03}", label(point), f"seed-{seed}"]))
+        return self.folder / f"{number:03}_{self.run_name(point, seed)}"
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must not change from one call of a sweep to the next."""
@@ -102,6 +121,10 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     if sweep.sampler == "grid":
         ranges = [axis.key for axis in plan.axes if not axis.settings]
         problems += [f"{key} is a range; sweep.sampler=grid needs a list of values" for key in ranges]
+        runs = plan.total * len(plan.sweep.seeds)
+        if runs > MOST_RUNS:
+            problems.append(f"the grid has {runs:,} runs; name fewer values, at most {MOST_RUNS:,} runs")
+            raise ConfigError(problems)  # composing its points would take hours
     for point in plan.points:
         try:
             plan.configs.append(composer.compose(plan.overrides(point, plan.sweep.seeds[0])))
@@ -142,8 +165,9 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":
             seeds = axis.choices if axis is not None else [override.value()]
-            if any(type(seed) is not int or seed < 0 for seed in seeds) or (axis is not None and not axis.settings):
-                problems.append(f"{text}: a seed must be a whole number, at least 0")
+            is_range = axis is not None and not axis.settings
+            if is_range or any(type(seed) is not int or seed_problems("seed", seed) for seed in seeds):
+                problems.append(f"{text}: a seed must be a whole number in 0..{LARGEST_SEED}")
                 seeds = [0]
         elif key in axes and axes[key].has_labels:
             why = "a name for settings that change together; leave it out, or edit the file"
@@ -178,5 +202,7 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
             problems += [line for line in start_problems(config) if not line.startswith("run_dir ")]
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
+    if sweep.submit.cluster == "slurm" and not is_installed("submitit"):
+        problems.append(f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}")
     if (plan.folder / "config.yaml").exists():
         problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")

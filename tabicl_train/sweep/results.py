@@ -21,6 +21,7 @@ from tabicl_train.console import counted, text_table
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.metric import is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
@@ -73,7 +74,7 @@ class Sweep:
 
     def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> SweepRun:
         folder = self.folder / name
-        state = Records(folder).json("status.json") or {"status": "planned", "step": 0}
+        state = written_status(folder) or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
         status = "pruned" if is_pruned else state["status"]
         return SweepRun(folder, seed, arguments, status, last(folder, self.metric), state["step"])
@@ -144,7 +145,8 @@ class Sweep:
         parts = [f"{self.name}: {self.summary}", *(text_table(table.columns, table.to_numpy()) for table in tables)]
         if best := self.best_run:
             train, export = best.commands
-            parts.append(f"best run: {best.name} ({best.value:.4f})\n  {train}\nexport it with\n  {export}")
+            title = f"best run of the best point: {best.name} ({best.value:.4f})"
+            parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:

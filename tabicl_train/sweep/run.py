@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.processes import Stop, watch_signals
+from tabicl_train.distributed.processes import Stop, start_command, watch_signals
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.sweep import jobs
@@ -94,9 +92,12 @@ class Controller:
 
     def start(self) -> None:
         """Start runs as long as there is room."""
-        while self.free and (run := self.next_run()):
-            if (read_status(run.folder) or {}).get("status") == "finished":  # in an earlier call
+        while self.free and (waiting := self.next_run()):
+            active, run = waiting
+            if (read_status(run.folder) or {}).get("status") == "finished":
+                # An earlier call has started it, and was killed before it could report the run to the study.
                 self.end(run)
+                self.tell_if_ended(active)
                 continue
             info(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
             self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
@@ -104,21 +105,22 @@ class Controller:
     def begin(self, run: ActiveRun, job: jobs.Job) -> None:
         run.job, run.slot = job, self.free.pop(0) if self.free else None
 
-    def next_run(self) -> ActiveRun | None:
+    def next_run(self) -> tuple[ActiveTrial, ActiveRun] | None:
         """Return a run that can start, perhaps of a new trial; with a pruner, a trial begins with its first seed."""
         for active in self.active:
             first, *others = active.runs
             candidates = [first] if self.prunes and first.value is None else [first, *others]
             for run in candidates if not active.pruned else []:
                 if run.job is None and run.value is None:
-                    return run
+                    return active, run
         if not has_more(self.plan, self.study):
             return None
-        self.active.append(ActiveTrial(ask(self.plan, self.study), self.plan.folder))
-        return self.active[-1].runs[0]
+        active = ActiveTrial(ask(self.plan, self.study), self.plan.folder)
+        self.active.append(active)
+        return active, active.runs[0]
 
     def look(self, active: ActiveTrial) -> None:
-        """Check which runs of a trial have ended, and report the trial to the study once all have."""
+        """Check which jobs of a trial have ended, and whether the trial has, or should be pruned."""
         for run, job in active.running:
             if job.has_ended():
                 run.job = None
@@ -127,6 +129,10 @@ class Controller:
                 self.end(run, job.error(), was_asked=self.stopping or bool(active.pruned))
         if self.prunes and not active.pruned and active.runs[0].job is not None:
             self.prune(active)
+        self.tell_if_ended(active)
+
+    def tell_if_ended(self, active: ActiveTrial) -> None:
+        """Report a trial to the study once all its runs have ended; whoever ends a run calls this."""
         if active.pruned and not active.running:
             self.tell(active, TrialState.PRUNED, active.pruned)
         elif all(run.value is not None for run in active.runs):
@@ -203,7 +209,6 @@ def run_sweep(plan: Plan) -> str:
         lock.release()
     print(sweep.text())
     if not is_whole:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        info(f"sweep     preempted; the same command continues it: {command}")
+        info(f"sweep     preempted; the same command continues it{start_command()}")
         return "preempted"
     return "finished" if sweep.ranked else "failed"

@@ -12,10 +12,11 @@ from typing import Any
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Point = dict[str, Any]  # a value for each axis, by its key
+MOST_RUNS = 10_000  # of a grid: its points are composed before the first run, at 11 ms each
 
 
 @dataclass
@@ -92,9 +93,19 @@ def axis_of_override(override: Override) -> Axis | None:
     value = override.value()
     if isinstance(value, IntervalSweep):
         return interval(key, value.start, value.end, prefix, log="log" in value.tags)
+    if isinstance(value, RangeSweep):
+        check_range(value)
     parser = OverridesParser.create()
     texts = list(dict.fromkeys(override.sweep_string_iterator()))
     return choices(key, {text: parser.parse_override(f"x={text}").value() for text in texts}, element)
+
+
+def check_range(value: RangeSweep) -> None:
+    """Raise ValueError if range(START,STOP,STEP) has too many values, before it is expanded."""
+    if not value.step:
+        raise ValueError("the step of a range must not be 0")
+    if (value.stop - value.start) / value.step > MOST_RUNS:
+        raise ValueError(f"it has more than {MOST_RUNS:,} values; a sweep takes at most as many of a setting")
 
 
 def grid(axes: list[Axis]) -> Iterator[Point]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -10,6 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
+from tabicl_train.console import first_line
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import whole_lines_end
@@ -25,14 +27,15 @@ def open_study(plan: Plan) -> optuna.Study:
     assert plan.sweep.metric is not None
     path = plan.folder / STUDY
     repair(path)
-    study = optuna.create_study(
-        storage=storage(path),
-        study_name=NAME,
-        direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
-        sampler=optuna.samplers.RandomSampler(),
-        pruner=optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner(),
-        load_if_exists=True,
-    )
+    with damage(path):
+        study = optuna.create_study(
+            storage=storage(path),
+            study_name=NAME,
+            direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
+            sampler=optuna.samplers.RandomSampler(),
+            pruner=optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
     identity = plan.identity()
     known = study.user_attrs.get("identity", identity)
     if changed := [key for key, value in identity.items() if known[key] != value]:
@@ -47,7 +50,21 @@ def load_study(folder: Path) -> optuna.Study:
     """Open the study in the folder of a sweep for reading; raises ConfigError if there is none."""
     if not (folder / STUDY).exists():
         raise ConfigError([f"{folder}: there is no sweep in it"])
-    return optuna.load_study(study_name=NAME, storage=storage(folder / STUDY))
+    with damage(folder / STUDY):
+        return optuna.load_study(study_name=NAME, storage=storage(folder / STUDY))
+
+
+@contextlib.contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Turn the errors that Optuna raises for a journal with other content into ConfigError."""
+    try:
+        yield
+    except OSError:  # of the file system
+        raise
+    except Exception as error:  # of any type, since Optuna checks nothing that it reads
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        advice = "remove it, and the same command goes on: runs that have finished are not trained again"
+        raise ConfigError([f"{path} is not the journal of a sweep ({reason}); {advice}"]) from None
 
 
 def storage(path: Path) -> JournalStorage:

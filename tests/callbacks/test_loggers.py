@@ -74,13 +74,13 @@ def fake_run(monkeypatch, wandb, *outcomes) -> mock.Mock:
 def test_our_step_is_the_axis_of_all_values(tmp_path, monkeypatch):
     run = mock.Mock(offline=False)
     init = fake_run(monkeypatch, pytest.importorskip("wandb"), run)
-    logger = WandbLogger(WandbConfig(mode="online"), tmp_path, CONFIG)
+    logger = WandbLogger(WandbConfig(mode="online", name="rate-0.1_seed-0"), tmp_path, CONFIG)
     logger.close()  # nothing was logged
     assert not init.called
     logger.log_metrics({"loss": 1.5}, 7)
     logger.log_metrics({"loss": 1.4}, 8)
     logger.close(1)
-    assert init.call_args.kwargs["resume"] == "allow"
+    assert init.call_args.kwargs["resume"] == "allow" and init.call_args.kwargs["name"] == "rate-0.1_seed-0"
     assert run.method_calls == [
         mock.call.define_metric("step"),
         mock.call.define_metric("*", step_metric="step"),

@@ -45,6 +45,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("+model.embed=3", "model.embed: no such setting; did you mean model.embed_dim?"),
         ("+curriculum.stages.smoke.row=3", "did you mean curriculum.stages.smoke.rows?"),
         ("seed=-1", "seed is -1"),
+        ("seed=123456789012345678901234567890", "seed is 123456789012345678901234567890; it must be at most 18446744"),
         ("run_dir=", "run_dir is empty"),
         ("trainer.timeout=inf", "trainer.timeout is inf"),
         ("stream.prefetch=1000000000", "stream.prefetch is 1000000000; it must lie in 1..1000"),
@@ -111,7 +112,7 @@ def test_mistakes_of_different_runs_of_a_sweep_are_reported_at_once(tmp_path, mo
     assert sorted(capfd.readouterr().err.splitlines()) == [
         "error: model.embed_dm: no such setting; did you mean model.embed_dim?",
         "error: optimizer=sgd: there is no such choice; there are adamw, muon, muon_all",
-        "error: seed=0,x: a seed must be a whole number, at least 0",
+        "error: seed=0,x: a seed must be a whole number in 0..18446744073709551615",
         "error: trainer.max_steps is 0; it must be at least 1",
         "error: trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
     ]
@@ -131,3 +132,11 @@ def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypa
     assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
     assert "it is the folder of a sweep" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
+
+
+def test_a_file_that_is_not_utf8_is_named(own_configs):
+    path = own_configs / "experiment/own.yaml"
+    path.write_bytes(b"# caf\xe9\n" + path.read_bytes())
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=own", "seed=x"], str(own_configs))
+    assert caught.value.problems == [f"{path} is not UTF-8 text; save it as UTF-8"]

@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import dataclasses
+import math
 import re
+import shlex
 
 import pytest
 import torch
@@ -135,6 +137,52 @@ def test_at_a_boundary_the_coming_stage_may_change_and_others_may_follow():
     longer["curriculum"]["stages"] = dict(reversed(longer["curriculum"]["stages"].items()))
     with pytest.raises(ConfigError, match="its stages stage1 have started; this command has stage4"):
         refuse_changes(content_of(values, 2), longer)
+
+
+def refused(content: dict, values: dict) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        refuse_changes(content, values)
+    return caught.value.problems
+
+
+def cosine(done: float) -> float:
+    """The learning rate of the stage smoke after this share of its decay."""
+    return 1e-7 + (1e-3 - 1e-7) * (1 + math.cos(math.pi * done)) / 2
+
+
+def test_a_jump_of_the_learning_rate_is_told_with_a_stage_that_has_none(composed, capsys):
+    longer = changed(composed, curriculum__stages__smoke__steps=40)
+    refusal, advice = refused(content_of(composed, 20), longer)
+    assert "smoke.steps was 20, is 40; choose a new run_dir" in refusal and advice.startswith("to train longer, leave")
+    refuse_changes(content_of(composed, 20), changed(longer, resume__allow_changes=True))
+    _, warning, instead = capsys.readouterr().err.splitlines()
+    coming = cosine((20 - 4) / (39 - 4))
+    assert f"warning   the learning rate goes from 1e-07 at step 20 to {coming:.3g} at step 21, since" in warning
+    assert instead.removeprefix("          instead") == advice.removeprefix("to train longer")
+
+    (override,) = [word for word in shlex.split(advice) if word.startswith("+curriculum")]
+    with_stage = dataclasses.asdict(config_of(override))
+    refuse_changes(content_of(composed, 20), with_stage)
+    assert capsys.readouterr().err == "changed   the stages were smoke, are smoke, more\n"
+    smoke, more = with_stage["curriculum"]["stages"].values()
+    assert more == smoke | {"fresh_optimizer": False} and more["warmup"] == 0.1
+
+    unclipped = changed(with_stage, curriculum__stages__more__clip=math.inf)
+    *_, advice = refused(content_of(unclipped, 40), changed(unclipped, curriculum__stages__more__steps=60))
+    second = shlex.split(advice)[-1]
+    assert second.startswith("+curriculum.stages.more2={steps: 40, ")
+    assert config_of(override, second).curriculum.stages["more2"].clip == math.inf
+
+
+def test_the_learning_rate_of_a_stage_that_goes_on_is_told_and_that_of_a_new_one_is_not(composed, capsys):
+    changes = {"curriculum__stages__smoke__steps": 40, "resume__allow_changes": True}
+    refuse_changes(content_of(composed, 10), changed(composed, **changes))
+    _, warning = capsys.readouterr().err.splitlines()
+    trained, coming = cosine((9 - 2) / (19 - 2)), cosine((10 - 4) / (39 - 4))
+    assert f" from {trained:.3g} at step 10 to {coming:.3g} at step 11, since" in warning
+    values = dataclasses.asdict(config_of(*STAGES))
+    refuse_changes(content_of(values, 2), changed(values, curriculum__stages__stage2__learning_rate=1e-5))
+    assert "learning rate goes" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])

@@ -41,6 +41,17 @@ def test_a_rank_with_another_seed_or_other_real_tables_is_refused():
     ]
 
 
+def test_a_command_for_fewer_steps_than_are_done_changes_nothing(four_steps, tmp_path):
+    run_dir = shutil.copytree(four_steps, tmp_path / "run")
+    status = json.loads((run_dir / "status.json").read_text())
+    (run_dir / "status.json").write_text(json.dumps(status | {"status": "preempted"}))
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "lock"}
+    result = command("train", *short_runs.SETTINGS, f"run_dir={run_dir}", "trainer.max_steps=3")
+    said = f"{run_dir}: nothing to do, 4 steps are done, and this command asks for 3; the run and its status stay as"
+    assert result.returncode == 0 and result.stderr.startswith(said) and result.stderr.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "lock"}
+
+
 def fail(*_) -> None:
     raise RuntimeError("out of something")
 

@@ -3,6 +3,7 @@ import os
 import resource
 
 import pytest
+from command_line import command
 
 from tabicl_train.run_dir.records import Records
 
@@ -18,6 +19,31 @@ def limit():
 @pytest.fixture
 def records(tmp_path) -> Records:
     return Records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"# caf\xe9\nseed: 0\n", "is not UTF-8 text; save it as UTF-8"),
+        (b"", "is empty"),
+        (b"# only this\n", "is empty"),
+        (b"a: [1\nb: }", "is not valid YAML: expected ',' or ']', but got ':' in line 2"),
+        (b"- seed\n", "is not the configuration of a run"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line_in_every_command_that_reads_it(content, words, records, monkeypatch):
+    path = records.folder / "config.yaml"
+    assert records.config() is None
+    path.write_bytes(content)
+    (records.folder / "metrics.csv").touch()
+    line = f"error: {path} {words}"
+    report = command("report", f"run_dir={records.folder}")
+    assert (report.returncode, report.stderr) == (2, f"{line}\n")
+    train = command("train", "experiment=smoke", "stream.num_workers=0", f"run_dir={records.folder}")
+    assert train.returncode == 2 and train.stderr.startswith(f"{line}; to start over, name another run_dir")
+    assert train.stderr.count("\n") == 1 and path.read_bytes() == content
+    replay = command("replay", f"run_dir={records.folder}", "step=0")
+    assert (replay.returncode, replay.stderr) == (2, f"{line}\n")
 
 
 def test_on_a_full_disk_files_keep_their_whole_lines(records, limit):

@@ -51,6 +51,46 @@ def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path, monkeyp
     assert command("runs", "runs/old").stdout.split()[6:] == lines[-1].split()
 
 
+CONFIGS = {
+    "latin": b"# caf\xe9\ncurriculum: {}\n",
+    "empty": b"",
+    "broken": b"a: [1\nb: }",
+    "list": b"[1, 2]\n",
+    "other": b"curriculum: {stages: [1]}\n",
+    "date": b"a: 2024-13-01\n",
+}
+STATUSES = {
+    "array": b"[1, 2]",
+    "text": b"{not json",
+    "types": b'{"status": 3, "step": "x", "time": 5}',
+    "nulls": b'{"status": null, "step": null, "time": null}',
+    "object": b"{}",
+    "bytes": b'{"status": "\xe9"',
+}
+
+
+def test_runs_with_damaged_files_are_marked_and_the_others_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in CONFIGS.items():
+        write_run(tmp_path / "runs" / name, "finished", 7, 62)
+        (tmp_path / "runs" / name / "config.yaml").write_bytes(content)
+    for name, content in STATUSES.items():
+        write_run(tmp_path / "runs" / name, "finished", 7, 62)
+        (tmp_path / "runs" / name / "status.json").write_bytes(content)
+    write_run(tmp_path / "runs/rows", "finished", 7, 62, validation=[{"step": 1, "loss": 2.0}])
+    write_run(tmp_path / "runs/good", "finished", 7, 62)
+    result = command("runs")
+    shown = {line.split()[0]: line.split()[1:3] for line in result.stdout.splitlines()[1:]}
+    assert result.returncode == 0 and shown == {
+        "runs/good": ["finished", "7"],
+        "runs/rows": ["damaged", "-"],
+        **{f"runs/{name}": ["finished", "7/?"] for name in CONFIGS},
+        **{f"runs/{name}": ["damaged", "-"] for name in STATUSES},
+    }
+    warnings = result.stderr.splitlines()
+    assert len(warnings) == len(shown) - 1 and all(line.startswith("warning   runs/") for line in warnings)
+
+
 @pytest.mark.parametrize(("folder", "words"), [("none", "none: there is no run"), ("run_dir=x", "give one folder")])
 def test_a_folder_without_runs(folder, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

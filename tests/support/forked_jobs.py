@@ -9,13 +9,12 @@ import pytest
 from tabicl_train.sweep import jobs
 
 
-def submit(arguments: list[str], options, folder: Path, cpus: int = 1, **variables: str) -> SimpleNamespace:
-    """What a sweep uses of tabicl_train.distributed.submit.submit."""
-    folder.mkdir(exist_ok=True)
+def start(arguments: list[str], folder: Path, **variables: str) -> SimpleNamespace:
+    """What a sweep uses of a LocalProcess."""
     process = forked.start(forked.train, *arguments, stderr=folder / "0_0_log.out", env=variables)
     return SimpleNamespace(job_id="0", done=lambda: process.exitcode is not None)
 
 
 @pytest.fixture
 def forked_jobs(monkeypatch):
-    monkeypatch.setattr(jobs, "submit", submit)
+    monkeypatch.setattr(jobs, "LocalProcess", start)

@@ -67,10 +67,9 @@ def controller(*arguments: str) -> None:
 
 
 def use() -> None:
-    from tabicl_train.distributed import submit
-    from tabicl_train.sweep import run
+    from tabicl_train.sweep import jobs, run
 
-    submit.PROGRAM, run.POLL, run.DRAW = (__file__,), 0.02, 1e9
+    jobs.PROGRAM, run.POLL, run.DRAW = (__file__,), 0.02, 1e9
 
 
 if __name__ == "__main__":

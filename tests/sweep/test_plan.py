@@ -10,7 +10,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 
 from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, install
 from tabicl_train.planning import expected_work
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -81,9 +81,13 @@ def test_a_new_stage_and_its_values_can_vary():
     assert plan.axes[0].key == "curriculum.stages.long.steps"
 
 
-def test_runs_logged_to_wandb_form_a_group():
-    (point,) = (plan := make_plan(["experiment=smoke", "wandb.mode=offline", "sweep.name=mine"])).points
-    assert plan.arguments(point, 0)[-1] == "wandb.group=mine"
+def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
+    options = ["wandb.mode=offline", "sweep.name=mine", "optimizer.momentum=0.8,0.9", "seed=0,1"]
+    _, configs = grid_of("experiment=smoke", *options)
+    names = ["momentum-0.8_seed-0", "momentum-0.8_seed-1", "momentum-0.9_seed-0", "momentum-0.9_seed-1"]
+    assert [(config.wandb.group, config.wandb.name) for config in configs] == [("mine", name) for name in names]
+    _, configs = grid_of("experiment=smoke", *options, "wandb.name=x", "wandb.group=y")
+    assert {(config.wandb.group, config.wandb.name) for config in configs} == {("y", "x")}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,15 @@ def test_runs_logged_to_wandb_form_a_group():
         (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep has one value; a list needs brackets"]),
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are learning_rate_width"]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
+        (["seed=0,123456789012345678901234567890"], ["seed=0,123456789012345678901234567890: a seed must be a whole"]),
+        (["sweep.seeds=[0,18446744073709551616]"], ["sweep.seeds: a seed is 18446744073709551616; it must be at most"]),
+        (["seed=range(0,1000000000)"], ["seed=range(0,1000000000): it has more than 10,000 values"]),
+        (["optimizer.eps=range(0,1e30)"], ["optimizer.eps=range(0,1e30): it has more than 10,000 values"]),
+        (["optimizer.eps=range(0.0,1.0,0)"], ["optimizer.eps=range(0.0,1.0,0): the step of a range must not be 0"]),
+        (
+            ["optimizer.eps=range(1,2,0.001)", "optimizer.momentum=range(0.1,0.9,0.001)", "seed=0,1"],
+            ["the grid has 1,602,000 runs; name fewer values"],
+        ),
         (["optimizer.momentum=interval(0,0.9)"], ["optimizer.momentum is a range; sweep.sampler=grid needs a list"]),
         (
             ["optimizer.momentum=interval(0.9,0)", "sweep.sampler=random"],
@@ -127,10 +140,33 @@ def test_everything_wrong_is_reported_at_once(overrides, expected):
     assert all(line.startswith(start) for line, start in zip(sorted(found), sorted(expected), strict=True)), found
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"name: caf\xe9\n", "own.yaml is not UTF-8 text; save it as UTF-8"),
+        (b"seeds: [1\nname: }", "own.yaml is not valid YAML: expected ',' or ']', but got ':' in line 2"),
+        (b"5", "own.yaml cannot be read: Invalid loaded object type: int"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(content, words, tmp_path, own_sweep):
+    files = own_sweep("")
+    (tmp_path / "sweep/own.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(["sweep=own", "experiment=smoke"], *files)
+    assert caught.value.problems == [f"sweep=own: {tmp_path}/sweep/{words}"]
+
+
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
-    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "submitit")
+    monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "optuna")
     result = command("sweep", "experiment=smoke", "seed=0,1")
-    assert result.returncode == 2 and re.search(r"sweeps need submitit: .*\[sweep\]", result.stderr)
+    assert result.returncode == 2 and re.search(r"sweeps need optuna: .*\[sweep\]", result.stderr)
+
+
+def test_only_a_sweep_on_slurm_needs_submitit(monkeypatch):
+    monkeypatch.setattr("tabicl_train.sweep.plan.is_installed", lambda name: name != "submitit")
+    assert problems("sweep.submit.cluster=slurm") == [
+        f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}"
+    ]
 
 
 def test_a_run_takes_no_settings_of_a_sweep(tmp_path):

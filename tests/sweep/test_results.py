@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,9 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+from tabicl_train.sweep import jobs
+from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
@@ -53,6 +57,10 @@ def quality(point: dict, seed: int) -> float:
     return math.nan if point[RATE] == 1e-4 else point[RATE] * 10 + 1 / point[WIDTH] + 0.01 * seed**2
 
 
+def quality_of_width(point: dict, seed: int) -> float:
+    return 1 / point[WIDTH] + 0.01 * seed
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory) -> Sweep:
     return invent(make_plan([*GRID, f"run_dir={tmp_path_factory.mktemp('sweeps')}/it"]), quality)
@@ -73,6 +81,7 @@ def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
 def test_the_commands_of_the_best_run_are_its_own(sweep):
     train, export = sweep.best_run.commands
     assert sweep.best_run.seed == 0 and train in sweep.text() and export in sweep.text()
+    assert f"best run of the best point: {sweep.best_run.name} (0.0413)" in sweep.text()
     config = compose([*sweep.best_run.arguments, f"run_dir='{sweep.best_run.folder}'"])
     assert (config.model.embed_dim, config.seed) == (32, 0) and f"run_dir={sweep.best_run.folder}" in train
 
@@ -92,7 +101,7 @@ def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_pat
     assert page.table("rank", "learning_rate")["1"]["embed_dim"] == "32" and len(page.table("run", "status")) == 18
     assert {row["reason"] for row in page.table("trial").values()} == {"it <diverged>"}
     if BROWSER:
-        assert "Best run:" in browse("--dump-dom", sweep.folder / "sweep.html")
+        assert "Best run of the best point:" in browse("--dump-dom", sweep.folder / "sweep.html")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +126,44 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
         tables.append([trial.params[RATE] for trial, _ in found.points])
         assert not has_more(plan, found.study)
     assert tables[0] == tables[1] and len(set(tables[0])) == 12
+
+
+def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(tmp_path, monkeypatch):
+    def refuse(*_):
+        pytest.fail("a run that has finished is started again")
+
+    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(sweep_run, "write_page", lambda sweep: None)
+    plan = make_plan([*SETTINGS, f"{WIDTH}=16,32", "seed=0,1", f"run_dir={tmp_path}/it"])
+    expected = invent(plan, quality_of_width).text()
+    journal = plan.folder / "study.log"
+    lines = journal.read_text().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        journal.write_text("".join(lines[:kept]))
+        assert sweep_run.run_sweep(plan) == "finished", f"{kept} of {len(lines)} lines are left"
+        assert Sweep(plan.folder).text() == expected
+
+
+@pytest.mark.parametrize("text", ["hello\n", "\x80\xff\n", "[1]\n", '{"a": 1}\n', "null\n", '{"op_code": 99}\n'])
+def test_a_journal_with_other_content_is_one_line(text, tmp_path):
+    plan = make_plan([*SETTINGS, "seed=0,1", f"run_dir={tmp_path}"])
+    journal = tmp_path / "study.log"
+    journal.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"^\S+/study\.log is not the journal of a sweep \(.+\); remove it, and .+$"):
+        open_study(plan)
+    with pytest.raises(ConfigError, match="is not the journal of a sweep"):
+        Sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [("/x/tabicl_train/__main__.py", "tabicl-train"), ("/x/bin/tabicl-train", "tabicl-train"), ("tabicl-sweep",) * 2],
+)
+def test_the_command_that_continues_a_sweep_can_be_pasted(program, shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [program, "-m", "seed=0,1", "run_dir=my runs"])
+    monkeypatch.setattr(sweep_run.Controller, "run", lambda self: False)
+    assert sweep_run.run_sweep(make_plan(["experiment=smoke", f"run_dir={tmp_path}/it"])) == "preempted"
+    assert capsys.readouterr().err.endswith(f" the same command continues it: {shown} -m seed=0,1 'run_dir=my runs'\n")
 
 
 def test_runs_of_a_pruned_point_that_have_finished_are_finished(tmp_path):

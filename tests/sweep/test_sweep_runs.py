@@ -17,8 +17,8 @@ from optuna.trial import TrialState
 from runs import metrics
 from scipy import stats
 
-from tabicl_train.distributed import submit
 from tabicl_train.run_dir.status import is_in_use, read_status
+from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.results import Sweep
 from tabicl_train.sweep.study import load_study
@@ -34,7 +34,7 @@ PAIR = (*SETTINGS, "optimizer.momentum=0.9,0.95", "seed=0,1")
 @pytest.fixture(autouse=True)
 def stands_in(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    monkeypatch.setattr(submit, "PROGRAM", (stand_in.__file__,))
+    monkeypatch.setattr(jobs, "PROGRAM", (stand_in.__file__,))
     monkeypatch.setattr(sweep_run, "POLL", 0.02)
     monkeypatch.setattr(sweep_run, "DRAW", 1e9)
 
@@ -204,7 +204,7 @@ def test_another_sweep_in_the_folder_is_refused(tmp_path):
 
 
 def test_a_sweep_of_real_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(submit, "PROGRAM", ("-m", "tabicl_train"))
+    monkeypatch.setattr(jobs, "PROGRAM", ("-m", "tabicl_train"))
     short = ("experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.max_steps=2")
     result = command(
         "train", "-m", *short, "trainer.accelerator=cpu", "optimizer.momentum=0.9,0.95", f"run_dir={tmp_path}/sweep"
