@@ -147,7 +147,9 @@ class ReportOptions:
     run_dir: Any = MISSING
     """Run directory, or a list of them."""
     output: str | None = None
-    """File to write; null writes report.html into the first run directory."""
+    """File to write; null writes report.html into the first run directory, and replaces the one that is there."""
+    overwrite: bool = False
+    """Replace an output that is there already, which is refused otherwise if `output` names it."""
 
 
 @dataclass
