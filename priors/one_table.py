@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
+from priors.real.csv_format import csv_format, format_problems
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
@@ -47,10 +48,17 @@ class OneTable(Prior, DividedTables):
     test_fraction: float = 0.1
     """Share of the rows, chosen in the same way, that neither training nor validation sees: the gain of the training is
     measured on them at the end."""
+    separator: str = "auto"
+    """What separates the columns of a CSV file: comma, semicolon, tab, bar, space, colon or another mark; or auto, the
+    comma, semicolon or tab that divides the first line most."""
+    decimal: str = "point"
+    """Decimal mark of the numbers in a CSV file: point or comma."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         problems = self.fraction_problems("rows", may_be_0=False)
+        if wrong := format_problems(self.separator, self.decimal):
+            return problems + wrong
         if not self.file:
             return [*problems, "file is not set; it is the table to train on"]
         try:
@@ -65,7 +73,7 @@ class OneTable(Prior, DividedTables):
         from priors.real.files import index_file
         from priors.real.tasks import guess
 
-        task = guess(index_file(Path(self.file)))
+        task = guess(index_file(Path(self.file), csv_format(self.separator, self.decimal)))
         target, is_guessed = self.target or task.target, not self.target
         return replace(
             task, target=target, drop=tuple(self.drop), categorical=tuple(self.categorical), is_guessed=is_guessed

@@ -13,6 +13,7 @@ import numpy as np
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables
+from priors.real.csv_format import csv_format, format_problems
 from priors.table import PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
@@ -46,10 +47,17 @@ class Tables(Prior, DividedTables):
     test_fraction: float = 0.05
     """Share of the tables, chosen in the same way, that neither training nor validation draws: the gain of the training
     is measured on them at the end."""
+    separator: str = "auto"
+    """What separates the columns of all CSV files: comma, semicolon, tab, bar, space, colon or another mark; or auto,
+    the comma, semicolon or tab that divides the first line of a file most."""
+    decimal: str = "point"
+    """Decimal mark of the numbers in all CSV files: point or comma."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         problems = self.fraction_problems("tables", may_be_0=True)
+        if wrong := format_problems(self.separator, self.decimal):
+            return problems + wrong
         if not self.folder:
             return [*problems, "folder is not set; it is a folder of tables"]
         if not Path(self.folder).is_dir():
@@ -76,7 +84,7 @@ class Tables(Prior, DividedTables):
         from priors.real.files import index_folder
         from priors.real.tasks import find_tasks
 
-        entries = index_folder(Path(self.folder))
+        entries = index_folder(Path(self.folder), csv_format(self.separator, self.decimal))
         return entries, *find_tasks(Path(self.folder), entries)
 
     @property

@@ -270,13 +270,13 @@ def evaluate() -> None:
 def report() -> None:
     args = arguments("ReportOptions")
     require_matplotlib()
-    from tabicl_train.report.page import write_report
+    from tabicl_train.report.page import PAGE, write_report
 
     if not args.run_dir:
         raise ConfigError(["run_dir is empty; name at least one run"])
     folders = [Path(str(name)) for name in (args.run_dir if isinstance(args.run_dir, list) else [args.run_dir])]
-    output = Path(args.output or folders[0] / "report.html")
-    write_report(folders, output)
+    output = Path(args.output or folders[0] / PAGE)
+    write_report(folders, output, overwrite=args.overwrite or args.output is None)
     print(output)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,6 +59,36 @@ def check_output(path: str | Path) -> None:
     """Raise ConfigError if the file of the setting `output` cannot be written."""
     if problems := output_problems("output", path):
         raise ConfigError(problems)
+
+
+def input_problems(
+    setting: str, output: str | Path | None, inputs: Iterable[tuple[str, str | Path | None]]
+) -> list[str]:
+    """List the inputs of a command that an output would replace, also through a link.
+
+    inputs: the setting of each input, and its file or folder, which need not exist
+    """
+    if output is None:
+        return []
+    for name, path in inputs:
+        if path is not None and is_same(output, path):
+            return [f"{setting} is {str(output)!r}, which is the input {name} ({path}); choose another name"]
+    return []
+
+
+def is_same(one: str | Path, other: str | Path) -> bool:
+    """Return whether two paths are one file or folder, also if it does not exist yet."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def existing_problems(setting: str, output: str | Path | None, overwrite: bool) -> list[str]:
+    """List the problem with an output that is there already: every command replaces it only with overwrite=true."""
+    if output is None or overwrite or not os.path.isfile(output):
+        return []
+    return [f"{setting} is {str(output)!r}, which is there already: set overwrite=true"]
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from priors.real.csv_format import USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
@@ -37,6 +38,21 @@ SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
 MAX_CELLS = 50_000_000  # 400 MB as float64; Parquet packs far more of them into MAX_BYTES
 MAX_COLUMNS = 2_000
+
+# Files of other formats that are called .csv, by their first bytes, and what to do with them.
+OTHER_FORMATS = {
+    b"\x1f\x8b": "a gzip archive: unpack it",
+    b"\xfd7zXZ": "an xz archive: unpack it",
+    b"\x28\xb5\x2f\xfd": "a zstd archive: unpack it",
+    b"PK\x03\x04": "an Excel workbook or a zip archive: save the sheet as CSV in UTF-8, or unpack the archive",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as CSV in UTF-8",
+    b"PAR1\x15": "a Parquet file: rename it to .parquet",
+    b"ARROW1\0": "an Arrow file: rename it to .arrow",
+    b"\xff\xfe": "text in UTF-16: save it as UTF-8",
+    b"\xfe\xff": "text in UTF-16: save it as UTF-8",
+}
+DECIMAL_COMMA = r"\s*[-+]?\d*(,\d+)?\s*"
+NESTED = (list, tuple, dict, set, np.ndarray)  # values of a cell, in columns of lists, structs and maps
 
 File: TypeAlias = tuple[str, int, int]  # path, size, time of modification
 Column: TypeAlias = np.ndarray | pd.Categorical  # numbers float64 (rows,), NaN where missing, or categories
@@ -66,15 +82,16 @@ class Entry:
     columns: tuple[ColumnFacts, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
     reason: str | None = None  # why the file is left out; None if it is used
+    form: CsvFormat = USUAL_FORMAT  # how it was read, if it is a CSV file
 
 
-def index_folder(folder: Path) -> dict[str, Entry]:
+def index_folder(folder: Path, form: CsvFormat = USUAL_FORMAT) -> dict[str, Entry]:
     """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files."""
-    # Raises PriorError if a package that reads the files is missing.
-    return index_files(folder.resolve(), tuple(find_files(folder)))
+    # form: of all CSV files. Raises PriorError if a package that reads the files is missing.
+    return index_files(folder.resolve(), tuple(find_files(folder)), form)
 
 
-def index_file(path: Path) -> Entry:
+def index_file(path: Path, form: CsvFormat = USUAL_FORMAT) -> Entry:
     """Return the entry of a single file, in memory only; raises PriorError if it cannot be used."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
@@ -82,7 +99,7 @@ def index_file(path: Path) -> Entry:
         state = path.stat()
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
-    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns)
+    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns, form)
     if entry.reason is not None:
         raise PriorError(f"{path} cannot be used: {entry.reason}")
     return entry
@@ -108,15 +125,15 @@ def find_files(folder: Path) -> list[File]:
 
 
 @lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
-def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
-    known = read_entries(folder)
+def index_files(folder: Path, found: tuple[File, ...], form: CsvFormat) -> dict[str, Entry]:
+    known = read_entries(folder, form)
     current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
     missing = [file for file in found if file not in current]
-    for file in tqdm(missing, desc=f"index of {folder}", unit="file", disable=None if missing else True):
-        known[file[0]] = read_entry(folder, *file)
+    for path, size, modified in tqdm(missing, f"index of {folder}", unit="file", disable=None if missing else True):
+        known[path] = read_entry(folder, path, size, modified, form)
     entries = {path: known[path] for path, _, _ in found}
     if missing:
-        lines = [json.dumps({"version": VERSION, **asdict(entry)}) + "\n" for entry in entries.values()]
+        lines = [index_line(entry) for entry in entries.values()]
         with contextlib.suppress(OSError), TemporaryDirectory(prefix=".tabicl-", dir=folder) as scratch:
             unfinished = Path(scratch, NAME)
             unfinished.write_text("".join(lines), encoding="utf-8")
@@ -124,19 +141,32 @@ def index_files(folder: Path, found: tuple[File, ...]) -> dict[str, Entry]:
     return entries
 
 
-def read_entries(folder: Path) -> dict[str, Entry]:
-    """Read the index; it is empty if it is damaged or of another version."""
+def index_line(entry: Entry) -> str:
+    values = asdict(entry)
+    del values["form"]  # is part of the version
+    return json.dumps({"version": index_version(entry.form), **values}) + "\n"
+
+
+def index_version(form: CsvFormat) -> int | list:
+    """Return the version of an index of files that were read in this form."""
+    if form == USUAL_FORMAT:
+        return VERSION
+    return [VERSION, form.separator, form.decimal]
+
+
+def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
+    """Read the index; it is empty if it is damaged, of another version, or of files that were read in another form."""
     entries = {}
     with contextlib.suppress(OSError, ValueError, KeyError):
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
             values = json.loads(line)
-            if values.pop("version") == VERSION:
+            if values.pop("version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
-                entries[values["path"]] = Entry(**values)
+                entries[values["path"]] = Entry(**values, form=form)
     return entries
 
 
-def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
+def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvFormat = USUAL_FORMAT) -> Entry:
     """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
@@ -144,22 +174,22 @@ def read_entry(folder: Path, path: str, size: int, modified: int) -> Entry:
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
-            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})")
-        table = read_table(content, path, check=True)
+            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form)
+        table = read_table(content, path, form, check=True)
         columns = list(table.columns.values())
         if not columns:
             raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
         facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
         digest = blake2b(content, digest_size=16).hexdigest()
         same = content_hash(columns)
-        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out)
+        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out, form=form)
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
     except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
         reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
-    return Entry(path, size, modified, reason=reason)
+    return Entry(path, size, modified, reason=reason, form=form)
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
@@ -175,13 +205,16 @@ class Content:
     last: str
 
 
-def read_table(content: bytes, path: str, check: bool = False) -> Content:
+def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check: bool = False) -> Content:
     """Read the columns of a file; raises what read_frame raises."""
     # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
-    frame = read_frame(content, suffix, check)
+    frame = read_frame(content, suffix, check, form)
     if frame.shape[1] < 2:
-        raise LeftOut(f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs")
+        raise LeftOut(
+            f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs, or by what the option "
+            "separator names"
+        )
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
     table = Content({}, {}, {}, str(frame.columns[-1]))
@@ -236,42 +269,52 @@ class MissingLibrary(Exception):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
-def read_file(path: Path, texts: Collection[str] = ()) -> pd.DataFrame:
+def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
     """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
 
     texts: columns of a CSV file to read as text, even if all values look like numbers
     """
-    if path.suffix.lower() not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
     try:
-        return read_frame(path.read_bytes(), path.suffix.lower(), check=True, texts=texts)
+        content = path.read_bytes()
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return read_frame(content, suffix, check=True, form=form, texts=texts)
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
-    except (ValueError, csv.Error) as error:  # raised by pandas, pyarrow and csv for damaged files
-        raise PriorError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # damaged files make the readers raise errors of any kind
+        raise PriorError(f"{path} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
-def read_frame(content: bytes, suffix: str, check: bool, texts: Collection[str] = ()) -> pd.DataFrame:
+def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
+    """Read a column of a CSV file that `read_file` has read: its values as they are written, NaN where missing."""
+    text = decode(path.read_bytes())
+    return pd.read_csv(io.StringIO(text), sep=separator_of(text, form), usecols=[column], dtype=str)[column]
+
+
+def read_frame(content: bytes, suffix: str, check: bool, form: CsvFormat, texts: Collection[str] = ()) -> pd.DataFrame:
     """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
-    lines = check_csv(content) if check and suffix == ".csv" else None
-    frame = read_csv(content, texts) if suffix == ".csv" else read_binary(content, suffix)
+    lines = check_csv(content, form) if check and suffix == ".csv" else None
+    frame = read_csv(content, form, texts) if suffix == ".csv" else read_binary(content, suffix)
     if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
         raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
 
 
-def read_csv(content: bytes, texts: Collection[str]) -> pd.DataFrame:
-    text, types = decode(content), dict.fromkeys(texts, str)
-    return pd.read_csv(io.StringIO(text), sep=separator(text), low_memory=False, index_col=None, dtype=types)
-
-
-def separator(text: str) -> str:
-    """Choose the comma, semicolon or tab that divides the first line most; csv.Sniffer guesses from values."""
-    first = text[: (text + "\n").index("\n")]
-    return max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
+def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.DataFrame:
+    text = decode(content)
+    return pd.read_csv(
+        io.StringIO(text),
+        sep=separator_of(text, form),
+        decimal=form.decimal,
+        low_memory=False,
+        index_col=None,
+        dtype=dict.fromkeys(texts, str),
+    )
 
 
 def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
@@ -305,6 +348,9 @@ def read_arrow(source) -> pd.DataFrame:
         source.seek(0)
         table = pa.ipc.open_stream(source).read_all()
     check_size(table.num_rows, table.num_columns)
+    for column in table.schema:
+        if pa.types.is_union(column.type):  # the only type that pandas has no equivalent of
+            raise LeftOut(f"the column {column.name!r} has the type {column.type}: save the table without it")
     return table.to_pandas().reset_index(drop=True)
 
 
@@ -316,34 +362,58 @@ def check_size(rows: int, columns: int) -> None:
 
 
 def decode(content: bytes) -> str:
+    """Return the text of a CSV file; raises LeftOut for other files, and for text that is not in UTF-8."""
+    for start, kind in OTHER_FORMATS.items():
+        if content.startswith(start):
+            raise LeftOut(f"it is not a CSV file but {kind}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise LeftOut(f"it is not UTF-8 at byte {error.start}: save it as UTF-8") from None
+        readable = error.object[: error.start].decode()
+        line = readable.count("\n") + 1
+        before = readable.rpartition("\n")[2][-20:]
+        raise LeftOut(
+            f"line {line} is not in UTF-8, at the byte 0x{error.object[error.start]:02x} after {before!r}: save it as "
+            "UTF-8, or convert it, for example by iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None
     if "\0" in text:
         raise LeftOut("it holds null characters, so it is not a CSV file in UTF-8")
     return text
 
 
-def check_csv(content: bytes) -> tuple[int, int]:
+def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
     """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
     text = decode(content)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator(text), strict=True)
+    separator = separator_of(text, form)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows, names = 0, next(lines, [])
     if not names:
         raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
     check_size(1, len(names))
+    if len(names) == 1 and (advice := advice_on_separator(text, separator)):
+        raise LeftOut(f"it has a single column, {names[0]!r}{advice}")
     if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
         raise LeftOut(f"several columns are called {twice[0]!r}")
     if numbers := [name for name in names if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE)]:
         raise LeftOut(f"its first line does not name the columns: {numbers[0]!r} is a number")
     for line in lines:
         if line and len(line) != len(names):
-            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns")
+            advice = advice_on_separator(text, separator)
+            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns{advice}")
         rows += bool(line)
     check_size(rows, len(names))
     return rows, len(names)
+
+
+def nested_type(values: pd.Series) -> str | None:
+    """Return the type of the values of a column of lists, structs or maps, list or dict; None for other columns."""
+    if values.dtype != object:
+        return None
+    for value in values:
+        if isinstance(value, NESTED):
+            return "dict" if isinstance(value, dict) else "list"
+    return None
 
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
@@ -374,9 +444,16 @@ def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:
     return numbers, "time" if values.dtype.kind in "mM" else "number"
 
 
+def advice_on_decimal(texts: pd.Series) -> str:
+    """Return what to set if texts seem to be numbers with a decimal comma, to be added to a message; "" otherwise."""
+    distinct = pd.Series(texts.dropna().unique()).astype(str)
+    have_commas = distinct.str.contains(",").any() and distinct.str.fullmatch(DECIMAL_COMMA).all()
+    return "; if the comma is their decimal mark, set decimal=comma" if have_commas else ""
+
+
 def from_text(values: pd.Series) -> tuple[Column, str]:
     """Return texts as categories in alphabetical order, or as times if all are dates."""
-    kind = pd.api.types.infer_dtype(values, skipna=True)
+    kind = nested_type(values) or pd.api.types.infer_dtype(values, skipna=True)
     if kind not in ("string", "boolean", "date", "datetime"):
         raise LeftOut(f"values of the type {kind}")
     texts = values.astype(str).where(values.notna())
@@ -384,5 +461,5 @@ def from_text(values: pd.Series) -> tuple[Column, str]:
     if times.count() == texts.count():
         return from_numbers(times)
     if found := resemblance(texts):
-        raise LeftOut(found)
+        raise LeftOut(found + advice_on_decimal(texts))
     return pd.Categorical(texts), "category"

@@ -23,6 +23,8 @@ LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
 NUMBER, TIME, CATEGORY = "number", "time", "category"  # kinds of columns
 ISO_DATE = re.compile(r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*")
+EARLY_OR_LATE = re.compile(r"\s*[03-9]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ].*)?\s*")
+YEARS = "its year is not in 1000 to 2999"  # of ISO_DATE
 SIGNS = r"[$\u20ac\u00a3\u00a5%\s]*"
 # 1,013 or 1.234,50 or $12 or 2,5 or 3%
 OTHER_NUMBERS = rf"[-+]?{SIGNS}-?(\d{{1,3}}(([.,'\s])\d{{3}})(\3\d{{3}})*((?!\3)[.,]\d+)?|\d+([.,]\d+)?){SIGNS}"
@@ -114,7 +116,9 @@ class FeatureEncoder:
             numbers = readable(column, self.kinds[j])
             unknown = np.isnan(numbers)
             if unknown.any() and (strange := unknown & column.notna().to_numpy()).any():
-                unreadable[column.name] = f"{column[strange].astype(object).iloc[0]!r} among {self.kinds[j]}s"
+                first = column[strange].astype(object).iloc[0]
+                why = f": {YEARS}" if EARLY_OR_LATE.fullmatch(str(first)) else ""
+                unreadable[column.name] = f"{first!r} among {self.kinds[j]}s{why}"
             return numbers
         if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
             raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
@@ -183,6 +187,9 @@ def resemblance(texts: pd.Series) -> str | None:
     if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
         example = distinct[otherwise].iloc[0]
         return f"numbers with separators, currency or percent signs, such as {example!r}; write 1234.5"
+    far = distinct[distinct.map(lambda text: EARLY_OR_LATE.fullmatch(text) is not None)]
+    if len(far) and (as_times(distinct).notna() | distinct.isin(far)).all():
+        return f"dates such as {far.iloc[0]!r}: {YEARS}; leave such values empty"
     if (are_times := as_times(distinct).notna()).any():
         return f"dates such as {distinct[are_times].iloc[0]!r} beside the text {distinct[~are_times].iloc[0]!r}"
     if distinct.str.fullmatch(OTHER_DATES).all():

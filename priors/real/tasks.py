@@ -15,7 +15,8 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, separator
+from priors.real.csv_format import separator_of
+from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, LeftOut, decode
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
@@ -152,11 +153,11 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """Read the rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator(text))
+        text = decode(path.read_bytes())
+        reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator_of(text))
         rows = list(reader)
         found = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, LeftOut, csv.Error) as error:
         raise PriorError(f"{path} cannot be read: {error}") from None
     if missing := [column for column in columns if column not in found]:
         raise PriorError(f"{path} lacks the columns {', '.join(missing)}")

@@ -338,6 +338,8 @@ def read_value(text: str) -> Any:
     """Parse YAML with its numbers as text, since a folder may be called 2024_10; invalid YAML is plain text."""
     if text in ("", "null"):
         return None
+    if len(text) == 1:  # YAML reads the separator | as the beginning of a block
+        return text
     try:
         return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError:

@@ -70,6 +70,11 @@ class EvaluateOptions:
     "eval"), or folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it."""
+    separator: str = "auto"
+    """For suite=folder: what separates the columns of all CSV files: comma, semicolon, tab, bar, space, colon or
+    another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
+    decimal: str = "point"
+    """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
     splits: int = 3
     """70/30 splits of each task, stratified by class, over which scores are averaged."""
     rows: int = 1000
@@ -82,7 +87,8 @@ class EvaluateOptions:
     """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
     the same command continues it."""
     overwrite: bool = False
-    """Replace existing files."""
+    """Replace an output that is there already, which is refused otherwise; so is a picture. An unfinished output of the
+    same command is continued without it."""
     figure: str | None = None
     """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
 
@@ -116,11 +122,19 @@ class PredictOptions:
     """Probability of the interval around a number."""
     n_estimators: int = 8
     """Ensemble members over which predictions are averaged."""
+    separator: str = "auto"
+    """What separates the columns of CSV files that are read: comma, semicolon, tab, bar, space, colon or another mark;
+    or auto, the comma, semicolon or tab that divides the first line of a file most."""
+    decimal: str = "point"
+    """Decimal mark of the numbers in CSV files that are read: point or comma."""
     overwrite: bool = False
-    """Replace an existing output."""
+    """Replace an output that is there already, which is refused otherwise."""
 
     def problems(self) -> list[str]:
+        from priors.real.csv_format import format_problems  # imports torch
+
         problems = at_least(1, n_estimators=self.n_estimators)
+        problems += format_problems(self.separator, self.decimal)
         if self.task is not None:
             problems += one_of("task", self.task, ("classification", "regression"))
         if not 0 < self.coverage < 1:
@@ -148,7 +162,9 @@ class ReportOptions:
     run_dir: Any = MISSING
     """Run directory, or a list of them."""
     output: str | None = None
-    """File to write; null writes report.html into the first run directory."""
+    """File to write; null writes report.html into the first run directory, and replaces the one that is there."""
+    overwrite: bool = False
+    """Replace an output that is there already, which is refused otherwise if `output` names it."""
 
 
 @dataclass

@@ -644,6 +644,17 @@ class RunConfig:
         return [f"{key}.{line}" for line in disk.missing_steps(self.seed, steps[: self.total_steps])]
 
     @property
+    def table_inputs(self) -> list[tuple[str, Path]]:
+        """The files and folders of real tables that the prior reads, each with its setting."""
+        inputs = []
+        for key, value in flatten(self.prior, "prior.").items():
+            is_path = key.endswith((".file", ".folder")) and bool(value)
+            is_dump = "disk" in (self.prior["name"], key.split(".")[-2])  # of shards, which nothing replaces
+            if is_path and not is_dump:
+                inputs.append((key, Path(value)))
+        return inputs
+
+    @property
     def cores(self) -> int:
         """Cores of this machine that a training process and its workers keep busy; Ray's own processes take one."""
         return 1 + (self.stream.workers if self.stream.address is None else 1)

@@ -19,7 +19,7 @@ from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.outputs import check_output, make_folder
+from tabicl_train.outputs import check_output, input_problems, make_folder
 from tabicl_train.stream import draw_table
 
 
@@ -64,11 +64,22 @@ def gallery(config: RunConfig, args: Any) -> None:
     from priors.inspection import save_gallery
 
     picture = Path(args.output or f"{config.prior['name']}.png")
+    inputs = input_files(config)
     for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
+        if problems := input_problems("output", path, inputs):
+            raise ConfigError(problems)
         check_output(path)
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, args.tables or 24)]
     for path in save_gallery(tables, picture):
         print(path)
+
+
+def input_files(config: RunConfig) -> list[tuple[str, Path]]:
+    """List the files of real tables that the prior reads, each with its setting."""
+    files = []
+    for setting, path in config.table_inputs:
+        files += [(setting, file) for file in ([path] if path.is_file() else path.rglob("*"))]
+    return files
 
 
 def show(config: RunConfig, args: Any) -> None:

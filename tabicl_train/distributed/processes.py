@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
-from tabicl_train.outputs import unwritable_folder
+from tabicl_train.outputs import input_problems, unwritable_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -100,6 +100,7 @@ def start_problems(config: RunConfig) -> list[str]:
         problems.append(f"run_dir is {config.run_dir!r}; {problem}")
     elif os.path.exists(run_dir / STUDY):
         problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
+    problems += input_problems("run_dir", run_dir, config.table_inputs)  # a table may be called metrics.csv
     bf16_on_gpu = trainer.precision == "bf16" and trainer.accelerator != "cpu"
     if trainer.accelerator == "cuda" and not torch.cuda.is_available():
         problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")

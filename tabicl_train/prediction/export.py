@@ -30,8 +30,8 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import output_problems, save, write_atomically
-from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.outputs import input_problems, output_problems, save, write_atomically
+from tabicl_train.prediction.hub_format import CONFIG, KINDS, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
@@ -118,6 +118,14 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return Pretrained(config, weights, content.get("origin", {}))
+
+
+def files_of_weights(checkpoint: str | Path) -> list[Path]:
+    """Return the files and the folder from which `read_weights` may read, for comparisons with an output."""
+    path = resolve(checkpoint)
+    if not path.is_dir():
+        return [path]
+    return [path, *(path / "checkpoints").glob("*.ckpt"), path / WEIGHTS, path / CONFIG]
 
 
 def best_file(run_dir: Path) -> Path:
@@ -208,6 +216,8 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
         If it cannot be written; what was at `output` then stays.
     """
     chosen = check_output(output, format)  # before weights are read, which takes longer
+    if problems := input_problems("output", output, [("checkpoint", path) for path in files_of_weights(checkpoint)]):
+        raise ConfigError(problems)
     return export_weights(read_weights(checkpoint, weights), output, chosen)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pandas as pd
 from tqdm import tqdm
 
 from priors import PriorError
-from priors.real.files import LeftOut, as_column, facts_of, read_file
+from priors.real.csv_format import USUAL_FORMAT, CsvFormat, csv_format
+from priors.real.files import LeftOut, advice_on_decimal, as_column, facts_of, nested_type, read_file, read_texts
 from priors.real.identifiers import IdentifierWarning, identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, reads_as_numbers
 from priors.real.tasks import FEW_VALUES
@@ -21,13 +23,14 @@ from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import levels
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import check_output, write_atomically
+from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import load_model
+from tabicl_train.prediction.export import files_of_weights, load_model
 from tabicl_train.prediction.fine_tune import LINE_SECONDS, clock
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
 
+EXACT = 2**53  # smaller whole numbers are exact as float64
 ROWS = 1024  # predicted from one move of the progress bar to the next
 
 
@@ -36,8 +39,10 @@ def predict_files(options: PredictOptions) -> None:
     output = Path(options.output)
     if output.suffix != ".csv":
         raise ConfigError([f"output is {options.output!r}; it must be a .csv file"])
-    if output.exists() and not options.overwrite:
-        raise ConfigError([f"output is {options.output!r}, which is there already: set overwrite=true"])
+    inputs: list[tuple[str, str | Path]] = [("train", options.train), ("test", options.test)]
+    inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
+    if problems := input_problems("output", output, inputs) or existing_problems("output", output, options.overwrite):
+        raise ConfigError(problems)
     train, y, test, wants_numbers = read_tables(options)
     network = load_model(resolve(options.checkpoint, wants_numbers))
     wants_numbers = kind_of_prediction(options, network, y, wants_numbers)
@@ -47,7 +52,12 @@ def predict_files(options: PredictOptions) -> None:
     if unknown := len(train) - len(y):
         info(f"left out  {counted(unknown, 'row')} of {options.train} without a target")
     X, columns = train.loc[y.index], counted(train.shape[1], "column")
-    what = "numbers" if wants_numbers else counted(y.nunique(), "class")
+    if wants_numbers:
+        targets, names = as_numbers(y), None
+        what = "numbers"
+    else:
+        targets, names = classes_of(y, options)
+        what = counted(len(names), "class")
     info(f"predict   {options.target!r} ({what}) of {len(test):,} rows from {len(X):,} labeled ones with {columns}")
     make = TabICLRegressor if wants_numbers else TabICLClassifier
     with warnings.catch_warnings(record=True) as found:
@@ -55,12 +65,12 @@ def predict_files(options: PredictOptions) -> None:
         warnings.simplefilter("ignore", IdentifierWarning)  # read_tables has named these columns
         try:
             model = make(network, n_estimators=options.n_estimators)
-            model.fit(X, as_numbers(y) if wants_numbers else labels(y))
+            model.fit(X, targets)
             with tqdm(total=len(test), unit="row", disable=None) as bar:
                 parts, next_line = [], clock() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
                     some = test.iloc[start : start + ROWS]
-                    parts.append(predictions(model, some, options))
+                    parts.append(predictions(model, some, options, names))
                     bar.update(len(some))
                     if bar.disable and clock() >= next_line:  # no terminal
                         next_line = clock() + LINE_SECONDS
@@ -78,10 +88,11 @@ def predict_files(options: PredictOptions) -> None:
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
-    train = read(options.train)
+    form = csv_format(options.separator, options.decimal)
+    train = read(options.train, form=form)
     texts = [name for name in train if pd.api.types.infer_dtype(train[name].astype(object)) == "string"]
     texts = [name for name in texts if kind_of(train[name]) == CATEGORY]
-    test = read(options.test, texts)
+    test = read(options.test, texts, form)
     dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
     if nameless := dropped[len(options.drop) :]:
         info(f"left out  {counted(len(nameless), 'column')} of {options.train} without a name: perhaps row numbers")
@@ -98,14 +109,22 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         raise ConfigError([f"{options.test} has no rows"])
     if missing := [str(name) for name in X if name not in test]:
         raise ConfigError([f"{options.test} lacks the column {name!r} of {options.train}" for name in missing])
+    for path, frame in ((options.train, X), (options.test, test[X.columns])):
+        for name, values in frame.items():
+            if (kind := nested_type(values)) is not None:
+                advice = f"drop=[{name}] leaves it out"
+                raise ConfigError([f"{path}: the column {name!r} holds values of the type {kind}; {advice}"])
+    for name in texts:
+        if name in X and (advice := advice_on_decimal(X[name])):
+            info(f"warning   {name!r} holds text such as {X[name].dropna().iloc[0]!r}{advice}")
     for name, reason in identifying_columns(X).items():
         info(f"warning   {name!r} looks like an identifier ({reason}) and is used; drop=[{name}] leaves it out")
     return X, y, test[X.columns], has_numbers(options, y)
 
 
-def read(path: str, texts: Collection[str] = ()) -> pd.DataFrame:
+def read(path: str, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
     try:
-        return read_file(Path(path), texts)
+        return read_file(Path(path), texts, form)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
 
@@ -140,19 +159,57 @@ def kind_of_prediction(options: PredictOptions, network: TabICL, y: pd.Series, w
     raise ConfigError([f"{problem}{kinds[wants_numbers]}{advice}"])
 
 
-def labels(y: pd.Series) -> np.ndarray:
-    """Return classes as integers, which pandas reads as floats if some are missing, or else as text."""
-    if y.dtype.kind in "iuf" and (y == y.round()).all():
-        return y.astype("int64").to_numpy()
-    return y.astype(str).to_numpy(object)
+def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Number the classes of rows from 0; return the numbers of the rows, and the classes as the file writes them."""
+    # Whole numbers are in their order, all other classes in that of their texts.
+    texts = texts_of(y, options)
+    is_number = y.dtype.kind in "iuf"
+    texts_of_class: dict[Decimal | str, list[str]] = {}
+    for row, text in texts.drop_duplicates().items():
+        # The number that the text stands for, since the floats of pandas are not exact beyond 2**53.
+        name = Decimal(text.strip().replace(",", ".")) if is_number else str(y.loc[row])
+        texts_of_class.setdefault(name, []).append(text)
+    order: list
+    if is_number and not is_whole(y):
+        order = sorted(texts_of_class, key=lambda number: str(float(number)))
+    else:
+        order = sorted(texts_of_class)  # type: ignore[type-var]  # of numbers alone, or of texts alone
+    number_of_text = {}
+    for number, name in enumerate(order):
+        for text in texts_of_class[name]:
+            number_of_text[text] = number
+        if len(texts_of_class[name]) > 1:
+            ways = ", ".join(map(repr, texts_of_class[name]))
+            info(f"warning   {options.target!r} has a class that is written in several ways: {ways}")
+    first_texts = [texts_of_class[name][0] for name in order]
+    names = [text.strip() for text in first_texts] if is_number else first_texts
+    return texts.map(number_of_text).to_numpy(), np.array(names, object)
 
 
-def predictions(model: TabICLClassifier | TabICLRegressor, X: pd.DataFrame, options: PredictOptions) -> pd.DataFrame:
-    """Return the columns of the output for some rows."""
+def texts_of(y: pd.Series, options: PredictOptions) -> pd.Series:
+    """Return classes as a CSV file writes them; those of other files as text, whole numbers without a point."""
+    path = Path(options.train)
+    if path.suffix.lower() == ".csv":
+        return read_texts(path, options.target, csv_format(options.separator, options.decimal)).loc[y.index]
+    if y.dtype.kind == "f" and is_whole(y) and (y.abs() < EXACT).all():
+        y = y.astype("int64")
+    return y.astype(object).map(str)
+
+
+def is_whole(y: pd.Series) -> bool:
+    """Return whether all values are whole numbers."""
+    return y.dtype.kind in "iuf" and bool((y == y.round()).all())
+
+
+def predictions(
+    model: TabICLClassifier | TabICLRegressor, X: pd.DataFrame, options: PredictOptions, names: np.ndarray | None
+) -> pd.DataFrame:
+    """Return the columns of the output for some rows; names: of the classes."""
     if isinstance(model, TabICLClassifier):
+        assert names is not None
         p = model.predict_proba(X)
-        columns = {f"probability_{name}": p[:, i] for i, name in enumerate(model.classes_)}
-        return pd.DataFrame({options.target: model.classes_[p.argmax(axis=1)], **columns})
+        columns = {f"probability_{name}": p[:, i] for i, name in enumerate(names)}
+        return pd.DataFrame({options.target: names[p.argmax(axis=1)], **columns})
     # The mean is that of the network's own quantiles, so that all three come from one prediction.
     own = levels(model.network_.config.outputs).double().tolist()
     q = model.predict_quantiles(X, [*own, (1 - options.coverage) / 2, (1 + options.coverage) / 2])

@@ -30,7 +30,7 @@ from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunCon
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
 from tabicl_train.model.config import settings_of
-from tabicl_train.outputs import check_output
+from tabicl_train.outputs import check_output, existing_problems, input_problems
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
@@ -49,6 +49,11 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
 STAGES = "curriculum.stages."
 TABLES = ("metrics", "scaling", "validation", "evaluation")  # NAME.csv
+RECORDS = (  # the files of a run that are read
+    *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json", "entropy/entropy.csv"),
+    *(f"{table}.csv" for table in TABLES),
+)
+PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
     "tables_per_s": "tables/s",
     "cells_per_s": "cells/s",
@@ -77,10 +82,14 @@ class Run:
     test: dict | None  # from test.json, the final test
 
 
-def write_report(folders: list[Path], output: Path) -> None:
+def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> None:
     """Write a page about runs; raises ConfigError for a folder without a run, and if it cannot be written."""
+    # overwrite: replace a file that is there already
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
+        raise ConfigError(problems)
+    inputs = [("run_dir", folder / name) for folder in folders for name in RECORDS]
+    if problems := input_problems("output", output, inputs) or existing_problems("output", output, overwrite):
         raise ConfigError(problems)
     check_output(output)
     names = [folder.resolve().name for folder in folders]

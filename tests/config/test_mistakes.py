@@ -1,3 +1,4 @@
+import own_tables
 import pytest
 from command_line import exit_code
 from problems import problems
@@ -125,6 +126,16 @@ def test_a_sweep_without_settings_does_not_start_the_default_run(command, tmp_pa
     assert exit_code(monkeypatch, *command) == 2
     assert capfd.readouterr().err.startswith("error: there are no settings; tabicl-sweep ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_does_not_write_its_records_among_the_tables_it_reads(tmp_path, monkeypatch, capfd):
+    own_tables.frame(0, 200).to_csv(tmp_path / "metrics.csv", index=False)
+    before = (tmp_path / "metrics.csv").read_bytes()
+    settings = ["experiment=smoke", "prior=tables", f"prior.folder={tmp_path}", "validation.every=0"]
+    sides = ["prior.validation_fraction=0", "prior.test_fraction=0"]
+    assert exit_code(monkeypatch, "train", *settings, *sides, f"run_dir={tmp_path}/") == 2
+    assert f"which is the input prior.folder ({tmp_path}); choose another name" in capfd.readouterr().err
+    assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
 def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):

@@ -31,7 +31,8 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     lines = capfd.readouterr().out.splitlines()
     shown = [
         "rows: table2.csv 250, table1.csv 200, table0.csv 150",
-        "1 files left out: broken.csv (1 columns; a CSV file separates them by commas, semicolons or tabs)",
+        "1 files left out: broken.csv (1 columns; a CSV file separates them by commas, semicolons or tabs, or by what "
+        "the option separator names)",
     ]
     assert set(shown) <= set(lines) and "2 tables from" in lines[-1]
     assert exit_code(monkeypatch, "prior", *describe, "curriculum.stages.smoke.rows=[60,400]") == 2
@@ -66,6 +67,17 @@ def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):
     assert (tmp_path / "new/tables.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "new/tables.html").read_text()
     assert page.count("<details>") == 3 and "data:image/png;base64," in page and "http" not in page
+
+
+def test_a_gallery_does_not_replace_a_table_behind_a_link(tmp_path, monkeypatch, capfd):
+    folder = own_tables.write(tmp_path / "tables", 1)
+    before = (folder / "table0.csv").read_bytes()
+    (tmp_path / "page.html").symlink_to(folder / "table0.csv")
+    settings = ["experiment=smoke", "prior=tables", f"prior.folder={folder}", "prior.validation_fraction=0"]
+    output = f"output={tmp_path}/page.png"
+    assert exit_code(monkeypatch, "prior", "gallery", *settings, "prior.test_fraction=0", output, "tables=1") == 2
+    assert "which is the input prior.folder" in capfd.readouterr().err
+    assert (folder / "table0.csv").read_bytes() == before and not (tmp_path / "page.png").exists()
 
 
 def test_show_draws_the_table_that_training_sees():

@@ -260,6 +260,28 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
 
 
+def test_an_input_is_not_replaced(checkpoint, tmp_path):
+    folder_of_tasks(tmp_path, "one")
+    (tmp_path / "link.png").symlink_to(checkpoint)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    settings = dict(checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, overwrite=True)
+    for files, words in (
+        (dict(output="one.csv"), "output is .* the input folder"),
+        (dict(output="tasks.csv"), "output is .* the input folder"),
+        (dict(output="one.png", figure="one.png"), "figure is .*, which is the output, too"),
+        (dict(figure="link.png"), "figure is .* the input checkpoint"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            evaluate(**settings, **{name: str(tmp_path / file) for name, file in files.items()})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_figure_that_is_there_already_is_refused_as_an_output_is(checkpoint, tmp_path):
+    (tmp_path / "scores.png").touch()
+    with pytest.raises(ConfigError, match=r"figure is .*scores\.png', which is there already: set overwrite=true"):
+        evaluate(checkpoint=checkpoint, figure=str(tmp_path / "scores.png"))
+
+
 def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path, monkeypatch):
     folder_of_tasks(tmp_path, "one")
 

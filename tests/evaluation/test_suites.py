@@ -10,6 +10,7 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
 from priors import build_prior
+from priors.real.csv_format import csv_format
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
@@ -21,6 +22,7 @@ from tabicl_train.evaluation.suites import (
     load_suite,
     make_number_task,
     make_task,
+    sources,
     subsample,
 )
 
@@ -161,10 +163,12 @@ def test_folder(tmp_path, ending):
         (dict(target="id", drop=""), "id has fewer than two classes with at least 10 rows"),
         (dict(numbers=True), "label does not hold numbers, and the network predicts numbers"),
         (dict(drop="number string group id", categorical=""), "data.csv has no column beside label"),
+        (dict(item="nested.parquet"), "nested.parquet: the column 'group' holds values of the type list; the column"),
     ],
 )
 def test_faulty_tables_of_tasks(tmp_path, changes, words):
     table().to_csv(tmp_path / "data.csv", index=False)
+    table().assign(group=[[1]] * len(table())).to_parquet(tmp_path / "nested.parquet")
     numbers = changes.pop("numbers", False)
     write_tasks(tmp_path, **changes)
     with pytest.raises(ConfigError, match=words):
@@ -187,6 +191,17 @@ def test_the_tasks_of_a_folder_are_those_of_the_prior(tmp_path, capsys):
     assert any(line.startswith("data.csv label: 'price' is read as categories: numbers with sep") for line in lines)
     prior = build_prior("tables", folder=str(tmp_path), validation_fraction=0.0, test_fraction=0.0)
     assert {(task.entry.path, task.target) for task in prior.tasks} == {tuple(row.split(";")) for row in rows}
+
+
+def test_a_folder_in_another_form_has_the_same_tasks(tmp_path):
+    write_tasks(tmp_path, item="data.csv")
+    table().to_csv(tmp_path / "data.csv", index=False)
+    (usual,) = [source.load(1000) for source in sources("folder", str(tmp_path))]
+    table().to_csv(tmp_path / "data.csv", index=False, sep="|", decimal=",")
+    (other,) = [source.load(1000) for source in sources("folder", str(tmp_path), False, csv_format("bar", "comma"))]
+    pd.testing.assert_frame_equal(usual.X, other.X)
+    with pytest.raises(ConfigError, match="separator and decimal are for the CSV files of suite=folder"):
+        sources("sklearn", None, False, csv_format("bar", "point"))
 
 
 def test_wrong_suites(tmp_path):

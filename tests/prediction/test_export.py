@@ -225,6 +225,17 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]
 
 
+@pytest.mark.parametrize("output", ["m.ckpt", "m.safetensors", "m"])
+def test_an_export_does_not_replace_the_weights_it_reads(output, made, tmp_path):
+    exported = tmp_path / output
+    export(str(made[0]), str(exported))
+    link = (tmp_path / "link").with_suffix(exported.suffix)
+    link.symlink_to(exported)
+    for other in (exported, link):
+        with pytest.raises(ConfigError, match=r"which is the input checkpoint .*; choose another name"):
+            export(str(exported), str(other))
+
+
 def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
     monkeypatch.chdir(made[0] / "checkpoints")
     before = {path.name: path.read_bytes() for path in Path().iterdir()}

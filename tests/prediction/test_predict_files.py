@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import own_tables
 import pandas as pd
+import pyarrow as pa
 import pytest
 from command_line import exit_code
 
@@ -81,6 +82,64 @@ def test_columns_like_identifiers_are_named_once_and_used(monkeypatch, capfd):
     ]
 
 
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["9223372036854775808", "1"], ["1", "9223372036854775808"]),
+        (["1e30", "1"], ["1", "1e30"]),
+        (["010", "007"], ["007", "010"]),
+        (["10", "2"], ["2", "10"]),  # in the order of numbers
+        (["1.0", "2", "1", ""], ["1.0", "2"]),  # equal numbers are one class, and without a value there is none
+        (
+            ["9007199254740993", "9007199254740992", "", "0"],
+            ["0", "9007199254740992", "9007199254740993"],
+        ),  # not float64
+        (["0.50", "1.5"], ["0.50", "1.5"]),
+        (["TRUE", "FALSE"], ["FALSE", "TRUE"]),
+        ([" b", "a"], [" b", "a"]),
+    ],
+)
+def test_classes_are_written_as_in_the_file(texts, names, monkeypatch):
+    column = [texts[i % len(texts)] for i in range(len(TRAIN))]
+    TRAIN.assign(code=column).to_csv("train.csv", index=False)
+    assert predict(monkeypatch, "target=code") == 0
+    found = pd.read_csv("out.csv", dtype={"code": str})
+    assert list(found) == ["code", *(f"probability_{name}" for name in names)]
+    best = found.iloc[:, 1:].to_numpy().argmax(axis=1)
+    assert list(found["code"]) == [names[i] for i in best]
+    known = [text != "" for text in column]
+    numbers = [names.index(text if text in names else "1.0") for text in column if text]
+    expected = TabICLClassifier(n_estimators=1).fit(TRAIN[known], numbers).predict_proba(TEST)
+    np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
+
+
+def test_whole_numbers_of_other_files_are_classes_without_a_point(monkeypatch):
+    TRAIN.assign(code=np.where(TRAIN["flag"], 2.0, np.nan)).fillna({"code": 10.0}).to_parquet("train.parquet")
+    assert predict(monkeypatch, "train=train.parquet", "target=code") == 0
+    assert list(pd.read_csv("out.csv")) == ["code", "probability_2", "probability_10"]
+
+
+def test_files_may_have_another_separator_and_decimal_mark(monkeypatch):
+    for frame, name in ((TRAIN, "train"), (TEST, "test")):
+        frame.to_csv(f"{name}.csv", index=False)
+        frame.to_csv(f"{name}-bar.csv", index=False, sep="|", decimal=",")
+    assert predict(monkeypatch, "target=price") == 0
+    files = ["train=train-bar.csv", "test=test-bar.csv", "output=bar.csv"]
+    assert predict(monkeypatch, "target=price", *files, "separator=|", "decimal=comma") == 0
+    assert Path("bar.csv").read_text() == Path("out.csv").read_text()
+
+
+@pytest.mark.parametrize("output", ["train.csv", "./test.csv", "symbolic.csv", "hard.csv"])
+def test_an_input_is_not_replaced(output, monkeypatch, capfd):
+    Path("symbolic.csv").symlink_to("train.csv")
+    Path("hard.csv").hardlink_to("test.csv")
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert predict(monkeypatch, "target=label", f"output={output}", "overwrite=true") == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "which is the input t" in line and "choose another name" in line
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
 def test_numbers_have_a_mean_and_an_interval(monkeypatch, capfd):
     assert predict(monkeypatch, "target=price", "coverage=0.5") == 0
     assert "'price' (numbers) of 25 rows from 60 labeled ones with 7 columns" in capfd.readouterr().err
@@ -109,11 +168,20 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
         (["target=label", "test=none.csv"], "none.csv cannot be read: No such file or directory"),
         (["target=label", "test=broken.csv"], "broken.csv cannot be read: unexpected end of data"),
         (["target=label", "output=out.txt"], "output is 'out.txt'; it must be a .csv file"),
+        (["target=label", "train=nested.parquet"], "nested.parquet: the column 'gaps' holds values of the type list"),
+        (["target=label", "test=nested.parquet"], "nested.parquet: the column 'gaps' holds values of the type list"),
+        (["target=gaps", "train=nested.parquet"], "the target 'gaps' of nested.parquet: values of the type list"),
+        (["target=label", "test=union.arrow"], "union.arrow cannot be used: the column 'gaps' has the type dense_u"),
+        (["target=label", "separator=dot"], "separator is 'dot'; it must be one of auto, comma, "),
     ],
 )
 def test_what_cannot_be_predicted_is_said_in_a_line(options, line, monkeypatch, capfd):
     TEST.drop(columns="gaps").to_csv("less.csv", index=False)
     Path("broken.csv").write_text('a,b\n1,"2\n')
+    TRAIN.assign(gaps=[[1.0]] * len(TRAIN)).to_parquet("nested.parquet")
+    union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])])
+    with pa.ipc.new_file("union.arrow", pa.schema({"gaps": union.type})) as file:
+        file.write_table(pa.table({"gaps": union}))
     assert predict(monkeypatch, *options) == 2
     *_, last = capfd.readouterr().err.splitlines()
     assert last.startswith("error: ") and line in last

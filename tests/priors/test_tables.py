@@ -253,6 +253,19 @@ def test_a_changed_file_stops_the_draws(folder):
         pickle.loads(pickle.dumps(prior)).sample(SPEC, 0)
 
 
+def test_draws_from_files_in_another_form_are_the_same(folder, tmp_path):
+    (tmp_path / "others").mkdir()
+    for path in folder.glob("*.csv"):
+        pd.read_csv(path).to_csv(tmp_path / "others" / path.name, index=False, sep="|", decimal=",")
+    other = prior_of(tmp_path / "others", separator="bar", decimal="comma")
+    for seed in range(3):
+        assert same(prior_of(folder).sample(SPEC, seed), other.sample(SPEC, seed))
+    paths = folder / "table0.csv", tmp_path / "others" / "table0.csv"
+    usual = build_prior("one_table", file=str(paths[0]))
+    single = build_prior("one_table", file=str(paths[1]), separator="bar", decimal="comma")
+    assert same(usual.sample(SPEC, 0), single.sample(SPEC, 0))
+
+
 def test_memory_for_tables_is_bounded(folder):
     entries = {task.entry.path: task.entry for task in prior_of(folder).tasks}
     size = {path: size_of(read_columns(folder, entry)) for path, entry in entries.items()}
@@ -271,6 +284,8 @@ def test_memory_for_tables_is_bounded(folder):
     ("options", "message"),
     [
         ({"folder": ""}, "folder is not set"),
+        ({"folder": "{empty}", "separator": "dot"}, "separator is 'dot'; it must be one of auto, comma, semicolon, "),
+        ({"folder": "{empty}", "decimal": ";"}, "decimal is ';'; it must be one of point, comma"),
         ({"folder": "{empty}"}, "there are no .csv, .parquet, .arrow or .feather files in it"),
         ({"folder": "{broken}"}, r"no file in it can be used: a.csv \(line 2 has 1 values, but there are 2 columns\)"),
         ({"validation_fraction": 0.9999, "test_fraction": 0.0}, "no table is for training"),
@@ -282,7 +297,8 @@ def test_problems_are_reported(options, message, folder, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/a.csv").write_text("a,b\n1\n")
     if "folder" in options:
-        options = {"folder": options["folder"].format(empty=tmp_path / "empty", broken=tmp_path / "broken")}
+        path = options["folder"].format(empty=tmp_path / "empty", broken=tmp_path / "broken")
+        options = options | {"folder": path}
     with pytest.raises(PriorError, match=f"prior tables: .*{message}"):
         build_prior("tables", **{"folder": str(folder), **options})
 

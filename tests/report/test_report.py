@@ -170,6 +170,23 @@ def test_several_runs_side_by_side(runs, tmp_path):
     assert len(page.pictures) == 5  # of training, throughput and real data, for both
 
 
+def test_the_page_of_a_run_is_replaced_and_other_files_only_if_asked_to(runs, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(runs[0] / "config.yaml", run)
+    for _ in range(2):
+        assert command("report", f"run_dir={run}").returncode == 0
+    other = f"output={tmp_path}/page.html"
+    assert command("report", f"run_dir={run}", other).returncode == 0
+    refused = command("report", f"run_dir={run}", other)
+    assert refused.returncode == 2 and "page.html', which is there already: set overwrite=true" in refused.stderr
+    assert command("report", f"run_dir={run}", other, "overwrite=true").returncode == 0
+    (tmp_path / "link.html").symlink_to(run / "config.yaml")
+    refused = command("report", f"run_dir={run}", f"output={tmp_path}/link.html", "overwrite=true")
+    assert refused.returncode == 2 and "which is the input run_dir" in refused.stderr
+    assert (run / "config.yaml").read_bytes() == (runs[0] / "config.yaml").read_bytes()
+
+
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     other = tmp_path / "two"
     other.mkdir()
@@ -187,7 +204,8 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     assert "evaluated on different tasks" in page.text
     assert page.tables[0][0][1:] == ["of another day/two", "two"]
     (same / "evaluation.csv").unlink()
-    write_report([same, other], tmp_path / "page.html")  # the only network that was evaluated has the name of its run
+    # The only network that was evaluated has the name of its run.
+    write_report([same, other], tmp_path / "page.html", overwrite=True)
     assert list(Page(tmp_path / "page.html").table("method", "ROC AUC")) == ["two", "random <forest>"]
 
 

@@ -1,5 +1,6 @@
 """The index of a folder of files: what is read, and the reason for everything that is left out."""
 
+import gzip
 from datetime import date
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from priors import build_prior
 from priors.real import files
+from priors.real.csv_format import csv_format
 from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
 from priors.real.tasks import find_tasks
 
@@ -24,6 +26,11 @@ def entry(folder, content: bytes, name: str = "a.csv"):
     return read_entry(folder, name, len(content), 0)
 
 
+def parquet(**columns) -> bytes:
+    """The content of a Parquet file."""
+    return pd.DataFrame(columns).to_parquet()
+
+
 def left_out(folder) -> dict[str, str]:
     return find_tasks(folder, index_folder(folder))[1]
 
@@ -34,13 +41,20 @@ def left_out(folder) -> dict[str, str]:
         (b"", "it is empty"),
         (b"a,b\n", "0 rows, fewer than 10"),
         (b"a;b\n1;2\n", "1 rows, fewer than 10"),
-        (b"a|b\n1|2\n", "1 columns; a CSV file separates them by commas, semicolons or tabs"),
+        (b"a\n1\n", "1 columns; a CSV file separates them by commas, semicolons or tabs"),
+        (b"a|b\n1|2\n", "single column, 'a|b'; its columns seem to be separated by '|': set separator=bar"),
+        (b"a b c\n1 2 3\n", "its columns seem to be separated by ' ': set separator=space"),
+        (b"a, in m;b, in m, or so\n1;2\n3;4\n", "its columns seem to be separated by ';': set separator=semicolon"),
         (f"a,b\n{ROWS}1\n".encode(), "line 14 has 1 values, but there are 2 columns"),
         (f"a\n{ROWS}".encode(), "line 2 has 2 values, but there are 1 columns"),  # pandas: the first one names rows
         (f"a,a\n{ROWS}".encode(), "several columns are called 'a'"),
         (f"0.5,-1.2\n{ROWS}".encode(), "its first line does not name the columns: '0.5' is a number"),
         (f'a,b\n{ROWS}"1,2\n'.encode(), "cannot be read (Error: unexpected end of data)"),
-        (f"a,b\n{ROWS}".encode("utf-16"), "it is not UTF-8 at byte 0: save it as UTF-8"),
+        (f"a,b\n{ROWS}".encode("utf-16"), "it is not a CSV file but text in UTF-16: save it as UTF-8"),
+        ("\ufeffa,b\n1,2\n3,K".encode() + b"\xf6ln\n", "line 3 is not in UTF-8, at the byte 0xf6 after '3,K': save it"),
+        (gzip.compress(b"a,b\n"), "it is not a CSV file but a gzip archive: unpack it"),
+        (b"PK\x03\x04 and more", "it is not a CSV file but an Excel workbook or a zip archive: save the sheet as CSV"),
+        (parquet(a=[1], b=[2]), "it is not a CSV file but a Parquet file: rename it to .parquet"),
         (f"a,b\n{ROWS}".encode("utf-16-le"), "it holds null characters"),
         ((",".join(f"c{i}" for i in range(10_000)) + "\n").encode(), "10,000 columns, more than 2,000"),
         (b"a,b\n" + b",\n" * 12, "column 'a': no value; column 'b': no value"),
@@ -66,6 +80,10 @@ def test_files_that_are_too_large_are_left_out(tmp_path, monkeypatch):
     assert "more than 0: store a sample" in entry(tmp_path, content).reason
 
 
+DECIMAL_COMMAS = (
+    "numbers with separators, currency or percent signs, such as '2,5'; write 1234.5; if the comma is their decimal "
+    "mark, set decimal=comma"
+)
 COLUMNS = {  # values, and their kind or the reason why they are left out
     "number": (np.arange(20) % 19, "number"),
     "from 0": (np.arange(20), "row numbers"),
@@ -76,6 +94,7 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "some thousands": (["12", "1,013", "2,500", "-1,200,300.5"] * 5, "numbers with separators"),
     "percent": (["3%", "2.5 %", None, "10%"] * 5, "numbers with separators, currency or percent signs, such as '3%'"),
     "decimal comma": (["2,5", "-0,1", "10", "3,75"] * 5, "numbers with separators"),
+    "decimal commas": (["2,5", "-0,1", "1000,25", "3,75"] * 5, DECIMAL_COMMAS),
     "euros": (["1.234,50", "2 345 \u20ac", "12"] + 17 * ["7,5"], "numbers with separators"),
     "dollars": (["$1,013", "-$12", "$2.50", None] * 5, "numbers with separators, currency or percent signs, such"),
     "codes": (["1-2", "3-4", "A1,5", "7%x"] * 5, "category"),
@@ -86,6 +105,7 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "iso date": ([f"2024-01-{day:02d}" for day in range(1, 21)], "time"),
     "iso time": ([f"2024-01-{day:02d}T10:00:00+02:00" for day in range(1, 21)], "time"),
     "other date": ([f"{day}.1.2024" for day in range(1, 21)], "dates that are not in the ISO format, such as '1.1."),
+    "late date": (["9999-12-31", "2024-01-01"] * 10, "dates such as '9999-12-31': its year is not in 1000 to 2999"),
     "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' beside the text 'unknown'"),
     "mixed": (["1", "2", "3", "?"] * 5, "numbers beside the text '?'"),
     "infinite": ([1.0, np.inf] * 10, "infinite values"),
@@ -99,7 +119,8 @@ TYPES = {  # which only Parquet and Arrow have
     "zone": (pd.date_range("2024", periods=20, tz="Europe/Berlin"), "time"),
     "day": ([date(2024, 1, d) for d in range(1, 21)], "time"),
     "ordered": (pd.Categorical(["low", "high"] * 10, ["low", "high"]), "category"),
-    "list": ([[1], [2]] * 10, "values of the type"),
+    "list": ([[1], [2]] * 10, "values of the type list"),
+    "struct": ([{"a": 1}, {"a": 2}] * 10, "values of the type dict"),
     "bytes": ([b"a", b"b"] * 10, "values of the type bytes"),
 }
 
@@ -147,6 +168,18 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
     assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content and len(found.columns) == 8
     (tmp_path / "tasks.csv").write_text(f"item{mark}target\na.csv{mark}group\n")
     assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+
+
+def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
+    """And the index tells forms apart."""
+    frame = own_tables.frame(0, 50)
+    usual = entry(tmp_path, frame.to_csv(index=False).encode())
+    frame.to_csv(tmp_path / "a.csv", index=False, sep="|", decimal=",")
+    form = csv_format("bar", "comma")
+    for _ in range(2):  # from the file and from the index
+        files.index_files.cache_clear()
+        assert index_folder(tmp_path, form)["a.csv"].content == usual.content
+        assert "set separator=bar" in index_folder(tmp_path)["a.csv"].reason
 
 
 def test_columns_that_look_like_identifiers_are_named(tmp_path):

@@ -1,0 +1,79 @@
+"""How CSV files are written: what separates their columns, and the decimal mark of their numbers.
+
+The options `separator` and `decimal` of priors and commands take the name of a mark, since shells and Hydra read some
+marks as something else, or the mark itself.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+
+AUTO = "auto"  # instead of the name of a separator
+RECOGNIZED = ",;\t"  # separators that are found without an option
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "space": " ", "colon": ":"}
+DECIMALS = {"point": ".", "comma": ","}
+EXAMINED_LINES = 20
+WORDS = " :"  # also divide texts and times, so that two parts prove nothing
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """What separates the columns of a CSV file (None: one of RECOGNIZED), and the decimal mark of its numbers."""
+
+    separator: str | None = None
+    decimal: str = "."
+
+
+USUAL_FORMAT = CsvFormat()
+
+
+def format_problems(separator: str, decimal: str) -> list[str]:
+    """List what is wrong with the options `separator` and `decimal`."""
+    problems = []
+    names = (AUTO, *SEPARATORS)
+    is_mark = len(separator) == 1 and not separator.isalnum() and separator not in "\"'\r\n"
+    if separator not in names and not is_mark:
+        problems.append(f"separator is {separator!r}; it must be one of {', '.join(names)}, or another single mark")
+    if decimal not in (*DECIMALS, *DECIMALS.values()):
+        problems.append(f"decimal is {decimal!r}; it must be one of {', '.join(DECIMALS)}")
+    return problems
+
+
+def csv_format(separator: str, decimal: str) -> CsvFormat:
+    """Return the format that the options describe; see format_problems."""
+    mark = None if separator == AUTO else SEPARATORS.get(separator, separator)
+    return CsvFormat(mark, DECIMALS.get(decimal, decimal))
+
+
+def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
+    """Return the given separator, or the recognized one that divides the first line most."""
+    # csv.Sniffer guesses from values, which may be texts.
+    if form.separator is not None:
+        return form.separator
+    first_line = text[: (text + "\n").index("\n")]
+    return max(RECOGNIZED, key=lambda mark: len(next(csv.reader([first_line], delimiter=mark), [])))
+
+
+def other_separator(text: str, used: str) -> str | None:
+    """Return the name of another mark that divides all of the first lines into equally many parts; None without one."""
+    lines = [line for line in text[:100_000].splitlines()[: EXAMINED_LINES + 1] if line][:EXAMINED_LINES]
+    for name, mark in SEPARATORS.items():
+        if mark == used:
+            continue
+        try:
+            lengths = {len(parts) for parts in csv.reader(lines, delimiter=mark)}
+        except csv.Error:
+            continue
+        fewest = 3 if mark in WORDS else 2
+        if len(lengths) == 1 and min(lengths) >= fewest:
+            return name
+    return None
+
+
+def advice_on_separator(text: str, used: str) -> str:
+    """Return what to set if another mark seems to separate the columns, to be added to a message; "" if none does."""
+    name = other_separator(text, used)
+    if name is None:
+        return ""
+    return f"; its columns seem to be separated by {SEPARATORS[name]!r}: set separator={name}"
