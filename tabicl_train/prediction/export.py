@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,7 +32,7 @@ from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import output_problems, save, write_atomically
 from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
-from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
+from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of, without_folders
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
@@ -210,6 +210,7 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen, network = FORMATS[format], build_network(pretrained)
+    pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
 
     def check(written: Path) -> None:
         if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,16 +97,14 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """Return what an export records about the checkpoint of a run, as JSON values."""
+    """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
     # The scores are read from the run directory, if the checkpoint is in one.
     records = Records(path.resolve().parent.parent)
     config, step = content["config"], content["global_step"]
     made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
-    run_dir = Path(config["run_dir"])
     origin = {
-        # Absolute paths are not published.
-        "run": run_dir.name if run_dir.is_absolute() else str(run_dir),
+        "run": str(Path(config["run_dir"])),
         "step": step,
         "steps": min(steps, config["trainer"]["max_steps"] or steps),
         "weights": weights,
@@ -176,6 +175,31 @@ def evaluation_means(records: Records) -> list[dict]:
     means = of_methods.mean().reset_index()
     means.insert(2, "tasks", of_methods.size().to_numpy())
     return means.sort_values("trained_range", kind="stable").to_dict("records")
+
+
+# The folders in front of a path inside other text, such as {tables: {folder: /home/me/tables}}.
+FOLDERS = re.compile(r"""
+    (?: ^ | (?<=[=,\s\[{('"]) | (?<=:)(?!//) )  # a path begins after one of these; https://... is none
+    (?: ~\w* | \.\. )? / (?=[^\s/])
+    (?: [^/,'"\]}]* / )*
+    (?=[^/,'"\]}])  # the last part stays
+""", re.VERBOSE)  # fmt: skip
+
+
+def without_folders(value: Any) -> Any:
+    """Replace each path that names folders of this machine (/..., ~... or ../...) by its last part, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_folders(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    name, equals, path = value.partition("=")  # of a command
+    if not equals:
+        name, path = "", value
+    if path.startswith(("/", "~", "../")):  # it may hold any character, which inside other text would end it
+        return name + equals + Path(path).name
+    return FOLDERS.sub("", value)
 
 
 def plain(value: Any) -> Any:

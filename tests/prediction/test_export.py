@@ -10,6 +10,7 @@ import pytest
 import torch
 from command_line import command
 from made_run import STEP, make_run
+from own_tables import write as write_tables
 from small_networks import draw, logits_of, peer_of, small_network
 from tiny_network import TINY
 
@@ -59,6 +60,32 @@ def test_weights_and_their_origin_survive_every_way_through_the_formats(weights,
         assert [exported.origin[key] for key in ("weights", "step", "commit")] == [weights, step, commit]
         # 40..80 rows of which 0.3..0.9 are labeled
         assert exported.trained_range == TrainedRange((12, 72), (2, 6))
+
+
+def test_no_export_names_folders_of_this_machine(tmp_path):
+    place = tmp_path / "folders of" / "somebody"
+    place.mkdir(parents=True)
+    tables, first, run_dir = place / "own tables", place / "first", place / "run"
+    write_tables(tables)
+    make_run(first)
+    given = ["prior=tables", f"prior.folder='{tables}'", f"init_weights='{first}'", f"wandb.group='{place}/group'"]
+    make_run(run_dir, *given)
+    checkpoint = run_dir / f"checkpoints/step-{STEP:08d}.ckpt"
+    content = torch.load(checkpoint, weights_only=True)
+    content["run"]["command"] += [*given, f"prior={{name: tables, folder: '{tables}'}}", "--config-dir", str(place)]
+    torch.save(content, checkpoint)
+
+    outputs = ["1.ckpt", "2.safetensors", "3"]
+    for source, output in itertools.pairwise([str(run_dir), *outputs]):
+        export(str(tmp_path / source), str(tmp_path / output))
+    for path in (tmp_path / "1.ckpt", tmp_path / "2.safetensors", *(tmp_path / "3").iterdir()):
+        assert b"folders of" not in path.read_bytes(), path.name
+    for output in outputs:
+        origin = read_weights(str(tmp_path / output)).origin
+        assert (origin["run"], origin["config"]["init_weights"]) == ("run", "first")
+        assert (origin["config"]["prior"]["folder"], origin["config"]["wandb"]["group"]) == ("own tables", "group")
+        assert origin["command"][-4] == "wandb.group='group'"
+        assert origin["command"][-3:] == ["prior={name: tables, folder: 'own tables'}", "--config-dir", "somebody"]
 
 
 @pytest.mark.parametrize("model", ["tabicl_v1", "tabicl_v2", "tabicl_v2_regression"])
