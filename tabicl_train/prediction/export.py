@@ -29,7 +29,7 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import output_problems, save, write_atomically
+from tabicl_train.outputs import output_problems, remove_leftovers, save, write_atomically
 from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of, without_folders
@@ -217,6 +217,8 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
             raise ConfigError([f"{output} is not written: {problem}"])
 
     try:
+        for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
+            remove_leftovers(folder)
         loads = chosen.save(pretrained, network, Path(output), check)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None

@@ -28,7 +28,7 @@ from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.public_config import beyond_public
-from tabicl_train.outputs import folder_problem, sync_folder, write_atomically
+from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.records import Records
@@ -86,20 +86,31 @@ def load_hub(folder: Path) -> Pretrained:
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
     """Write or replace a folder, unless `check`, which is called with the complete temporary folder, raises."""
     folder = Path(os.path.realpath(folder))
-    temporary, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
+    temporary = temporary_name(folder)
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
     try:
         temporary.mkdir()
-        for name, content in hub_files(pretrained, folder.name).items():
-            write_atomically(temporary / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        check(temporary)
-        if folder.exists():
-            folder.rename(old)
+        with locked(temporary):
+            for name, content in hub_files(pretrained, folder.name).items():
+                write_atomically(temporary / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            check(temporary)
+            put_in_place(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename a complete folder, and remove the one whose place it takes."""
+    if not folder.exists():
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+        return
+    with locked(folder):
+        old = temporary_name(folder, "old")
+        folder.rename(old)
         temporary.rename(folder)
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:

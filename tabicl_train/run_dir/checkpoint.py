@@ -11,7 +11,6 @@ import contextlib
 import errno
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import locked, remove
 from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
@@ -137,10 +137,9 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
 def sweep(folder: Path) -> None:
     """Remove temporary files, and folders of exports, that killed processes have left."""
     for leftover in folder.glob(".*.tmp"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), locked(leftover) as is_abandoned:
+            if is_abandoned:  # an export may be writing into the folder
+                remove(leftover)
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:

@@ -3,8 +3,10 @@
 import io
 import itertools
 import re
+import signal
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,10 @@ from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
+from tabicl_train.outputs import write_atomically
 from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights, save_public
 from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.run_dir.checkpoint import sweep
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -250,6 +254,36 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     with pytest.raises(ConfigError, match="m is not written: the network's logits are not finite"):
         export(str(tmp_path / "bad.ckpt"), str(tmp_path / "m"))
     assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("output", "point", "left"),
+    [
+        ("m.safetensors", "replace,m.safetensors,0,before", [r"\.m\.safetensors\.\d+\.tabicl-train\.tmp", "hub"]),
+        ("hub", "rename,.hub.*,0,before", [r"\.hub\.\d+\.tabicl-train\.old", r"\.hub\.\d+\.tabicl-train\.tmp"]),
+        ("hub", "rename,.hub.*,0,after", [r"\.hub\.\d+\.tabicl-train\.old", "hub"]),
+    ],
+)
+def test_what_a_killed_export_has_left_is_removed_by_the_next_one_beside_it(output, point, left, file, tmp_path):
+    export(str(file), str(tmp_path / "hub"))
+    killed = forked.start(forked.killed_export, str(file), str(tmp_path / output), point)
+    assert forked.exit_code(killed) == -signal.SIGKILL
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2 and all(map(re.fullmatch, left, names))
+    (tmp_path / ".of.1.tmp").touch()  # of another program
+    export(str(file), str(tmp_path / "n.ckpt"))
+    assert {path.name for path in tmp_path.iterdir()} == {".of.1.tmp", "hub", "n.ckpt"}
+    load_checkpoint(tmp_path / "hub")
+
+
+def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
+    def write(opened) -> None:
+        export(str(file), str(tmp_path / "n.ckpt"))
+        sweep(tmp_path)  # as a run that begins
+        opened.write(b"whole")
+
+    write_atomically(tmp_path / "m.ckpt", write)
+    assert (tmp_path / "m.ckpt").read_bytes() == b"whole"
 
 
 def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
