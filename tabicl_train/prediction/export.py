@@ -32,8 +32,15 @@ from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import output_problems, remove_leftovers, save, write_atomically
 from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
-from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of, without_folders
-from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
+from tabicl_train.prediction.origin import (
+    Pretrained,
+    checked_origin,
+    mismatches,
+    network_config,
+    origin_of,
+    without_folders,
+)
+from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load, state_dict_problem
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
 
@@ -72,13 +79,14 @@ def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained
     else:
         path, content = load(str(path))
     if is_run_checkpoint(content):
+        check_run_settings(path, content["config"])
         config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, weights)
         if problems := mismatches(config, tensors):
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         return Pretrained(config, tensors, origin_of(path, content, weights))
     if weights != "trained":
         raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
-    if not content:
+    if is_hub_folder(path):
         return load_hub(path)
     return public_weights(path, content)
 
@@ -106,6 +114,8 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
+    if problem := state_dict_problem(content["state_dict"]):
+        raise ConfigError([f"{path} is not a file of weights: {problem}"])
     check_version(path, content, PUBLIC_VERSION)
     try:
         config = from_public(content["config"])
@@ -114,7 +124,14 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     weights = dict(content["state_dict"])
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
-    return Pretrained(config, weights, content.get("origin", {}))
+    return Pretrained(config, weights, checked_origin(path, content.get("origin", {})))
+
+
+def check_run_settings(path: Path, settings: dict) -> None:
+    """Raise ConfigError if the configuration in a run's checkpoint lacks a part that describes its weights."""
+    for name in ("model", "curriculum", "trainer"):
+        if not isinstance(settings.get(name), dict):
+            raise ConfigError([f"{path} is not a checkpoint of a run: its config has no {name}"])
 
 
 def best_file(run_dir: Path) -> Path:

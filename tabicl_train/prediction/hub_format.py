@@ -29,7 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
-from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
+from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.records import Records
 
@@ -75,12 +75,12 @@ def load_hub(folder: Path) -> Pretrained:
         tensors = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
-    if description.get("sha256", {}).get(WEIGHTS) != checksum(content):
+    if recorded_checksum(description, WEIGHTS) != checksum(content):
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
     config = network_config(folder / CONFIG, description["model"])
     if problems := mismatches(config, tensors):
         raise ConfigError([f"{folder}: {problem}" for problem in problems])
-    return Pretrained(config, tensors, description.get("origin", {}))
+    return Pretrained(config, tensors, checked_origin(folder / CONFIG, description.get("origin", {})))
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
@@ -117,7 +117,11 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     """Return the content of the files of a folder; `name` is the title of the card."""
     tensors = {key: tensor.to(torch.float32, copy=True).contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
-    card = model_card(name, pretrained).encode()
+    try:
+        card = model_card(name, pretrained).encode()
+    except KeyError as error:  # an older file, or one that was edited
+        lacks = f"the origin of the weights has no {error}, which the model card needs"
+        raise ConfigError([f"{lacks}; export them from their run, or to FILE.safetensors"]) from None
     description = {
         "library_name": LIBRARY,
         "model_type": family_name(type(pretrained.config)),
@@ -140,7 +144,7 @@ def hub_problem(folder: Path) -> str | None:
     description = read_description(folder) if names else {}
     if description is None:
         return "tabicl-export did not write this folder; choose another name"
-    if CARD in names and checksum((folder / CARD).read_bytes()) != description.get("sha256", {}).get(CARD):
+    if CARD in names and checksum((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
         return f"its {CARD} was edited and would be lost; choose another name"
     return folder_problem(folder.parent)
 
@@ -149,6 +153,12 @@ def read_description(folder: Path) -> dict | None:
     """Return the content of config.json; None if it is missing, damaged, or of another program."""
     description = Records(folder).json(CONFIG)
     return description if description and description.get("library_name") == LIBRARY else None
+
+
+def recorded_checksum(description: dict, name: str) -> Any:
+    """Return the checksum of a file that config.json names; None if it names none."""
+    checksums = description.get("sha256")
+    return checksums.get(name) if isinstance(checksums, dict) else None
 
 
 def checksum(content: bytes) -> str:

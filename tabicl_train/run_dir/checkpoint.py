@@ -41,12 +41,33 @@ def read(path: Path) -> dict:
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_run_checkpoint(content):
         check_version(path, content, FORMAT_VERSION)
+        if problem := content_problem(content):
+            raise DamagedCheckpoint(f"{path} is not a checkpoint of a run: {problem}")
     return content
 
 
 def is_run_checkpoint(content: Any) -> bool:
     """Return whether a file's content is a run's, rather than an export's."""
     return isinstance(content, dict) and "global_step" in content
+
+
+def content_problem(content: dict) -> str | None:
+    """Return what keeps a file's content from being a run's, such as a dictionary of another program; or None."""
+    if not isinstance(content["global_step"], int):
+        return "its global_step is not a number"
+    if not isinstance(content.get("config"), dict):
+        return "it has no config"
+    return state_dict_problem(content.get("state_dict"))
+
+
+def state_dict_problem(weights: Any) -> str | None:
+    """Return why a value is not a dictionary of tensors by name, or None."""
+    if not isinstance(weights, dict):
+        return "it has no state_dict"
+    for name, tensor in weights.items():
+        if not (isinstance(name, str) and isinstance(tensor, Tensor)):
+            return f"{name!r} in its state_dict is not a tensor with a name"
+    return None
 
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
@@ -121,7 +142,10 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
             break
         path = left[-1]
         try:
-            return path, read(path)
+            content = read(path)
+            if not is_run_checkpoint(content):
+                raise DamagedCheckpoint(f"{path} is not a checkpoint of a run")
+            return path, content
         except FileNotFoundError:
             gone.add(path)  # a run in progress has written a newer one and removed this one
         except DamagedCheckpoint as error:

@@ -316,11 +316,21 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
         bad.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"bad\.ckpt"):
             load_checkpoint(str(bad))
-    for foreign in (3, {"state_dict": {}}, {"config": {}, "state_dict": 1}):
+    unnamed, no_tensor = {"config": {}, "state_dict": {3: torch.ones(2)}}, {"config": {}, "state_dict": {"a": 3}}
+    for foreign in (3, torch.ones(2), {}, {"a": 1}, {"state_dict": {}}, unnamed, no_tensor):
         torch.save(foreign, bad)
         with pytest.raises(ConfigError, match=r"bad\.ckpt is not a file of weights"):
             load_checkpoint(str(bad))
+    of_others = {"global_step": 3, "state_dict": {}}
+    for change in ({}, {"config": 3}, {"config": {}}, {"config": {}, "global_step": "3"}, {"state_dict": []}):
+        torch.save(of_others | change, bad)
+        with pytest.raises(ConfigError, match=r"bad\.ckpt is not a checkpoint of a run: its? \w+"):
+            load_checkpoint(str(bad))
     content = torch.load(file, weights_only=True)
+    for change in ({"embed_dim": "16"}, {"col_ssmax": [1]}):
+        torch.save(content | {"config": content["config"] | change}, bad)
+        with pytest.raises(ConfigError, match=r"bad\.ckpt: (embed_dim='16' is not of type int|col_ssmax=\[1\] is not)"):
+            load_checkpoint(str(bad))
     bias = content["state_dict"].pop("row_interactor.out_ln.bias")
     torch.save(content, bad)
     with pytest.raises(ConfigError, match=r"bad\.ckpt: 1 weights are missing, for example row_interactor.out_ln.bias"):
