@@ -230,7 +230,11 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
 
     def check(written: Path) -> None:
-        if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):
+        try:
+            problem = disagreement(network, chosen.predictor(written), chosen.tolerance)
+        except ConfigError as error:  # names the temporary file
+            problem = "; ".join(error.problems).replace(f"{written}: ", "").replace(str(written), "it")
+        if problem:
             raise ConfigError([f"{output} is not written: {problem}"])
 
     try:

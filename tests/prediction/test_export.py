@@ -21,8 +21,16 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
 from tabicl_train.outputs import write_atomically
-from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights, save_public
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.prediction.export import (
+    build_model,
+    export,
+    export_weights,
+    load_checkpoint,
+    load_model,
+    read_weights,
+    save_public,
+)
+from tabicl_train.prediction.origin import Pretrained, TrainedRange
 from tabicl_train.run_dir.checkpoint import sweep
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
@@ -245,6 +253,19 @@ def test_an_export_that_computes_something_else_is_not_written(output, made, tmp
     monkeypatch.undo()
     assert read_weights(str(tmp_path / output)).origin["weights"] == "ema"
     assert [path.name for path in tmp_path.iterdir()] == [output]
+
+
+def test_an_export_that_cannot_be_read_back_is_named_by_its_output(file, tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise ConfigError([f"{path}: 1 weights are missing"])
+
+    source = load_model(str(file))
+    monkeypatch.setattr("tabicl_train.prediction.export.public_weights", refuse)
+    pretrained = Pretrained(source.config, source.state_dict())
+    for name, format in (("m.ckpt", "tabicl"), ("m.safetensors", "safetensors")):
+        with pytest.raises(ConfigError) as caught:
+            export_weights(pretrained, f"{tmp_path}/{name}", format)
+        assert caught.value.problems == [f"{tmp_path}/{name} is not written: 1 weights are missing"]
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
