@@ -36,7 +36,8 @@ def picklable(error: Exception) -> Exception:
 def unreadable_text(path: Path | str, error: Exception) -> str:
     """Describe in one line why a text file, such as one in YAML, cannot be read."""
     if isinstance(error, UnicodeDecodeError):
-        return f"{path} is not UTF-8 text; save it as UTF-8"
+        line = error.object[: error.start].count(b"\n") + 1
+        return f"{path} is not UTF-8 text: line {line} has the byte {error.object[error.start]:#04x}; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return f"{path} cannot be read: {error.strerror}"
     if (mark := getattr(error, "problem_mark", None)) is not None:  # of yaml.MarkedYAMLError, whose text has six lines
@@ -58,6 +59,12 @@ def is_installed(package: str) -> bool:
 def require_matplotlib() -> None:
     if not is_installed("matplotlib"):
         raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
+
+
+def require_page_packages() -> None:
+    """Raise ConfigError if a package that pages need is not installed."""
+    if missing := [name for name in ("matplotlib", "jinja2") if not is_installed(name)]:
+        raise ConfigError([f"pages need {', '.join(missing)}: {install(' '.join(missing), 'plots')}"])
 
 
 def require_sweep_packages() -> None:

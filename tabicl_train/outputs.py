@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Iterable
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from tabicl_train.errors import ConfigError
+
+# Names of temporary files and folders: .NAME.PID.tabicl-train.tmp, and .old for a folder that is being replaced.
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
 
 
 def unwritable_folder(path: Path) -> str | None:
@@ -93,9 +100,10 @@ def existing_problems(setting: str, output: str | Path | None, overwrite: bool) 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file, and rename it to `path`; an error leaves `path` as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
+            lock(file.fileno())
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -103,6 +111,55 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def temporary_name(path: Path, kind: str = "tmp") -> Path:
+    """Return the name, beside a file or folder, under which this process writes it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tabicl-train.{kind}")
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder, until it is closed or the process is killed; returns whether nobody else has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody else has, or the file system has no locks
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Lock a file or folder within the context; its value is whether nobody else has."""
+    # NFS locks only what is open for writing, which a folder cannot be.
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        yield lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes of this program have left in a folder; what they were replacing comes back."""
+    for path in list(folder.iterdir()):
+        name = TEMPORARY.fullmatch(path.name)
+        if name is None:
+            continue
+        replaced = folder / name["name"]
+        with contextlib.suppress(OSError), locked(path) as is_abandoned:  # it may be gone, or belong to somebody else
+            if not is_abandoned:
+                continue
+            if name["kind"] == "old" and not replaced.exists():
+                path.rename(replaced)  # the kill came before the new folder took its place
+            else:
+                remove(path)
 
 
 def sync_folder(path: Path) -> None:

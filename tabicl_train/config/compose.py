@@ -109,11 +109,14 @@ class Composer:
                 problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
             elif key == "experiment" and value is None:
                 groups = [group for group in groups if not group.startswith("experiment=")]
-            elif value in self.choices[key]:
-                groups.append(text)
-            else:
+            elif value not in self.choices[key]:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
                 wrong_groups.add(key)
+            elif problem := self.file_problem(key, value):
+                problems.append(problem)
+                wrong_groups.add(key)
+            else:
+                groups.append(text)
         # Settings that may be wrong only because a choice is: an experiment sets the stages and the prior.
         doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
         try:
@@ -130,7 +133,7 @@ class Composer:
             raise ConfigError([*problems, first_lines(error)]) from None
         except yaml.YAMLError as error:
             raise ConfigError([*problems, " ".join(str(error).split())]) from None
-        except UnicodeDecodeError as error:
+        except UnicodeDecodeError as error:  # in a file that another one names
             raise ConfigError([*problems, *undecodable_files(self.folders, error)]) from None
         problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
         if problems:
@@ -146,13 +149,15 @@ class Composer:
             if name not in names:
                 problems.append(f"{text}: there is no such choice; there are {', '.join(names)}")
                 continue
-            file = next(file for folder in self.folders if (file := folder / f"sweep/{name}.yaml").is_file())
+            if problem := self.file_problem("sweep", name):
+                problems.append(problem)
+                continue
             try:
-                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
+                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(self.file("sweep", name)))
             except OmegaConfBaseException as error:
                 problems.append(f"{text}: {first_lines(error)}")
             except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
-                problems.append(f"{text}: {unreadable_text(file, error)}")
+                problems.append(f"{text}: {unreadable_text(self.file('sweep', name), error)}")
         for text, override in read:
             if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
@@ -168,6 +173,28 @@ class Composer:
         if problems:
             raise ConfigError(problems)
         return sweep
+
+    def file(self, group: str, choice: Any) -> Path:
+        """Return the file of a choice; of several with the same name the first one counts, as for Hydra."""
+        paths = (folder / group / f"{choice}.yaml" for folder in self.folders)
+        return next(path for path in paths if path.is_file())
+
+    def file_problem(self, group: str, choice: Any) -> str | None:
+        """Return why a file in the folder of --config-dir cannot be used: it is empty or not in UTF-8; or None."""
+        path = self.file(group, choice)
+        # Some of ours, and perhaps of an installed package, hold nothing but a comment about the defaults.
+        is_of_user = self.config_dir is not None and path.is_relative_to(Path(self.config_dir).absolute())
+        if not is_of_user or path.is_relative_to(CONFIG_DIR):
+            return None
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            return unreadable_text(path, error)
+        except yaml.YAMLError:  # Hydra's message names the file and the line
+            return None
+        if not isinstance(content, dict) or not content:
+            return f"{path} has no settings; write lines of the form KEY: VALUE into it, or leave out {group}={choice}"
+        return None
 
     def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
         """Return overrides as text and as Hydra parses them; append a problem for each that it cannot parse."""

@@ -337,7 +337,9 @@ class StreamConfig:
         if self.num_workers is not None:
             problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
         elif self.name == "ray":
-            problems.append("num_workers is null; stream=ray needs a number")
+            problems.append(
+                "num_workers is null, but Ray needs a number: write stream=ray, which sets one, or stream.num_workers=4"
+            )
         # Above it, tables of 1,024 rows take more than 14 GB for each worker.
         problems += within(1, 1000, prefetch=self.prefetch)
         if self.address is not None and self.name != "ray":
@@ -576,7 +578,10 @@ class RunConfig:
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         problems += self.prior_problems()
         start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
-        if start is not None and not resolve(start, self.model.is_regression).exists():
+        if start is not None and not start.strip():
+            what = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
+            problems.append(f"init_weights is empty; name {what}, or leave it out")
+        elif start is not None and not resolve(start, self.model.is_regression).exists():
             problems.append(no_such_weights("init_weights", start))
         problems += [f"curriculum.{problem}" for problem in self.curriculum.unsupported(self.model)]
         problems += [f"validation.{problem}" for problem in self.validation.unsupported(self.model)]

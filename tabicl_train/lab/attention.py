@@ -23,7 +23,6 @@ from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.report.page import fill
 
 TEMPLATE = Path(__file__).with_name("attention.html.j2")
 SAMPLE = 1000  # labeled rows of a file, at most; small: 50
@@ -232,6 +231,8 @@ def text_of(value: Any) -> str:
 
 def page(data: dict[str, Any]) -> str:
     """The page of what `explain` returns."""
+    from tabicl_train.report.page import fill  # imports jinja2, which the help does not need
+
     return fill(TEMPLATE, data=data, rule=RULES[data["rule"]], table=frame_of(data))
 
 

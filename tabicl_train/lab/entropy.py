@@ -20,7 +20,6 @@ from tabicl_train.lab.instruments import POINTS, ROWS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
-from tabicl_train.report.figures import KINDS, draw_attention
 from tabicl_train.statistics import mean_interval
 
 TABLES, FEATURES = 4, 10  # tables for each number of rows, and their features
@@ -56,6 +55,8 @@ class Options:
 
 
 def run(options: Options) -> None:
+    from tabicl_train.report.figures import draw_attention  # imports matplotlib, which the help does not need
+
     problems = at_least(10, rows=min(options.rows, default=0)) + one_of("prior", options.prior, priors.prior_names())
     if problems:
         raise ConfigError(problems)
@@ -82,6 +83,8 @@ def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[],
 
 
 def findings(frame: pd.DataFrame, prior: str) -> str:
+    from tabicl_train.report.figures import KINDS
+
     n = np.unique(frame["n"])
     rows = []
     for kind, site in KINDS.items():

@@ -9,7 +9,7 @@ import importlib
 
 from tabicl_train.config.compose import parse_options
 from tabicl_train.config.documentation import help_text, option_line
-from tabicl_train.errors import ConfigError, require_matplotlib
+from tabicl_train.errors import ConfigError, require_matplotlib, require_page_packages, require_sweep_packages
 
 EXPERIMENTS = {
     "fading": "how much weight one relevant key keeps among more and more others",
@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
     "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
 }
+TRAINED = ("needle", "curriculum", "linear", "quantifiers")  # those that train networks of their own, in a sweep
 
 
 class Preempted(Exception):
@@ -49,5 +50,14 @@ def run(arguments: list[str]) -> None:
         print(help_text(experiment.Options))
         return
     options = parse_options(experiment.Options, settings)
-    require_matplotlib()
+    require_packages(name)  # before the folder of the experiment is made
     experiment.run(options)
+
+
+def require_packages(name: str) -> None:
+    """Raise ConfigError if a package that an experiment needs is not installed."""
+    if name in TRAINED:
+        require_sweep_packages()
+    elif name == "attention":
+        require_page_packages()
+    require_matplotlib()

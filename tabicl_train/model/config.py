@@ -300,6 +300,6 @@ def families() -> dict[str, type]:
 def settings_of(values: dict[str, Any]) -> type:
     """Return the class of the settings with these values, as a file holds them."""
     name = values.get("family", FIRST)
-    if name not in families():
+    if name not in tuple(families()):  # a list, which has no hash, is a wrong name too
         raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(families())}"])
     return families()[name]

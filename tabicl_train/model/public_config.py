@@ -89,7 +89,7 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
         value = public[theirs]
         if name in words:
             ours = {v: k for k, v in words[name].items()} | SWITCHES[name]
-            if value not in ours:
+            if value not in tuple(ours):  # a list, which has no hash, among them
                 problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
                 continue
             value = ours[value]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,11 +30,18 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import input_problems, output_problems, save, write_atomically
+from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
 from tabicl_train.prediction.hub_format import CONFIG, KINDS, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
-from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
-from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
+from tabicl_train.prediction.origin import (
+    Pretrained,
+    checked_origin,
+    mismatches,
+    network_config,
+    origin_of,
+    without_folders,
+)
+from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load, state_dict_problem
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
 
@@ -73,13 +80,14 @@ def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained
     else:
         path, content = load(str(path))
     if is_run_checkpoint(content):
+        check_run_settings(path, content["config"])
         config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, weights)
         if problems := mismatches(config, tensors):
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         return Pretrained(config, tensors, origin_of(path, content, weights))
     if weights != "trained":
         raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
-    if not content:
+    if is_hub_folder(path):
         return load_hub(path)
     return public_weights(path, content)
 
@@ -109,6 +117,8 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     kinds = {"config": dict, "state_dict": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
+    if problem := state_dict_problem(content["state_dict"]):
+        raise ConfigError([f"{path} is not a file of weights: {problem}"])
     check_version(path, content, PUBLIC_VERSION)
     try:
         config = from_public(content["config"])
@@ -117,7 +127,14 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     weights = dict(content["state_dict"])
     if problems := mismatches(config, weights):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
-    return Pretrained(config, weights, content.get("origin", {}))
+    return Pretrained(config, weights, checked_origin(path, content.get("origin", {})))
+
+
+def check_run_settings(path: Path, settings: dict) -> None:
+    """Raise ConfigError if the configuration in a run's checkpoint lacks a part that describes its weights."""
+    for name in ("model", "curriculum", "trainer"):
+        if not isinstance(settings.get(name), dict):
+            raise ConfigError([f"{path} is not a checkpoint of a run: its config has no {name}"])
 
 
 def files_of_weights(checkpoint: str | Path) -> list[Path]:
@@ -224,12 +241,19 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen, network = FORMATS[format], build_network(pretrained)
+    pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
 
     def check(written: Path) -> None:
-        if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):
+        try:
+            problem = disagreement(network, chosen.predictor(written), chosen.tolerance)
+        except ConfigError as error:  # names the temporary file
+            problem = "; ".join(error.problems).replace(f"{written}: ", "").replace(str(written), "it")
+        if problem:
             raise ConfigError([f"{output} is not written: {problem}"])
 
     try:
+        for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
+            remove_leftovers(folder)
         loads = chosen.save(pretrained, network, Path(output), check)
     except OSError as error:
         raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None

@@ -28,8 +28,8 @@ from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name, family_of
 from tabicl_train.model.public_config import beyond_public
-from tabicl_train.outputs import folder_problem, sync_folder, write_atomically
-from tabicl_train.prediction.origin import Pretrained, mismatches, network_config
+from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
+from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.records import Records
 
@@ -75,38 +75,53 @@ def load_hub(folder: Path) -> Pretrained:
         tensors = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
-    if description.get("sha256", {}).get(WEIGHTS) != checksum(content):
+    if recorded_checksum(description, WEIGHTS) != checksum(content):
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
     config = network_config(folder / CONFIG, description["model"])
     if problems := mismatches(config, tensors):
         raise ConfigError([f"{folder}: {problem}" for problem in problems])
-    return Pretrained(config, tensors, description.get("origin", {}))
+    return Pretrained(config, tensors, checked_origin(folder / CONFIG, description.get("origin", {})))
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
     """Write or replace a folder, unless `check`, which is called with the complete temporary folder, raises."""
     folder = Path(os.path.realpath(folder))
-    temporary, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("tmp", "old"))
+    temporary = temporary_name(folder)
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process with the same number
     try:
         temporary.mkdir()
-        for name, content in hub_files(pretrained, folder.name).items():
-            write_atomically(temporary / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        check(temporary)
-        if folder.exists():
-            folder.rename(old)
+        with locked(temporary):
+            for name, content in hub_files(pretrained, folder.name).items():
+                write_atomically(temporary / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            check(temporary)
+            put_in_place(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename a complete folder, and remove the one whose place it takes."""
+    if not folder.exists():
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+        return
+    with locked(folder):
+        old = temporary_name(folder, "old")
+        folder.rename(old)
         temporary.rename(folder)
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     """Return the content of the files of a folder; `name` is the title of the card."""
     tensors = {key: tensor.to(torch.float32, copy=True).contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
-    card = model_card(name, pretrained).encode()
+    try:
+        card = model_card(name, pretrained).encode()
+    except KeyError as error:  # an older file, or one that was edited
+        lacks = f"the origin of the weights has no {error}, which the model card needs"
+        raise ConfigError([f"{lacks}; export them from their run, or to FILE.safetensors"]) from None
     description = {
         "library_name": LIBRARY,
         "model_type": family_name(type(pretrained.config)),
@@ -129,7 +144,7 @@ def hub_problem(folder: Path) -> str | None:
     description = read_description(folder) if names else {}
     if description is None:
         return "tabicl-export did not write this folder; choose another name"
-    if CARD in names and checksum((folder / CARD).read_bytes()) != description.get("sha256", {}).get(CARD):
+    if CARD in names and checksum((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
         return f"its {CARD} was edited and would be lost; choose another name"
     return folder_problem(folder.parent)
 
@@ -138,6 +153,12 @@ def read_description(folder: Path) -> dict | None:
     """Return the content of config.json; None if it is missing, damaged, or of another program."""
     description = Records(folder).json(CONFIG)
     return description if description and description.get("library_name") == LIBRARY else None
+
+
+def recorded_checksum(description: dict, name: str) -> Any:
+    """Return the checksum of a file that config.json names; None if it names none."""
+    checksums = description.get("sha256")
+    return checksums.get(name) if isinstance(checksums, dict) else None
 
 
 def checksum(content: bytes) -> str:

@@ -138,6 +138,11 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
         logging.disable(logging.NOTSET)
     assert program is not None  # as it always is with dynamo
     model = program.model_proto
+    for node in model.graph.node:
+        # Where each operation was written is for debugging, and names folders of this machine.
+        kept = [entry for entry in node.metadata_props if not entry.key.endswith("stack_trace")]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
     for key, value in {**metadata, "quantiles" if regression else "classes": str(network.config.outputs)}.items():
         model.metadata_props.add(key=key, value=value)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -65,8 +67,68 @@ class Pretrained:
         return {key: str(value) for key, value in entries.items() if value is not None}
 
 
-def network_config(source: Path, settings: dict) -> Any:
+# What a file records about the origin of its weights; any of it may be missing or None.
+KINDS_OF_ORIGIN = {
+    "run": str,
+    "step": int,
+    "steps": int,
+    "weights": str,
+    "commit": str,
+    "uncommitted_changes": bool,
+    "command": list,
+    "versions": dict,
+    "stream_version": int,
+    "trained_range": dict,
+    "config": dict,
+    "validation": list,
+    "evaluation": list,
+}
+
+
+def checked_origin(source: str | Path, origin: Any) -> dict:
+    """Return the origin of weights that a file holds; raises ConfigError if its types are not those of an export."""
+    if not isinstance(origin, dict):
+        raise ConfigError([f"{source}: its origin is not a dictionary"])
+    wrong = []
+    for key, kind in KINDS_OF_ORIGIN.items():
+        if origin.get(key) is not None and not isinstance(origin[key], kind):
+            wrong.append(key)
+    sizes = origin.get("trained_range")
+    if isinstance(sizes, dict) and sizes and not is_trained_range(sizes):
+        wrong.append("trained_range")
+    if wrong:
+        raise ConfigError([f"{source}: origin.{key} is {origin[key]!r}, as no export writes it" for key in wrong])
+    return origin
+
+
+def is_trained_range(sizes: dict) -> bool:
+    """Whether values of a file are those of a TrainedRange."""
+    if sizes.keys() != {"labeled_rows", "features"}:
+        return False
+    for bounds in sizes.values():
+        if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [int, int]:
+            return False
+    return True
+
+
+def wrong_types(cls: type, settings: dict) -> list[str]:
+    """List the settings of a network that are not of the type of their field, such as text in place of a number."""
+    problems = []
+    for name, hint in get_type_hints(cls).items():
+        if name not in settings or get_origin(hint) not in (None, UnionType):  # such as list[int] of another family
+            continue
+        kinds = get_args(hint) or (hint,)
+        value = settings[name]
+        is_whole = type(value) is int and float in kinds
+        if type(value) not in kinds and not is_whole:
+            problems.append(f"model.{name} is {value!r}; it must be of type {kinds[0].__name__}")
+    return problems
+
+
+def network_config(source: Path, settings: Any) -> Any:
     """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError."""
+    if not isinstance(settings, dict):
+        raise ConfigError([f"{source}: its settings of the network are not a dictionary"])
     try:
         cls = settings_of(settings)
     except ConfigError as error:
@@ -74,6 +136,9 @@ def network_config(source: Path, settings: dict) -> Any:
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
         raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
+    problems = wrong_types(cls, settings)
+    if problems:
+        raise ConfigError([f"{source}: {problem}" for problem in problems])
     config = cls(**settings)
     if problems := config.problems():  # such as a scaling rule that nobody has registered
         raise ConfigError([f"{source}: {problem}" for problem in problems])
@@ -96,16 +161,14 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
 
 
 def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """Return what an export records about the checkpoint of a run, as JSON values."""
+    """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
     # The scores are read from the run directory, if the checkpoint is in one.
     records = Records(path.resolve().parent.parent)
     config, step = content["config"], content["global_step"]
     made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
-    run_dir = Path(config["run_dir"])
     origin = {
-        # Absolute paths are not published.
-        "run": run_dir.name if run_dir.is_absolute() else str(run_dir),
+        "run": str(Path(config["run_dir"])),
         "step": step,
         "steps": min(steps, config["trainer"]["max_steps"] or steps),
         "weights": weights,
@@ -176,6 +239,31 @@ def evaluation_means(records: Records) -> list[dict]:
     means = of_methods.mean().reset_index()
     means.insert(2, "tasks", of_methods.size().to_numpy())
     return means.sort_values("trained_range", kind="stable").to_dict("records")
+
+
+# The folders in front of a path inside other text, such as {tables: {folder: /home/me/tables}}.
+FOLDERS = re.compile(r"""
+    (?: ^ | (?<=[=,\s\[{('"]) | (?<=:)(?!//) )  # a path begins after one of these; https://... is none
+    (?: ~\w* | \.\. )? / (?=[^\s/])
+    (?: [^/,'"\]}]* / )*
+    (?=[^/,'"\]}])  # the last part stays
+""", re.VERBOSE)  # fmt: skip
+
+
+def without_folders(value: Any) -> Any:
+    """Replace each path that names folders of this machine (/..., ~... or ../...) by its last part, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_folders(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    name, equals, path = value.partition("=")  # of a command
+    if not equals:
+        name, path = "", value
+    if path.startswith(("/", "~", "../")):  # it may hold any character, which inside other text would end it
+        return name + equals + Path(path).name
+    return FOLDERS.sub("", value)
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import locked, remove
 from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
@@ -41,12 +41,33 @@ def read(path: Path) -> dict:
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_run_checkpoint(content):
         check_version(path, content, FORMAT_VERSION)
+        if problem := content_problem(content):
+            raise DamagedCheckpoint(f"{path} is not a checkpoint of a run: {problem}")
     return content
 
 
 def is_run_checkpoint(content: Any) -> bool:
     """Return whether a file's content is a run's, rather than an export's."""
     return isinstance(content, dict) and "global_step" in content
+
+
+def content_problem(content: dict) -> str | None:
+    """Return what keeps a file's content from being a run's, such as a dictionary of another program; or None."""
+    if not isinstance(content["global_step"], int):
+        return "its global_step is not a number"
+    if not isinstance(content.get("config"), dict):
+        return "it has no config"
+    return state_dict_problem(content.get("state_dict"))
+
+
+def state_dict_problem(weights: Any) -> str | None:
+    """Return why a value is not a dictionary of tensors by name, or None."""
+    if not isinstance(weights, dict):
+        return "it has no state_dict"
+    for name, tensor in weights.items():
+        if not (isinstance(name, str) and isinstance(tensor, Tensor)):
+            return f"{name!r} in its state_dict is not a tensor with a name"
+    return None
 
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
@@ -121,7 +142,10 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
             break
         path = left[-1]
         try:
-            return path, read(path)
+            content = read(path)
+            if not is_run_checkpoint(content):
+                raise DamagedCheckpoint(f"{path} is not a checkpoint of a run")
+            return path, content
         except FileNotFoundError:
             gone.add(path)  # a run in progress has written a newer one and removed this one
         except DamagedCheckpoint as error:
@@ -137,10 +161,9 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
 def sweep(folder: Path) -> None:
     """Remove temporary files, and folders of exports, that killed processes have left."""
     for leftover in folder.glob(".*.tmp"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), locked(leftover) as is_abandoned:
+            if is_abandoned:  # an export may be writing into the folder
+                remove(leftover)
 
 
 def load(checkpoint: str) -> tuple[Path, dict]:

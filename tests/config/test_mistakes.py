@@ -3,7 +3,7 @@ import pytest
 from command_line import exit_code
 from problems import problems
 
-from tabicl_train.config.compose import compose
+from tabicl_train.config.compose import Composer, compose
 from tabicl_train.errors import ConfigError
 
 
@@ -74,6 +74,16 @@ def test_single_problems(override, words):
         ("validation=null", "validation: it needs a value"),
         ("+experiment=demo", "+experiment=demo: leave out the plus: experiment=demo"),
         ("run_dir=${foo}", "run_dir: Interpolation key 'foo' not found"),
+        (
+            "init_weights=",
+            "init_weights is empty; name a run directory, a checkpoint, an export, or weights of the package, such as "
+            "mini, or leave it out",
+        ),
+        (
+            "stream.name=ray",
+            "stream.num_workers is null, but Ray needs a number: write stream=ray, which sets one, or "
+            "stream.num_workers=4",
+        ),
         ("model=typo", "model/typo.yaml: model.embed_dm: no such setting"),
         ("model=text", "model/text.yaml: model.embed_dim: Value 'x' of type 'str' could not be converted to Integer"),
     ],
@@ -93,6 +103,36 @@ def test_no_experiment_and_a_file_that_is_no_yaml(tmp_path):
     (tmp_path / "model/open.yaml").write_text("a: [\n")
     with pytest.raises(ConfigError, match=r"^while parsing a flow node .*model/open.yaml\", line 2"):
         compose(["model=open"], str(tmp_path))
+
+
+OWN_FILES = {  # content, and what is said about it
+    "empty": (b"", "has no settings; write lines of the form KEY: VALUE into it, or leave out"),
+    "comment": (b"# a note\n", "has no settings"),
+    "list": (b"- a\n", "has no settings"),
+    "latin": (b"# caf\xe9\na: 1\n", "is not UTF-8 text: line 1 has the byte 0xe9"),
+}
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_a_file_of_ones_own_that_is_empty_or_not_in_utf8_is_named(name, tmp_path):
+    content, words = OWN_FILES[name]
+    for group in ("experiment", "prior", "sweep"):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_bytes(content)
+        composer = Composer(str(tmp_path))
+        compose_group = composer.compose_sweep if group == "sweep" else composer.compose
+        with pytest.raises(ConfigError) as caught:
+            compose_group([f"{group}=mine"])
+        assert caught.value.problems[0].startswith(f"{tmp_path}/{group}/mine.yaml {words}")
+
+
+def test_a_file_that_another_one_names_is_named(tmp_path):
+    (tmp_path / "prior").mkdir()
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "prior/mine.yaml").write_bytes(b"caf\xe9: 1\n")
+    (tmp_path / "experiment/e.yaml").write_text("# @package _global_\ndefaults: [smoke, override /prior: mine]\n")
+    with pytest.raises(ConfigError, match=r"prior/mine\.yaml is not UTF-8 text: line 1 has the byte 0xe9"):
+        compose(["experiment=e"], str(tmp_path))
 
 
 def test_a_wrong_choice_brings_no_false_problems():
@@ -150,4 +190,4 @@ def test_a_file_that_is_not_utf8_is_named(own_configs):
     path.write_bytes(b"# caf\xe9\n" + path.read_bytes())
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=own", "seed=x"], str(own_configs))
-    assert caught.value.problems == [f"{path} is not UTF-8 text; save it as UTF-8"]
+    assert caught.value.problems == [f"{path} is not UTF-8 text: line 1 has the byte 0xe9; save it as UTF-8"]

@@ -156,7 +156,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
         (line,) = problems("stream=ray", f"stream.address={address}", f"run_dir={tmp_path}/run")
     assert line.startswith(f"stream.address is '{address}'; no Ray cluster answers there (")
     for override, words in (
-        ("stream.num_workers=null", "num_workers is null; stream=ray needs a number"),
+        ("stream.num_workers=null", "num_workers is null, but Ray needs a number"),
         ("stream.address=ray://head:10001", "address is 'ray://head:10001'; it must be HOST:PORT"),
     ):
         (line,) = problems("stream=ray", override)

@@ -3,7 +3,9 @@
 import dataclasses
 import importlib
 import json
+import re
 import shlex
+import sys
 from unittest import mock
 
 import pandas as pd
@@ -65,6 +67,26 @@ def test_fading_writes_a_folder(tmp_path):
 def test_a_mistake_in_the_options_is_told(tmp_path):
     result = command("lab", "fading", f"folder={tmp_path}/x", "gap=-1")
     assert result.returncode == 2 and not (tmp_path / "x").exists() and "gap is -1.0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        *((name, "matplotlib") for name in EXPERIMENTS),
+        *((name, "optuna") for name in ("needle", "curriculum", "linear", "quantifiers")),
+        ("attention", "jinja2"),
+    ],
+)
+def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    for module in (f"tabicl_train.lab.{name}", "tabicl_train.report.figures", "tabicl_train.report.page"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    needed = {"attention": ["checkpoint=mini", "table=x.csv", "row=0"], "classes": ["checkpoint=mini"]}
+    needed["entropy"] = needed["classes"]
+    result = command("lab", name, f"folder={tmp_path}/x", *needed.get(name, []))
+    assert result.returncode == 2 and not (tmp_path / "x").exists()
+    assert re.fullmatch(rf"error: \w+ need {package}: pip install .*", result.stderr.strip())
+    assert command("lab", name, "--help").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 import io
 import itertools
 import re
+import signal
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
 from command_line import command
 from made_run import STEP, make_run
+from own_tables import write as write_tables
 from small_networks import draw, logits_of, peer_of, small_network
 from tiny_network import TINY
 
@@ -17,8 +20,18 @@ from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
-from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights, save_public
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.outputs import write_atomically
+from tabicl_train.prediction.export import (
+    build_model,
+    export,
+    export_weights,
+    load_checkpoint,
+    load_model,
+    read_weights,
+    save_public,
+)
+from tabicl_train.prediction.origin import Pretrained, TrainedRange
+from tabicl_train.run_dir.checkpoint import sweep
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -59,6 +72,32 @@ def test_weights_and_their_origin_survive_every_way_through_the_formats(weights,
         assert [exported.origin[key] for key in ("weights", "step", "commit")] == [weights, step, commit]
         # 40..80 rows of which 0.3..0.9 are labeled
         assert exported.trained_range == TrainedRange((12, 72), (2, 6))
+
+
+def test_no_export_names_folders_of_this_machine(tmp_path):
+    place = tmp_path / "folders of" / "somebody"
+    place.mkdir(parents=True)
+    tables, first, run_dir = place / "own tables", place / "first", place / "run"
+    write_tables(tables)
+    make_run(first)
+    given = ["prior=tables", f"prior.folder='{tables}'", f"init_weights='{first}'", f"wandb.group='{place}/group'"]
+    make_run(run_dir, *given)
+    checkpoint = run_dir / f"checkpoints/step-{STEP:08d}.ckpt"
+    content = torch.load(checkpoint, weights_only=True)
+    content["run"]["command"] += [*given, f"prior={{name: tables, folder: '{tables}'}}", "--config-dir", str(place)]
+    torch.save(content, checkpoint)
+
+    outputs = ["1.ckpt", "2.safetensors", "3"]
+    for source, output in itertools.pairwise([str(run_dir), *outputs]):
+        export(str(tmp_path / source), str(tmp_path / output))
+    for path in (tmp_path / "1.ckpt", tmp_path / "2.safetensors", *(tmp_path / "3").iterdir()):
+        assert b"folders of" not in path.read_bytes(), path.name
+    for output in outputs:
+        origin = read_weights(str(tmp_path / output)).origin
+        assert (origin["run"], origin["config"]["init_weights"]) == ("run", "first")
+        assert (origin["config"]["prior"]["folder"], origin["config"]["wandb"]["group"]) == ("own tables", "group")
+        assert origin["command"][-4] == "wandb.group='group'"
+        assert origin["command"][-3:] == ["prior={name: tables, folder: 'own tables'}", "--config-dir", "somebody"]
 
 
 @pytest.mark.parametrize("model", ["tabicl_v1", "tabicl_v2", "tabicl_v2_regression"])
@@ -216,6 +255,19 @@ def test_an_export_that_computes_something_else_is_not_written(output, made, tmp
     assert [path.name for path in tmp_path.iterdir()] == [output]
 
 
+def test_an_export_that_cannot_be_read_back_is_named_by_its_output(file, tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise ConfigError([f"{path}: 1 weights are missing"])
+
+    source = load_model(str(file))
+    monkeypatch.setattr("tabicl_train.prediction.export.public_weights", refuse)
+    pretrained = Pretrained(source.config, source.state_dict())
+    for name, format in (("m.ckpt", "tabicl"), ("m.safetensors", "safetensors")):
+        with pytest.raises(ConfigError) as caught:
+            export_weights(pretrained, f"{tmp_path}/{name}", format)
+        assert caught.value.problems == [f"{tmp_path}/{name} is not written: 1 weights are missing"]
+
+
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
     weights = TabICL(TINY).state_dict()
     weights["icl_predictor.ln.weight"][0] = torch.nan
@@ -234,6 +286,36 @@ def test_an_export_does_not_replace_the_weights_it_reads(output, made, tmp_path)
     for other in (exported, link):
         with pytest.raises(ConfigError, match=r"which is the input checkpoint .*; choose another name"):
             export(str(exported), str(other))
+
+
+@pytest.mark.parametrize(
+    ("output", "point", "left"),
+    [
+        ("m.safetensors", "replace,m.safetensors,0,before", [r"\.m\.safetensors\.\d+\.tabicl-train\.tmp", "hub"]),
+        ("hub", "rename,.hub.*,0,before", [r"\.hub\.\d+\.tabicl-train\.old", r"\.hub\.\d+\.tabicl-train\.tmp"]),
+        ("hub", "rename,.hub.*,0,after", [r"\.hub\.\d+\.tabicl-train\.old", "hub"]),
+    ],
+)
+def test_what_a_killed_export_has_left_is_removed_by_the_next_one_beside_it(output, point, left, file, tmp_path):
+    export(str(file), str(tmp_path / "hub"))
+    killed = forked.start(forked.killed_export, str(file), str(tmp_path / output), point)
+    assert forked.exit_code(killed) == -signal.SIGKILL
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 2 and all(map(re.fullmatch, left, names))
+    (tmp_path / ".of.1.tmp").touch()  # of another program
+    export(str(file), str(tmp_path / "n.ckpt"))
+    assert {path.name for path in tmp_path.iterdir()} == {".of.1.tmp", "hub", "n.ckpt"}
+    load_checkpoint(tmp_path / "hub")
+
+
+def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
+    def write(opened) -> None:
+        export(str(file), str(tmp_path / "n.ckpt"))
+        sweep(tmp_path)  # as a run that begins
+        opened.write(b"whole")
+
+    write_atomically(tmp_path / "m.ckpt", write)
+    assert (tmp_path / "m.ckpt").read_bytes() == b"whole"
 
 
 def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
@@ -266,11 +348,21 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
         bad.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"bad\.ckpt"):
             load_checkpoint(str(bad))
-    for foreign in (3, {"state_dict": {}}, {"config": {}, "state_dict": 1}):
+    unnamed, no_tensor = {"config": {}, "state_dict": {3: torch.ones(2)}}, {"config": {}, "state_dict": {"a": 3}}
+    for foreign in (3, torch.ones(2), {}, {"a": 1}, {"state_dict": {}}, unnamed, no_tensor):
         torch.save(foreign, bad)
         with pytest.raises(ConfigError, match=r"bad\.ckpt is not a file of weights"):
             load_checkpoint(str(bad))
+    of_others = {"global_step": 3, "state_dict": {}}
+    for change in ({}, {"config": 3}, {"config": {}}, {"config": {}, "global_step": "3"}, {"state_dict": []}):
+        torch.save(of_others | change, bad)
+        with pytest.raises(ConfigError, match=r"bad\.ckpt is not a checkpoint of a run: its? \w+"):
+            load_checkpoint(str(bad))
     content = torch.load(file, weights_only=True)
+    for change in ({"embed_dim": "16"}, {"col_ssmax": [1]}):
+        torch.save(content | {"config": content["config"] | change}, bad)
+        with pytest.raises(ConfigError, match=r"bad\.ckpt: (embed_dim='16' is not of type int|col_ssmax=\[1\] is not)"):
+            load_checkpoint(str(bad))
     bias = content["state_dict"].pop("row_interactor.out_ln.bias")
     torch.save(content, bad)
     with pytest.raises(ConfigError, match=r"bad\.ckpt: 1 weights are missing, for example row_interactor.out_ln.bias"):

@@ -135,16 +135,36 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
         ({"model": {"new": 1}}, r"has model\.new=1, which this version of tabicl-train does not have"),
         ({"model": {"col_scaling": "mine"}}, "col_scaling is 'mine', must be one of none, "),
         ({"model": {"embed_dim": 32}}, "has shape|are missing|do not belong"),
+        ({"model": [1]}, r"config\.json was not written by tabicl-export"),
+        ({"model": {"embed_dim": "16", "dropout": None}}, r"it must be of type int\n.*dropout is None; it must be"),
+        ({"model": {"col_scaling": [1]}}, r"config\.json: model\.col_scaling is \[1\]; it must be of type str"),
+        ({"model": {"family": [1]}}, r"config\.json: there is no family of networks \[1\]"),
+        ({"sha256": [1]}, r"is damaged, or does not belong to the config\.json"),
+        ({"origin": [1]}, r"config\.json: its origin is not a dictionary"),
+        ({"origin": {"step": "3"}}, r"config\.json: origin\.step is '3', as no export writes it"),
+        ({"origin": {"trained_range": {"features": 3}}}, r"config\.json: origin\.trained_range is {.features.: 3}"),
     ],
 )
 def test_a_foreign_or_later_description_is_refused(change, words, hub):
     description = json.loads((hub / "config.json").read_text())
+    if isinstance(change.get("model"), dict):
+        change = {"model": description["model"] | change["model"]}
     (hub / "config.json").write_text(json.dumps(description | change))
     with pytest.raises(ConfigError, match=words):
         load_checkpoint(str(hub))
-    (hub / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="was not written by tabicl-export"):
-        load_checkpoint(str(hub))
+    for text in ("{", "[1, 2]"):
+        (hub / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match="was not written by tabicl-export"):
+            load_checkpoint(str(hub))
+
+
+def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
+    description = json.loads((hub / "config.json").read_text())
+    del description["origin"]["versions"]
+    (hub / "config.json").write_text(json.dumps(description))
+    with pytest.raises(ConfigError, match="the origin of the weights has no 'versions', which the model card needs"):
+        export(str(hub), str(tmp_path / "other"))
+    export(str(hub), str(tmp_path / "other.safetensors"))
 
 
 def test_a_file_in_the_folder_is_no_checkpoint(hub):

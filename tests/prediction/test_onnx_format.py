@@ -57,6 +57,7 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
     export(str(tmp_path / "run"), str(tmp_path / "m.onnx"), weights="best")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "m.onnx"}  # the weights are in the file
     assert_agreement(tmp_path / "m.onnx", tmp_path / "run/checkpoints/best.ckpt")
+    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / "m.onnx").read_bytes()  # a folder of this machine
     model = onnx.load(tmp_path / "m.onnx")
     sizes = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]

@@ -115,6 +115,15 @@ def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(tmp_
         newest_valid(tmp_path)
 
 
+@pytest.mark.parametrize("other", [torch.ones(3), {"a": 1}, {"global_step": 9, "state_dict": {}}])
+def test_a_file_of_another_program_is_passed_over_like_a_damaged_one(other, tmp_path, capsys):
+    torch.save(content(8), tmp_path / "step-00000008.ckpt")
+    torch.save(other, tmp_path / "step-00000009.ckpt")
+    path, _ = newest_valid(tmp_path)
+    assert path.name == "step-00000008.ckpt"
+    assert "step-00000009.ckpt is not a checkpoint of a run" in capsys.readouterr().err
+
+
 def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
     run_dir, save = tmp_path / "run", torch.save
 

@@ -24,7 +24,7 @@ def records(tmp_path) -> Records:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"# caf\xe9\nseed: 0\n", "is not UTF-8 text; save it as UTF-8"),
+        (b"# caf\xe9\nseed: 0\n", "is not UTF-8 text: line 1 has the byte 0xe9; save it as UTF-8"),
         (b"", "is empty"),
         (b"# only this\n", "is empty"),
         (b"a: [1\nb: }", "is not valid YAML: expected ',' or ']', but got ':' in line 2"),

@@ -56,6 +56,16 @@ def train(*arguments: str) -> None:
     commands.train()
 
 
+def killed_export(checkpoint: str, output: str, point: str) -> None:
+    """tabicl-export in a process that kills itself at a point of kills.py."""
+    import kills
+
+    from tabicl_train.prediction.export import export
+
+    kills.arm(point)
+    export(checkpoint, output)
+
+
 def exit_code(process: ForkServerProcess) -> int:
     process.join(300.0)
     if process.exitcode is None:

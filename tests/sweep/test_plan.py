@@ -143,7 +143,7 @@ def test_everything_wrong_is_reported_at_once(overrides, expected):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"name: caf\xe9\n", "own.yaml is not UTF-8 text; save it as UTF-8"),
+        (b"name: caf\xe9\n", "own.yaml is not UTF-8 text: line 1 has the byte 0xe9; save it as UTF-8"),
         (b"seeds: [1\nname: }", "own.yaml is not valid YAML: expected ',' or ']', but got ':' in line 2"),
         (b"5", "own.yaml cannot be read: Invalid loaded object type: int"),
     ],
