@@ -98,6 +98,10 @@ def test_runs_logged_to_wandb_form_a_group():
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
         (["optimizer.momentum=interval(0,0.9)"], ["optimizer.momentum is a range; sweep.sampler=grid needs a list"]),
         (
+            ["guard.loss=interval(1,inf)", "sweep.sampler=random"],
+            ["guard.loss=interval(1,inf): low and high must be two finite", "sweep.sampler is 'random', but nothing"],
+        ),
+        (
             ["optimizer.momentum=interval(0.9,0)", "sweep.sampler=random"],
             [
                 "optimizer.momentum=interval(0.9,0): low and high must be",
