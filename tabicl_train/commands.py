@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 # Exit codes. 0: success; 1: an error; 128 + N: killed by a second stop signal N, or nobody reads its output (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a used quota
 OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
 NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in four and a half minutes, and "
@@ -51,7 +53,10 @@ NOTHING_VARIES = (
 
 @contextlib.contextmanager
 def plain_end() -> Iterator[None]:
-    """Ends a command without a stack trace: after wrong arguments or ctrl-C, or when nobody reads its output."""
+    """Ends a command without a stack trace.
+
+    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output.
+    """
     try:
         try:
             if problems := option_problems(sys.argv[1:]):
@@ -60,6 +65,10 @@ def plain_end() -> Iterator[None]:
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            sys.exit(f"error: {error}")
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,7 +66,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file, and rename it to `path`; an error leaves `path` as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with naming(path, temporary), open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -73,6 +74,17 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Add the path of the file that is written to an OSError without one, as that of a full disk is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
 
 
 def sync_folder(path: Path) -> None:

@@ -52,8 +52,9 @@ class CheckpointFiles:
             for name in (second_name, path) if second_name else (path,):
                 save_atomically(content, name)
         except OSError as error:
+            reason = error.strerror or first_line(error)
             raise SaveFailed(
-                f"{path} could not be written: {first_line(error)}. Earlier checkpoints are intact, and the same "
+                f"{path} could not be written: {reason}. Earlier checkpoints are intact, and the same "
                 "command continues from the newest one"
             ) from None
         self.on_saved(step_of(path))
