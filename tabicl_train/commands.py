@@ -31,7 +31,14 @@ from tabicl_train.distributed.processes import (
     start_problems,
     watch_signals,
 )
-from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
+from tabicl_train.errors import (
+    ConfigError,
+    Diverged,
+    install,
+    is_installed,
+    require_matplotlib,
+    require_sweep_packages,
+)
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -356,7 +363,6 @@ def run_errors(folder: Path | None) -> Iterator[None]:
 
     from priors import PriorError
     from tabicl_train.callbacks.checkpoints import SaveFailed
-    from tabicl_train.callbacks.guard import Diverged
     from tabicl_train.workers import WorkerDied
 
     handler = get_error_handler()

@@ -17,8 +17,10 @@ from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
+from tabicl_train.prediction import origin
 from tabicl_train.prediction.export import build_model, export, load_checkpoint, load_model, read_weights, save_public
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.prediction.hub_format import save_hub
+from tabicl_train.prediction.origin import Pretrained, TrainedRange
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -216,9 +218,35 @@ def test_an_export_that_computes_something_else_is_not_written(output, made, tmp
     assert [path.name for path in tmp_path.iterdir()] == [output]
 
 
-def test_weights_that_are_not_finite_are_not_written(tmp_path):
+@pytest.mark.parametrize("name", ["run", "m.ckpt", "m.safetensors", "m"])
+def test_weights_that_are_not_finite_are_read_from_no_format(name, tmp_path, monkeypatch):
     weights = TabICL(TINY).state_dict()
     weights["icl_predictor.ln.weight"][0] = torch.nan
+    if name == "run":
+        make_run(tmp_path / name)
+        path = tmp_path / name / f"checkpoints/step-{STEP:08d}.ckpt"
+        content = torch.load(path, weights_only=True)
+        content["state_dict"]["model.icl_predictor.ln.weight"][0] = torch.inf
+        content["callbacks"]["Averages"]["ema"]["icl_predictor.ln.weight"][0] = torch.nan
+        torch.save(content, path)
+    elif name == "m":
+        save_hub(Pretrained(TINY, weights), tmp_path / name, lambda folder: None)
+    else:
+        with pytest.raises(ConfigError, match=r"is not written: 1 of .* weights are not finite"):
+            save_public(TINY, weights, tmp_path / name)
+        monkeypatch.setattr(origin, "non_finite", lambda weights: None)
+        save_public(TINY, weights, tmp_path / name)
+        monkeypatch.undo()
+    for kind in ("trained", "ema") if name == "run" else ("trained",):
+        with pytest.raises(
+            ConfigError, match=r"1 of .* weights are not finite, the first in icl_predictor\.ln\.weight"
+        ):
+            read_weights(str(tmp_path / name), kind)
+
+
+def test_weights_whose_logits_are_not_finite_are_not_exported(tmp_path):
+    weights = TabICL(TINY).state_dict()
+    weights["icl_predictor.ln.weight"].fill_(3e38)
     save_public(TINY, weights, tmp_path / "bad.ckpt")
     with pytest.raises(ConfigError, match="m is not written: the network's logits are not finite"):
         export(str(tmp_path / "bad.ckpt"), str(tmp_path / "m"))
