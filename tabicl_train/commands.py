@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -30,7 +31,14 @@ from tabicl_train.distributed.processes import (
     start_problems,
     watch_signals,
 )
-from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib, require_sweep_packages
+from tabicl_train.errors import (
+    ConfigError,
+    Diverged,
+    install,
+    is_installed,
+    require_matplotlib,
+    require_sweep_packages,
+)
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
 # Exit codes. 0: success; 1: an error; 128 + N: killed by a second stop signal N, or nobody reads its output (SIGPIPE).
 EXIT_CONFIG = 2  # the configuration is wrong
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a used quota
 OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
 NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in four and a half minutes, and "
@@ -51,7 +60,10 @@ NOTHING_VARIES = (
 
 @contextlib.contextmanager
 def plain_end() -> Iterator[None]:
-    """Ends a command without a stack trace: after wrong arguments or ctrl-C, or when nobody reads its output."""
+    """Ends a command without a stack trace.
+
+    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output.
+    """
     try:
         try:
             if problems := option_problems(sys.argv[1:]):
@@ -60,6 +72,10 @@ def plain_end() -> Iterator[None]:
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            sys.exit(f"error: {error}")
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         finally:
@@ -359,7 +375,6 @@ def run_errors(folder: Path | None) -> Iterator[None]:
 
     from priors import PriorError
     from tabicl_train.callbacks.checkpoints import SaveFailed
-    from tabicl_train.callbacks.guard import Diverged
     from tabicl_train.workers import WorkerDied
 
     handler = get_error_handler()

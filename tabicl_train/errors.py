@@ -24,6 +24,10 @@ class ConfigError(Exception):
         return "\n".join(self.problems)
 
 
+class Diverged(Exception):
+    """Raised to end a run that no longer learns, with the reason and advice."""
+
+
 def picklable(error: Exception) -> Exception:
     """Return the error, or a RuntimeError with its text if it cannot be sent to another process."""
     try:

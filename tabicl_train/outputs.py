@@ -102,7 +102,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file, and rename it to `path`; an error leaves `path` as it was."""
     temporary = temporary_name(path)
     try:
-        with open(temporary, "wb") as file:
+        with naming(path, temporary), open(temporary, "wb") as file:
             lock(file.fileno())
             write(file)
             file.flush()
@@ -111,6 +111,17 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Add the path of the file that is written to an OSError without one, as that of a full disk is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
 
 
 def temporary_name(path: Path, kind: str = "tmp") -> Path:

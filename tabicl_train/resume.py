@@ -65,14 +65,16 @@ class ResumePoint:
 def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoint, dict | None]:
     """Find where a run begins, and the content of its newest intact checkpoint, if any."""
     # values: the configuration as plain values; real_tables: the hash of the real tables of its prior. Raises
-    # ConfigError if the run directory belongs to another run, or if its checkpoints are gone.
+    # ConfigError if the run directory belongs to another run, if its checkpoints are gone, or if the
+    # newest weights are not finite.
     folder = Path(values["run_dir"])
     newest = checkpoint.newest_valid(folder / "checkpoints")
     if newest is None:
         check_beginning(folder, values["seed"])
         return ResumePoint(0, values["seed"], real_tables), None
-    _, content = newest
+    path, content = newest
     refuse_changes(content, values, real_tables)
+    checkpoint.refuse_non_finite(path, content)
     return ResumePoint(content["global_step"], values["seed"], real_tables), content
 
 

@@ -27,7 +27,7 @@ from tabicl_train import compiling
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints, load_training
 from tabicl_train.callbacks.final_test import TEST, FinalTest, is_test_missing
-from tabicl_train.callbacks.guard import Guard
+from tabicl_train.callbacks.guard import Guard, failure_of
 from tabicl_train.callbacks.metrics import Diagnostics, LoggedSteps, Metrics, Progress
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.tables_seen import TablesSeen
@@ -53,7 +53,7 @@ from tabicl_train.distributed.processes import (
 )
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.submit import requeue
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.model.config import family_of
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
@@ -89,6 +89,8 @@ def train(config: RunConfig) -> str:
     ------
     ConfigError
         On all ranks, if the run cannot start.
+    Diverged
+        On all ranks, if it does not learn any more, or has skipped most of its steps.
     """
     folder, launch = Path(config.run_dir), read_launch()
     ranks, records, lock = Ranks(launch), Records(folder), RunLock(folder)
@@ -151,6 +153,11 @@ def train(config: RunConfig) -> str:
         if last == start.steps and not ranks.from_first(
             lambda: validation.is_missing(start.steps) or is_test_missing(config.validation, records, start.steps)
         ):
+            failure = ranks.from_first(lambda: failure_of(folder))
+            if failure is not None:
+                if ranks.rank == 0:
+                    status.write(status="failed", step=start.steps, saved=start.steps, cause=f"Diverged: {failure}")
+                raise Diverged(failure)
             info(f"{folder}: finished already, {start.steps} steps are done" + (f"; {ended}" if ended else ""))
             if ranks.rank == 0:
                 status.finish_earlier(start.steps)
@@ -184,6 +191,9 @@ def train(config: RunConfig) -> str:
             unavailable = ranks.any(loader.unavailable)
             is_whole = (validation.has_ended or step >= total) and not ranks.any(validation.postponed)
             if is_whole:
+                failure = ranks.from_first(lambda: failure_of(folder))
+                if failure is not None:
+                    raise Diverged(failure)
                 streams = final_test_streams(config.validation, parts, model)
                 test = FinalTest(config.validation, streams, choose(config.trainer), device, records, ranks, stop)
                 is_whole = test.run(step)
@@ -206,7 +216,8 @@ def train(config: RunConfig) -> str:
                 if step > start.steps or not unavailable:
                     requeue(config.trainer)
             else:
-                info(f"finished  {step} steps")
+                skipped = int(module.skipped)
+                info(f"finished  {step} steps" + (f", {skipped} of them skipped" if skipped else ""))
                 print_end(folder, config)
         close_process_group(ranks)
         return outcome

@@ -14,10 +14,11 @@ from priors.random import STREAM_VERSION
 from tabicl_train.config.schema import CheckpointConfig, CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
+from tabicl_train.errors import Diverged
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.outputs import save_atomically
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, saved, step_of
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, how_to_begin_again, non_finite, saved, step_of
 
 
 class SaveFailed(Exception):
@@ -52,8 +53,9 @@ class CheckpointFiles:
             for name in (second_name, path) if second_name else (path,):
                 save_atomically(content, name)
         except OSError as error:
+            reason = error.strerror or first_line(error)
             raise SaveFailed(
-                f"{path} could not be written: {first_line(error)}. Earlier checkpoints are intact, and the same "
+                f"{path} could not be written: {reason}. Earlier checkpoints are intact, and the same "
                 "command continues from the newest one"
             ) from None
         self.on_saved(step_of(path))
@@ -101,7 +103,14 @@ class Checkpoints:
         self.saved_step: int | None = None
 
     def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
-        """Save the run after `step` steps, at the end of a stage also under the stage's name."""
+        """Save the run after `step` steps, at the end of a stage also under the stage's name.
+
+        Raises Diverged on all ranks, whose weights are equal, if these are not finite.
+        """
+        if (problem := non_finite(module.model.state_dict())) is not None:
+            self.files.wait()
+            advice = how_to_begin_again(self.folder.parent)
+            raise Diverged(f"after step {step}, {problem}, so no checkpoint is written. {advice}")
         content = self.content(step, module, optimizer)
         self.saved_step = step
         if self.rank == 0:

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import shlex
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from tabicl_train.config.schema import GuardConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.errors import Diverged
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
 from tabicl_train.module import Pretraining
 from tabicl_train.optimizer import MuonAdamW
-from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, read, saved, step_of
+from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, how_to_begin_again, read, saved, step_of
+from tabicl_train.run_dir.curves import rows_by_step, value
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
 
@@ -38,10 +41,6 @@ MULTIPLIER_AT = 512  # labeled rows for which the limit of the multiplier was pu
 PUBLISHED = "icl.0"  # the layer for which it was
 REWINDS = 3  # the run stops instead of another one
 STATE = ("average", "low", "in_a_row", "abandoned")
-
-
-class Diverged(Exception):
-    """Raised to end a run that no longer learns, with the reason and advice."""
 
 
 class Guard:
@@ -124,12 +123,10 @@ class Guard:
         """Raise Diverged if too many steps in a row were skipped since the last call."""
         longest, self.longest = self.longest, 0
         if longest >= self.limits.skipped_in_a_row:
-            has_saved = bool(saved(self.records.folder / "checkpoints"))
-            start = "from an earlier checkpoint (init_weights=CHECKPOINT run_dir=...)" if has_saved else "(run_dir=...)"
+            self.files.wait()
             raise Diverged(
                 f"loss or gradient norm was not finite in {longest} steps in a row, the last ones before step {step}; "
-                f"{self.records.folder}/incidents.jsonl names them. Lower the learning rate or use "
-                f"trainer.precision=fp32, and begin a new run {start}; tabicl-replay shows the tables of a step"
+                f"{self.records.folder}/incidents.jsonl names them. {how_to_begin_again(self.records.folder)}"
             )
 
     def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
@@ -207,6 +204,23 @@ class Guard:
             if self.passed_limit(model, average) is None:
                 return content
         return None
+
+
+def failure_of(run_dir: Path) -> str | None:
+    """Describe why a run whose steps are done has failed all the same; None if it has finished."""
+    steps = rows_by_step(run_dir, "metrics.csv")
+    if not steps:
+        return None
+    last = max(steps)
+    # Steps in which fp16 searches for its loss scale are skipped, too, but have no line here.
+    skipped = sum("grad_norm" in line for line in Records(run_dir).lines("incidents.jsonl"))
+    if skipped > last / 2:
+        what = f"{skipped:,} of {last:,} steps were skipped, since their loss or gradient norm was not finite"
+    elif not math.isfinite(value(steps[last][-1], "loss")):
+        what = f"the loss of the last step, {last:,}, is not finite"
+    else:
+        return None
+    return f"{what}; {run_dir}/incidents.jsonl has the details. {how_to_begin_again(run_dir)}"
 
 
 def follow(average: float | None, value: float, memory: float) -> float:

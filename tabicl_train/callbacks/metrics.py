@@ -37,7 +37,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.console import info
+from tabicl_train.console import counted, info
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.config import family_of
@@ -124,6 +124,8 @@ class Progress:
             self.smooth = 0.9 * self.smooth + 0.1 * row["loss"]
         text = f"loss {self.smooth:.3f}, {row['tables_per_s']:.0f} tables/s, data wait {row['data_wait']:.1%}"
         text += f", {row['memory_gb']:.1f} GB"
+        if row["skipped"]:
+            text += f", {counted(row['skipped'], 'step')} skipped"
         self.rows += 1
         if self.rows > 1:
             text += f", {self.time_left(row)}"

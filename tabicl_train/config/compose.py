@@ -26,6 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
@@ -169,7 +170,7 @@ class Composer:
                 problems += filter(None, [set_value(tree, text, override)])
         sweep = OmegaConf.to_object(tree.sweep)
         assert isinstance(sweep, SweepConfig)
-        problems += [f"sweep.{problem}" for problem in sweep.problems()]
+        problems += not_finite(sweep, "sweep.") or [f"sweep.{problem}" for problem in sweep.problems()]
         if problems:
             raise ConfigError(problems)
         return sweep
@@ -356,7 +357,9 @@ def parse_options(options: type, arguments: list[str]) -> Any:
         mistake.add_note(f"usage: {usage(options)}")
         raise mistake
     parsed: Any = OmegaConf.to_object(schema)
-    if hasattr(parsed, "problems") and (problems := parsed.problems()):
+    if hasattr(parsed, "problems"):
+        problems += parsed.problems()
+    if problems := not_finite(parsed) or problems:
         raise ConfigError(problems)
     return parsed
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from tabicl_train.config.schema import at_least, one_of, seed_problems
+from tabicl_train.config.finite import MAY_BE_INFINITE
+from tabicl_train.config.schema import at_least, one_of, positive, seed_problems
 from tabicl_train.console import first_line
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
@@ -191,8 +191,7 @@ class SubmitOptions:
     def problems(self) -> list[str]:
         problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
-        if not 0 < self.hours < math.inf:
-            problems.append(f"hours is {self.hours}; it must be positive and finite")
+        problems += positive(hours=self.hours)
         if not isinstance(self.sbatch, dict | None):
             problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
         if self.cluster == "local" and self.nodes > 1:
@@ -244,7 +243,7 @@ class SweepConfig:
     settings: list[str] = field(default_factory=list)
     """Settings of every run, as on the command line of tabicl-train; those given on the command line win over them and
     over those in `space`."""
-    space: dict[str, Any] = field(default_factory=dict)
+    space: dict[str, Any] = field(default_factory=dict, metadata=MAY_BE_INFINITE)  # of a setting that may be infinite
     """What varies: KEY: [VALUE, ...] for a setting or a group; KEY: {low: , high: , log: , step: } for a range, whole
     numbers if both ends are; or NAME: {LABEL: [SETTING=VALUE, ...], ...} for settings that change together."""
     sampler: str = "grid"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
 from tabicl_train.console import is_first
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
@@ -129,7 +130,7 @@ class StageConfig:
     """Share of the stage's steps, 0..1, over which the learning rate falls with schedule=wsd."""
     final_learning_rate: float = 1e-7
     """Learning rate at the end of the stage."""
-    clip: float = 10.0
+    clip: float = field(default=10.0, metadata=MAY_BE_INFINITE)
     """Largest gradient norm; larger gradients are scaled down to it, and inf never clips."""
     weight_decay: float = 0.01
     """Decoupled weight decay, multiplied by the learning rate at each step."""
@@ -405,9 +406,9 @@ class GuardConfig:
     """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
     after: int = 5000
     """Steps after which the limits below apply; the published run used the length of its warmup."""
-    loss: float = 0.9
+    loss: float = field(default=0.9, metadata=MAY_BE_INFINITE)
     """Limit of the moving average of the loss; inf switches it off."""
-    multiplier: float = 30.0
+    multiplier: float = field(default=30.0, metadata=MAY_BE_INFINITE)
     """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
     # At 512 labeled rows, the largest multiplier outside the first in-context block is 5.9 in the weights of `mini` and
     # 5.4 in those of its regressor (both in column.0), and 6.8 among the initial weights of all recipes with ten seeds
@@ -589,7 +590,10 @@ class RunConfig:
             problems.append(f"profile.step is {self.profile.step}, but the run has {self.total_steps} steps")
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
-        return problems + self.too_few_tables(self.trainer.devices or 1)
+        problems += self.too_few_tables(self.trainer.devices or 1)
+        wrong = not_finite(replace(self, prior=None))  # the prior's options are checked with its classes' declarations
+        keys = {line.partition(" ")[0] for line in wrong}
+        return wrong + [line for line in problems if line.partition(" ")[0] not in keys]
 
     def prior_problems(self) -> list[str]:
         """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
@@ -603,7 +607,7 @@ class RunConfig:
         except PriorError as error:
             return [str(error) if str(error).startswith("prior ") else f"prior: {error}"]
         parts, name, is_regression = self.curriculum.parts(prior), self.prior["name"], self.model.is_regression
-        problems = []
+        problems = not_finite(prior, "prior.")
         mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
         has_disk = name == "disk" or any("disk" in mixture.priors for mixture in mixtures)
         validates = self.validation.every > 0 and bool(self.validation.rows)

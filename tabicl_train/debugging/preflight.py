@@ -100,13 +100,16 @@ def preflight(config: RunConfig) -> None:
 
 def newest_content(config: RunConfig, prior: Prior) -> dict | None:
     """Return the content of the run's newest checkpoint, if there is one; raises ConfigError if it is another run's."""
-    _, content = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints") or (None, None)
-    if content is not None:
-        real = real_tables(prior)
-        refuse_changes(content, asdict(config), None if real is None else real.fingerprint())
-        if content["global_step"] >= config.total_steps:
-            why = "the run is finished, no steps are left for a preflight"
-            raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
+    newest = checkpoint.newest_valid(Path(config.run_dir) / "checkpoints")
+    if newest is None:
+        return None
+    path, content = newest
+    real = real_tables(prior)
+    refuse_changes(content, asdict(config), None if real is None else real.fingerprint())
+    checkpoint.refuse_non_finite(path, content)
+    if content["global_step"] >= config.total_steps:
+        why = "the run is finished, no steps are left for a preflight"
+        raise ConfigError([f"run_dir is {config.run_dir!r}; {why}"])
     return content
 
 

@@ -19,7 +19,7 @@ from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.outputs import check_output, input_problems, make_folder
+from tabicl_train.outputs import check_output, input_problems, make_folder, naming
 from tabicl_train.stream import draw_table
 
 
@@ -70,7 +70,9 @@ def gallery(config: RunConfig, args: Any) -> None:
             raise ConfigError(problems)
         check_output(path)
     tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, args.tables or 24)]
-    for path in save_gallery(tables, picture):
+    with naming(picture):
+        written = save_gallery(tables, picture)
+    for path in written:
         print(path)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SIGNALS
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import naming
 
 if TYPE_CHECKING:
     from tabicl_train.config.schema import TrainerConfig
@@ -113,7 +114,8 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     try:
         executor = submitit.AutoExecutor(folder, cluster=options.cluster, slurm_max_num_timeout=ALWAYS)
         executor.update_parameters(**parameters)
-        return executor.submit(Training(arguments, options.nodes, processes, variables))
+        with naming(folder):
+            return executor.submit(Training(arguments, options.nodes, processes, variables))
     except (RuntimeError, OSError, ValueError, submitit.core.utils.FailedSubmissionError) as error:
         raise ConfigError([f"the job cannot be submitted: {error}"]) from None
     finally:

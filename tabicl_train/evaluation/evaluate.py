@@ -76,7 +76,7 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
         if not scores:
             raise ConfigError(["no task could be scored"])
     except OSError as error:  # a full disk
-        raise ConfigError([f"{options.output} cannot be written: {first_line(error)}"]) from None
+        raise ConfigError([f"{options.output} cannot be written: {error.strerror or first_line(error)}"]) from None
     results = pd.DataFrame(scores)
     print(as_text(results, trained))
     if output:

@@ -256,7 +256,8 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
             remove_leftovers(folder)
         loads = chosen.save(pretrained, network, Path(output), check)
     except OSError as error:
-        raise ConfigError([f"output is {output!r}; it cannot be written ({first_line(error)})"]) from None
+        reason = error.strerror or first_line(error)
+        raise ConfigError([f"output is {output!r}; it cannot be written ({reason})"]) from None
     return f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters, {loads}"
 
 

@@ -18,6 +18,7 @@ from tabicl_train.config.schema import REAL, judged_by, kind_of, steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
+from tabicl_train.run_dir.checkpoint import non_finite
 from tabicl_train.run_dir.records import Records, number
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
@@ -146,7 +147,7 @@ def network_config(source: Path, settings: Any) -> Any:
 
 
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
-    """List why the weights do not fit the network of the configuration."""
+    """List why the network of the configuration cannot have these weights: their names, their shapes, their values."""
     with torch.device("meta"):
         expected = {name: tuple(weight.shape) for name, weight in family_of(config)(config).state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -157,6 +158,8 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
         problems.append(f"{len(unknown)} weights do not belong to the network, for example {unknown[0]}")
     if wrong := sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]):
         problems.append(f"{wrong[0]} has shape {shapes[wrong[0]]}, the network needs {expected[wrong[0]]}")
+    if not problems and (problem := non_finite(weights)) is not None:
+        problems.append(f"{problem}; take others, such as an earlier checkpoint of the run")
     return problems
 
 

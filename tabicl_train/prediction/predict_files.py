@@ -79,8 +79,11 @@ def predict_files(options: PredictOptions) -> None:
             raise ConfigError([first_line(error)]) from None
     for line in dict.fromkeys(str(warning.message) for warning in found):
         info(f"warning   {line}")
+    result = pd.concat(parts)
+    if not np.isfinite(result.select_dtypes("number")).all(axis=None):
+        raise ConfigError([f"checkpoint is {options.checkpoint!r}; its predictions are not finite, nothing is written"])
     try:
-        write_atomically(output, lambda file: file.write(pd.concat(parts).to_csv(index=False).encode()))
+        write_atomically(output, lambda file: file.write(result.to_csv(index=False).encode()))
     except OSError as error:
         raise ConfigError([f"output is {options.output!r}; it cannot be written ({error.strerror})"]) from None
     info(f"written   {output}: {', '.join(map(str, parts[0].columns[:4]))}{', ...' if parts[0].shape[1] > 4 else ''}")

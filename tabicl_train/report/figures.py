@@ -65,9 +65,11 @@ def draw_optimization(metrics: Runs) -> Figure:
     norm, rate = figure.subplots(1, 2)
     draw_curves(norm, metrics, "grad_norm")
     label_steps(norm, "gradient norm before clipping")
-    norm.set_yscale("log")
-    # Labels at every multiple would overlap.
-    norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
+    norms = np.concatenate([rows["grad_norm"] for rows in metrics.values()])
+    if (np.isfinite(norms) & (norms > 0)).any():
+        norm.set_yscale("log")
+        # Labels at every multiple would overlap.
+        norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     draw_curves(rate, metrics, "lr", smooth=False)
     label_steps(rate, "learning rate")
     return figure
@@ -203,7 +205,11 @@ def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappa
     points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # the line of a step with a single n is a point
     axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
     scale_labeled_rows(axes)
-    axes.set(ylim=(0, 1.08 * ends[:, [1, 3]].max()), xlim=(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1))
+    multipliers = ends[:, [1, 3]]
+    highest = multipliers.max(initial=0, where=np.isfinite(multipliers))  # in a diverged run they may all be nan
+    if highest > 0:
+        axes.set_ylim(0, 1.08 * highest)
+    axes.set_xlim(ends[:, 0].min() / 1.1, ends[:, 2].max() * 1.1)
 
 
 def scale_labeled_rows(axes: Axes) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tabicl_train.config.compose import compose
@@ -30,7 +31,7 @@ from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunCon
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
 from tabicl_train.model.config import settings_of
-from tabicl_train.outputs import check_output, existing_problems, input_problems
+from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
@@ -97,7 +98,12 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         parent = os.path.commonpath([folder.resolve() for folder in folders])
         names = [str(folder.resolve().relative_to(parent)) for folder in folders]  # full paths would fill the legends
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    output.write_text(fill(TEMPLATE, runs=runs, **sections(runs)), encoding="utf-8")
+    with rc_context({"text.parse_math": False}):  # a run may be called $x
+        page = fill(TEMPLATE, runs=runs, **sections(runs))
+    try:
+        write_atomically(output.resolve(), lambda file: file.write(page.encode()))
+    except OSError as error:  # a full disk
+        raise ConfigError([f"output is {str(output)!r}; it cannot be written ({error.strerror})"]) from None
 
 
 def holds_run(folder: Path) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import pickle
 import re
+import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,16 @@ def damage(path: Path) -> Iterator[None]:
         raise DamagedCheckpoint(f"{path} is damaged: {why}") from None
 
 
+def non_finite(weights: dict[str, Tensor]) -> str | None:
+    """Describe the weights that are inf or nan; None if all are finite."""
+    counts = {name: int((~tensor.isfinite()).sum()) for name, tensor in weights.items()}
+    wrong = [name for name, count in counts.items() if count > 0]
+    if not wrong:
+        return None
+    total = sum(tensor.numel() for tensor in weights.values())
+    return f"{sum(counts.values()):,} of {total:,} weights are not finite, the first in {wrong[0]}"
+
+
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
     """Return the averaged weights (`ema` or `last`) in a run's checkpoint; empty if it keeps none."""
     averages = content["callbacks"].get("Averages", {"ema": {}, "points": []})
@@ -155,6 +166,37 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
             raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if damaged:
         raise ConfigError([f"all checkpoints in {folder} are damaged; move the folder away to start over"])
+    return None
+
+
+def refuse_non_finite(path: Path, content: dict) -> None:
+    """Raise ConfigError if the weights of a run's newest checkpoint are not finite, since training cannot go on."""
+    if (problem := non_finite(content["state_dict"])) is not None:
+        advice = how_to_begin_again(path.parent.parent)
+        raise ConfigError([f"{path}: {problem}, so the run cannot be continued. {advice}"])
+
+
+def how_to_begin_again(run_dir: Path) -> str:
+    """Advise what to do after a run has diverged, and name the weights from which another run may start."""
+    start = "(run_dir=...)"
+    if (good := newest_good(run_dir / "checkpoints")) is not None:
+        start = f"from {good} ({shlex.quote(f'init_weights={good}')} run_dir=...)"
+    return (
+        f"Lower the learning rate or use trainer.precision=fp32, and begin a new run {start}; tabicl-replay shows the "
+        "tables of a step"
+    )
+
+
+def newest_good(folder: Path) -> Path | None:
+    """Find the newest checkpoint whose weights are finite, and were not yet those of skipped steps."""
+    for path in reversed(saved(folder)):
+        try:
+            content = read(path)
+        except (DamagedCheckpoint, ConfigError, OSError, MemoryError):
+            continue
+        was_skipping = content["callbacks"].get("Guard", {}).get("in_a_row", 0) > 0
+        if not was_skipping and non_finite(content["state_dict"]) is None:
+            return path
     return None
 
 

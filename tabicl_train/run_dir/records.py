@@ -24,7 +24,7 @@ import yaml
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, unreadable_text
-from tabicl_train.outputs import write_atomically
+from tabicl_train.outputs import naming, write_atomically
 
 __all__ = ["Records"]
 
@@ -76,8 +76,9 @@ class Records:
         self._append(name, json.dumps(values) + "\n")
 
     def _append(self, name: str, text: str, header: str = "") -> None:
-        with open(self.folder / name, "ab") as file:
-            end = whole_lines_end(self.folder / name)
+        path = self.folder / name
+        with naming(path), open(path, "ab") as file:
+            end = whole_lines_end(path)
             file.truncate(end)
             file.write((text if end else header + text).encode())
 

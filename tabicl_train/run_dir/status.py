@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import naming
 from tabicl_train.run_dir.records import Records
 
 LOCK, STATUS = "lock", "status.json"
@@ -57,7 +58,8 @@ class RunLock:
             info(f"warning   {self.path} cannot be locked ({error.strerror}): a second start would not be refused")
         else:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
+            with naming(self.path):
+                self.path.write_text(f"by process {os.getpid()} on {socket.gethostname()} since {since}\n")
 
     def release(self) -> None:
         """Release the lock, if this process holds it, and remove a new folder in which nothing was written."""

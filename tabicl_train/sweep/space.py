@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
 
 def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
     """Return the axis of a range, of whole numbers if both ends are; raises ValueError or TypeError."""
-    if type(low) not in (int, float) or type(high) not in (int, float) or not low < high:
-        raise ValueError("low and high must be two numbers, low the smaller one")
+    if type(low) not in (int, float) or type(high) not in (int, float) or not -math.inf < low < high < math.inf:
+        raise ValueError("low and high must be two finite numbers, low the smaller one")
     kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
     return Axis(key, kind(low, high, **options), [], prefix)
 

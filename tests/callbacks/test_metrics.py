@@ -117,7 +117,7 @@ def test_time_left_counts_the_work_of_later_stages(monkeypatch):
 def test_progress_forgets_a_loss_that_is_not_finite(printed):
     line = Progress(compose(["experiment=smoke"]).curriculum, 20, lambda stage: 1.0)
     line.start(0)
-    row = {"stage": "smoke", "tables_per_s": 1.0, "data_wait": 0.0, "memory_gb": 1.0}
+    row = {"stage": "smoke", "tables_per_s": 1.0, "data_wait": 0.0, "memory_gb": 1.0, "skipped": 0}
     for step, loss in enumerate((math.inf, math.nan, 2.0, math.nan, -math.inf, 1.0), 1):
         line.last_line = -math.inf  # so that there is a line
         line.show(row | {"step": step, "loss": loss})

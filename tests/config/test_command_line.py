@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import importlib.metadata
 import importlib.util
 import os
@@ -168,6 +169,16 @@ def test_a_command_whose_output_is_no_longer_read_ends_quietly(buffering, monkey
             monkeypatch.setattr(sys, "stdout", output)
             assert exit_code(monkeypatch, name, "--help") == 128 + signal.SIGPIPE
     assert capfd.readouterr().err == ""
+
+
+def test_a_full_disk_ends_a_command_with_the_file_in_one_line(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write raises it, without the file
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=full))
+    result = command("lab", "fading", f"folder={tmp_path}/lab")
+    assert result.returncode == 1
+    line = f"error: [Errno 28] No space left on device: '{tmp_path}/lab/experiment.json'"
+    assert result.stderr.splitlines() == [line]
+    assert not list((tmp_path / "lab").iterdir())
 
 
 def test_ctrl_c_ends_a_command_without_a_stack_trace(monkeypatch, capfd):

@@ -30,6 +30,7 @@ from tabicl_train.prediction.export import (
     read_weights,
     save_public,
 )
+from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.prediction.origin import Pretrained, TrainedRange
 from tabicl_train.run_dir.checkpoint import sweep
 
@@ -268,9 +269,35 @@ def test_an_export_that_cannot_be_read_back_is_named_by_its_output(file, tmp_pat
         assert caught.value.problems == [f"{tmp_path}/{name} is not written: 1 weights are missing"]
 
 
-def test_weights_that_are_not_finite_are_not_written(tmp_path):
+@pytest.mark.parametrize("name", ["run", "m.ckpt", "m.safetensors", "m"])
+def test_weights_that_are_not_finite_are_read_from_no_format(name, tmp_path, monkeypatch):
     weights = TabICL(TINY).state_dict()
     weights["icl_predictor.ln.weight"][0] = torch.nan
+    if name == "run":
+        make_run(tmp_path / name)
+        path = tmp_path / name / f"checkpoints/step-{STEP:08d}.ckpt"
+        content = torch.load(path, weights_only=True)
+        content["state_dict"]["model.icl_predictor.ln.weight"][0] = torch.inf
+        content["callbacks"]["Averages"]["ema"]["icl_predictor.ln.weight"][0] = torch.nan
+        torch.save(content, path)
+    elif name == "m":
+        save_hub(Pretrained(TINY, weights), tmp_path / name, lambda folder: None)
+    else:
+        with pytest.raises(ConfigError, match=r"is not written: 1 of .* weights are not finite"):
+            save_public(TINY, weights, tmp_path / name)
+        monkeypatch.setattr(origin, "non_finite", lambda weights: None)
+        save_public(TINY, weights, tmp_path / name)
+        monkeypatch.undo()
+    for kind in ("trained", "ema") if name == "run" else ("trained",):
+        with pytest.raises(
+            ConfigError, match=r"1 of .* weights are not finite, the first in icl_predictor\.ln\.weight"
+        ):
+            read_weights(str(tmp_path / name), kind)
+
+
+def test_weights_whose_logits_are_not_finite_are_not_exported(tmp_path):
+    weights = TabICL(TINY).state_dict()
+    weights["icl_predictor.ln.weight"].fill_(3e38)
     save_public(TINY, weights, tmp_path / "bad.ckpt")
     with pytest.raises(ConfigError, match="m is not written: the network's logits are not finite"):
         export(str(tmp_path / "bad.ckpt"), str(tmp_path / "m"))

@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, 
     monkeypatch.setattr("tabicl_train.outputs.open", open_file, raising=False)
     with pytest.raises(ConfigError) as caught:
         export(str(run_dir), str(output), weights="ema")
-    assert caught.value.problems == [f"output is '{output}'; it cannot be written ([Errno 28] No space left on device)"]
+    assert caught.value.problems == [f"output is '{output}'; it cannot be written (No space left on device)"]
     assert files(hub) == before and {path.name for path in tmp_path.iterdir()} == {"run", "hub"}
 
 

@@ -2,8 +2,10 @@
 those of tests/test_regression_runs.py and tests/test_sequence_runs.py were trained."""
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -247,6 +249,50 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
                  "attention was not measured", "there is no evaluation.csv",
                  "There is no provenance.jsonl", f"tabicl-lab entropy 'checkpoint={run_dir}'"):  # fmt: skip
         assert what in text
+
+
+def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv"))
+    for name, kept in (("metrics.csv", ["step", "skipped"]), ("scaling.csv", ["step", "n_smallest", "n_largest"])):
+        table = pd.read_csv(run_dir / name)
+        numbers = [column for column in table.select_dtypes("number") if column not in kept]
+        table[numbers] = table[numbers].astype(float)
+        table.loc[::2, numbers] = math.inf
+        table.loc[1::2, numbers] = math.nan
+        table.to_csv(run_dir / name, index=False)
+    validation = pd.read_csv(run_dir / "validation.csv").assign(loss=math.nan, roc_auc=math.nan)
+    validation.to_csv(run_dir / "validation.csv", index=False)
+    result = command("report", f"run_dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert Page(run_dir / "report.html").ids == SECTIONS
+
+
+def test_the_name_of_a_run_is_no_formula(runs, tmp_path):
+    names = [r"$\frac$", "a $x$ b"]
+    for name in names:
+        shutil.copytree(runs[1], tmp_path / name)
+    write_report([tmp_path / name for name in names], tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert page.ids == SECTIONS and all(name in page.text for name in names)
+
+
+def test_a_page_is_whole_or_absent(runs, tmp_path, monkeypatch):
+    page, run_dir = tmp_path / "page.html", tmp_path / "run"
+    run_dir.mkdir()
+    shutil.copy(runs[1] / "config.yaml", run_dir)
+    arguments = ("report", f"run_dir={run_dir}", f"output={page}")
+    assert command(*arguments).returncode == 0
+    before = page.read_bytes()
+
+    def refuse(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    result = command(*arguments)
+    assert result.returncode == 2
+    assert result.stderr == f"error: output is '{page}'; it cannot be written (No space left on device)\n"
+    assert page.read_bytes() == before and {path.name for path in tmp_path.iterdir()} == {"page.html", "run"}
 
 
 def test_folders_without_runs_are_all_named(tmp_path):

@@ -1,0 +1,35 @@
+"""Refuses nan and inf as values of options, except inf for an option that declares that it may be infinite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+MAY_BE_INFINITE = {"may_be_infinite": True}
+"""The metadata of an option for which inf has a documented meaning: field(default=..., metadata=MAY_BE_INFINITE)."""
+
+
+def not_finite(options: Any, prefix: str = "") -> list[str]:
+    """List a problem for each number in a dataclass of options, at any depth, that is nan, or inf where it may not be.
+
+    `prefix` comes before the names of the options.
+    """
+    problems = []
+    for field in dataclasses.fields(options):
+        allows_inf = field.metadata.get("may_be_infinite", False)
+        problems += not_finite_in(f"{prefix}{field.name}", getattr(options, field.name), allows_inf)
+    return problems
+
+
+def not_finite_in(key: str, value: Any, allows_inf: bool) -> list[str]:
+    """List the problems in the value of an option: a number, or a list, a dictionary or a dataclass of values."""
+    if dataclasses.is_dataclass(value):
+        return not_finite(value, f"{key}.")
+    if isinstance(value, dict):
+        return [line for name, item in value.items() for line in not_finite_in(f"{key}.{name}", item, allows_inf)]
+    if isinstance(value, list):
+        return [line for item in value for line in not_finite_in(key, item, allows_inf)]
+    if not isinstance(value, float) or math.isfinite(value) or (allows_inf and value == math.inf):
+        return []
+    return [f"{key} is {value}; it must be a {'number or inf' if allows_inf else 'finite number'}"]
