@@ -21,6 +21,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
 from tabicl_train.outputs import write_atomically
+from tabicl_train.prediction import origin
 from tabicl_train.prediction.export import (
     build_model,
     export,
