@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["priors"],
     ["errors", "console", "statistics"],
+    ["plugins"],
+    ["register"],
     ["outputs", "optimizer"],
     ["model"],
     ["weights"],

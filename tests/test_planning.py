@@ -12,8 +12,8 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import family_of
+from tabicl_train.model.costs import kept_by_part
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import kept_by_part
 from tabicl_train.planning import expected_work, peak_bytes, run_plan, stage_peak
 from tabicl_train.precision import peak_flops
 

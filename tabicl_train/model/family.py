@@ -8,7 +8,7 @@ and ONNX (prediction/) and evaluation/ support no other family.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -57,6 +57,9 @@ class Network(nn.Module, ABC):
     predicts_quantiles: ClassVar[bool] = False  # whether numbers are predicted as quantiles
     predicts_real_tables: ClassVar[bool] = False  # whether estimators exist for it, which validate it on real data
     config: Any  # the settings
+    # The pair that may replace `forward` in predictions, see `encodes`; most networks have neither.
+    encode: Callable[..., Any]
+    decode: Callable[..., Tensor]
 
     @abstractmethod
     def __init__(self, config: Any) -> None:
@@ -143,6 +146,22 @@ class Network(nn.Module, ABC):
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
         """Count one table against the token budget of a pack."""
 
+    @classmethod
+    def embedding_width(cls, config: Any) -> int:
+        """Return the values of an embedding of a cell, which decide how many query rows are predicted at once.
+
+        By default it is estimated from what a training step keeps: a prediction has about 16 embeddings of each cell
+        in memory at a time (measured with TabICL).
+        """
+        rows, features = 128, 8
+        kept = cls.kept_values(config, rows, rows // 2, features)
+        return max(1, round(kept / (rows * features * 16)))
+
+    @staticmethod
+    def encoded_bytes(config: Any, train_size: int, num_features: int, num_classes: int) -> float:
+        """Count the bytes of what `encode` keeps for a table; without that method, the labeled rows themselves."""
+        return 4 * train_size * (num_features + 1)
+
     @staticmethod
     def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
         """Return why the network cannot process a table of this size, or None."""
@@ -160,3 +179,25 @@ class Network(nn.Module, ABC):
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
         return iter(())
+
+
+def encodes(cls: type[Network]) -> bool:
+    """Whether networks of a class predict by the pair `encode` and `decode` instead of `forward`.
+
+    The pair counts unless a more derived class overrides `forward` alone: what is scored is what was trained.
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of `Network`. Its methods are
+
+        - `encode(context, *, num_classes, tokens)`: keep what predictions need of labeled rows, a Pack;
+        - `decode(state, queries, *, temperature, tokens)`: predict the rows of a Pack of query rows.
+    """
+    for base in cls.__mro__:
+        defined = vars(base)
+        if "encode" in defined and "decode" in defined:
+            return True
+        if "forward" in defined:
+            return False
+    return False

@@ -21,7 +21,7 @@ from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import RULES, SSA, Scaling
-from tabicl_train.model.tabicl import LabelEncoder
+from tabicl_train.model.stages import LabelEncoder
 
 POSITION_STD = 0.02  # of the first position embeddings, as in GPT-2
 
