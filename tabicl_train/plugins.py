@@ -96,11 +96,19 @@ def named() -> list[Plugin]:
     return list(_named.values())
 
 
-def arguments() -> list[str]:
-    """Return the arguments that make a child process load the same plug-ins; none without plug-ins."""
+def arguments(hashes: bool = True) -> list[str]:
+    """Return the arguments that load the same plug-ins in another process; none without plug-ins.
+
+    Parameters
+    ----------
+    hashes : bool
+        Whether the other process refuses plug-ins that have changed, as children do; a command that a person may
+        repeat tomorrow has no hashes.
+    """
     if not _named:
         return []
-    return [f"{OPTION}[{','.join(plugin.argument for plugin in named())}]"]
+    sources = [plugin.argument if hashes else plugin.source for plugin in named()]
+    return [f"{OPTION}[{','.join(sources)}]"]
 
 
 def take(words: Sequence[str]) -> list[str]:
@@ -159,7 +167,10 @@ def _import(module: str, path: Path | None) -> ModuleType:
         known = sys.modules.get(module)
         if known is not None and _file_of(known) == path.resolve():
             return known
-        if known is not None or importlib.util.find_spec(module) is not None:
+        found = None if known is not None else importlib.util.find_spec(module)
+        if found is not None and found.origin is not None and Path(found.origin).resolve() == path.resolve():
+            return importlib.import_module(module)  # its folder is searched, as with python -m
+        if known is not None or found is not None:
             raise ConfigError([f"plugins: {path} has the name of another module, {module}; rename the file"])
         return _import_file(module, path)
     except ConfigError:

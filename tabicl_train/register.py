@@ -2,101 +2,108 @@
 
     from tabicl_train import register
 
-    @register.prior("ring")
-    class Ring(Prior): ...
+    @register.scaling("power", options=("scaling_bound",))
+    class Power(Scaling): ...
 
     register.callback("lowest_loss", LowestLoss)
 
-The page Extend (tabicl_train/EXTEND.md) has an example of each kind. An entry may also be the text "module:name", which
-is imported when it is asked for, since the help of a command must not wait two seconds for torch. Names that are not
-known are looked for in the installed plug-ins; see plugins.py.
+An entry may also be the text "module:name", which is imported when it is asked for, since the help of a command must
+not wait two seconds for torch. Names that are not known are looked for in the installed plug-ins, see plugins.py.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tabicl_train import plugins
 from tabicl_train.errors import ConfigError
 
-__all__ = ["Registry"]
-
-T = TypeVar("T")
+__all__ = ["Registry", "callback", "experiment", "export_format", "network", "prior", "scaling", "suite"]
 
 
-class Registry(Generic[T]):
+class Registry(Mapping[str, Any]):
     """The things of one kind, by name.
 
     Parameters
     ----------
     kind : str
         What messages call them, such as "scaling rule".
-    home : str, optional
+    home : str
         The module that registers those of this package, imported on first use.
+    record : str, optional
+        "module:name" of a class that is called with each entry and the facts about it; by default there are no facts.
     """
 
-    def __init__(self, kind: str, home: str | None = None) -> None:
+    def __init__(self, kind: str, home: str, record: str | None = None) -> None:
         self.kind = kind
         self.home = home
-        self.entries: dict[str, T | str] = {}
+        self.record = record
+        self._entries: dict[str, Any] = {}
 
-    @overload
-    def __call__(self, name: str) -> Callable[[T], T]: ...
-
-    @overload
-    def __call__(self, name: str, entry: T | str) -> T | str: ...
-
-    def __call__(self, name: str, entry: T | str | None = None) -> Any:
+    def __call__(self, name: str, entry: Any = None, **facts: Any) -> Any:
         """Register an entry under a name; without an entry, return a decorator that does.
+
+        Parameters
+        ----------
+        name : str
+            What configurations and commands call it.
+        entry : object, optional
+            The class or function, or "module:name", which is imported on first use.
+        **facts
+            What is known of it, see the page Extend.
+
+        Returns
+        -------
+        object
+            The entry, or the decorator.
 
         Raises
         ------
         ConfigError
-            If another entry has the name.
+            If something else has the name.
         """
         if entry is None:
-            return lambda decorated: self(name, decorated)
-        known = self.entries.get(name)
-        if known is not None and place_of(known) != place_of(entry):
-            problem = f"two {self.kind}s are called {name!r}: {place_of(known)} and {place_of(entry)}"
+            return lambda decorated: self(name, decorated, **facts)
+        known = self._entries.get(name)
+        if known is not None and self.place(name) != place_of(entry):
+            problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise ConfigError([f"{problem}; rename one of them"])
-        self.entries[name] = entry
+        self._entries[name] = entry if self.record is None else load(self.record)(entry, **facts)
         return entry
 
     def __contains__(self, name: object) -> bool:
         """Whether something is registered under a name, by an installed plug-in too."""
-        if name not in self.entries:
+        if name not in self._entries:
             self._fill()
-        return name in self.entries
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         """Yield all names."""
         self._fill()
-        return iter(list(self.entries))
+        return iter(list(self._entries))
 
     def __len__(self) -> int:
         """Count all names."""
         self._fill()
-        return len(self.entries)
+        return len(self._entries)
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> Any:
         """Return what is registered under a name.
 
         Raises
         ------
         ConfigError
-            If there is nothing; the line has the most similar name, or all names, and installed plug-ins that are
-            broken.
+            If there is nothing; the line has the most similar name, or all names, and why installed plug-ins are
+            missing.
         """
         if name not in self:
             raise ConfigError([self.unknown(name)])
-        entry = self.entries[name]
-        if isinstance(entry, str):
-            entry = self.entries[name] = load(entry)
-        return entry
+        if isinstance(self._entries[name], str):
+            self._entries[name] = load(self._entries[name])
+        return self._entries[name]
 
     def unknown(self, name: str) -> str:
         """Return the message for a name that is not registered."""
@@ -105,16 +112,19 @@ class Registry(Generic[T]):
         line = f"there is no {self.kind} {name!r}; {hint}"
         return "; ".join([line, *plugins.broken()])
 
+    def place(self, name: str) -> str:
+        """Return where the entry of a name is defined, "module:name"."""
+        return place_of(self._entries[name])
+
     def plugin(self, name: str) -> plugins.Plugin | None:
         """Return the plug-in that has registered a name; None for those of this package, and for unknown names."""
         if name not in self:
             return None
-        return plugins.of_module(place_of(self.entries[name]).partition(":")[0])
+        return plugins.of_module(self.place(name).partition(":")[0])
 
     def _fill(self) -> None:
         """Import the module with our own entries, and the installed plug-ins."""
-        if self.home is not None:
-            importlib.import_module(self.home)
+        importlib.import_module(self.home)
         plugins.load_installed()
 
 
@@ -122,12 +132,42 @@ def place_of(entry: Any) -> str:
     """Return where an entry is defined, "module:name"."""
     if isinstance(entry, str):
         return entry
-    defined = getattr(entry, "source", entry)  # an entry may be a record around a class
-    name = getattr(defined, "__qualname__", type(defined).__qualname__)
-    return f"{getattr(defined, '__module__', type(defined).__module__)}:{name}"
+    entry = getattr(entry, "entry", entry)  # of a record
+    entry = getattr(entry, "func", entry)  # of a partial
+    if isinstance(entry, str):
+        return entry
+    named = entry if hasattr(entry, "__qualname__") else type(entry)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def load(place: str) -> Any:
     """Import "module:name"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def prior(name: str, entry: Any = None) -> Any:
+    """Register a prior, a subclass of `priors.Prior` whose fields are its options; also as a decorator.
+
+    Parameters
+    ----------
+    name : str
+        What `prior=` takes.
+    entry : type, optional
+        The class, or "module:name".
+
+    Returns
+    -------
+    object
+        The class, or the decorator.
+    """
+    priors: Callable[..., Any] = load("priors:register")  # on first use, since priors import torch
+    return priors(name, entry)
+
+
+network = Registry("network", "tabicl_train.model.config", "tabicl_train.model.config:Family")
+scaling = Registry("scaling rule", "tabicl_train.model.scaling", "tabicl_train.model.scaling:Rule")
+callback = Registry("callback", "tabicl_train.callbacks.build")
+suite = Registry("suite", "tabicl_train.evaluation.suites")
+export_format = Registry("export format", "tabicl_train.prediction.export")
+experiment = Registry("experiment", "tabicl_train.lab.experiments")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from priors.real import real_tables
+from tabicl_train import register
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import RunContext
 from tabicl_train.callbacks.checkpoints import Checkpoints
@@ -15,6 +16,7 @@ from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.status import Status
 from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.validation import Validation
+from tabicl_train.config.schema import build_options
 
 
 def build_callbacks(context: RunContext) -> list[Any]:
@@ -29,6 +31,8 @@ def build_callbacks(context: RunContext) -> list[Any]:
         callbacks.append(Profile(config.profile))
     if config.averages.ema or config.averages.last:
         callbacks.append(Averages(config.averages))
+    for name, options in config.callbacks.items():
+        callbacks.append(build_options(register.callback[name], options or {}))
     callbacks.append(Status())
     # A checkpoint holds what all others have done after the step, and the weights that are validated are on disk.
     callbacks += [Checkpoints(), Validation(), FinalTest()]

@@ -26,10 +26,11 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tabicl_train import plugins, register
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import FAMILIES, FIRST, TabICLConfig, family_name, settings_of
+from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
 from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]
@@ -85,14 +86,18 @@ class Composer:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
         self.config_dir, self.folders = config_dir, search_folders(config_dir)
-        self.choices = group_choices(self.folders)
+        plugins.load_installed()
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
         except priors.PriorError as error:
             raise ConfigError([str(error)]) from error
+        self.choices = group_choices(self.folders)
+        for group, registered in (("prior", priors.prior_names()), ("model", register.network)):
+            self.choices[group] = sorted({*self.choices[group], *registered})
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
+        overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
         problems: list[str] = []
         groups, values, wrong_groups = list[str](), [], set[str]()
         for text, override in self.read(overrides, problems):
@@ -189,7 +194,9 @@ def hydra_tree(
     folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
     """Return the tree that Hydra composes; it is cached and must not be changed."""
-    store_schemas(classes, tuple(FAMILIES))
+    families = tuple((name, family.settings) for name, family in register.network.items())
+    store_schemas(classes, families)
+    choose_without_files(folders, classes, families)
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
         tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
@@ -198,18 +205,36 @@ def hydra_tree(
 
 
 @functools.lru_cache(maxsize=1)
-def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
+def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]) -> None:
     """Register with Hydra the schemas of a run, of each prior, and of each family of networks."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for settings in families:
-        store.store(group="model/schema", name=family_name(settings), node=settings)
+    for name, settings in families:
+        store.store(group="model/schema", name=name, node=settings)
     for prior, cls in classes:
         schema = dataclasses.make_dataclass(cls.__name__, [("name", str, field(default=prior))], bases=(cls,))
         store.store(group="prior/schema", name=prior, node=schema, package="prior")
+
+
+def choose_without_files(
+    folders: tuple[Path, ...], classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]
+) -> None:
+    """Let priors and networks without a file of their own be chosen by name, with the defaults of their options."""
+    store = ConfigStore.instance()
+
+    def has_file(group: str, name: str) -> bool:
+        return any((folder / group / f"{name}.yaml").is_file() for folder in folders)
+
+    for name, _ in classes:
+        if not has_file("prior", name):
+            store.store(group="prior", name=name, node={"defaults": [f"schema/{name}"]})
+    for name, _ in families:
+        if not has_file("model", name):
+            node = {"defaults": [{"override /model/schema@_global_.model": name}]}
+            store.store(group="model", name=name, node=node)
 
 
 def is_of_sweep(override: str) -> bool:

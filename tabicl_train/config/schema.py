@@ -9,6 +9,7 @@ inside the methods that check values, so that the help is fast.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import glob
 import json
@@ -16,9 +17,10 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
-from tabicl_train.console import is_first
+from tabicl_train import plugins, register
+from tabicl_train.console import first_line, is_first
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.weights import no_such_weights, resolve
@@ -541,6 +543,11 @@ class RunConfig:
     tensorboard: bool = False
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Callbacks beside those of the run, by the names of `register.callback`, with their options:
+    +callbacks.NAME={KEY: VALUE}."""
+    requires_plugins: list[str] = field(default_factory=list)
+    """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
@@ -553,6 +560,8 @@ class RunConfig:
                 problems += [f"{name}.{problem}" for problem in part.problems()]
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
+        problems += self.plugin_problems()
+        problems += self.callback_problems()
         problems += self.prior_problems()
         start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
         if start is not None and not resolve(start, self.model.is_regression).exists():
@@ -564,6 +573,27 @@ class RunConfig:
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables(self.trainer.devices or 1)
+
+    def plugin_problems(self) -> list[str]:
+        """List the plug-ins that a configuration file asks for and nobody has named."""
+        known = {plugin.module for plugin in plugins.named()}
+        missing = [name for name in self.requires_plugins if Path(name).stem not in known and name not in known]
+        if not missing:
+            return []
+        return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
+
+    def callback_problems(self) -> list[str]:
+        """List what is wrong with the callbacks and their options."""
+        problems = []
+        for name, options in self.callbacks.items():
+            if name not in register.callback:
+                problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
+                continue
+            try:
+                build_options(register.callback[name], options or {})
+            except (TypeError, ValueError) as error:
+                problems.append(f"callbacks.{name}: {first_line(error)}")
+        return problems
 
     def prior_problems(self) -> list[str]:
         """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
@@ -673,6 +703,43 @@ def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of an option."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def build_options(cls: Any, options: dict[str, Any]) -> Any:
+    """Build an object from options, which are the fields of its dataclass.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    options : dict
+        Those of its options that differ from their defaults.
+
+    Raises
+    ------
+    ValueError
+        With everything that is wrong with the options.
+    """
+    known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+    problems = []
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+            problems.append(f"{option}: no such option; {hint}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    hints = get_type_hints(cls)
+    for option, value in options.items():
+        kind = get_origin(hints[option]) or hints[option]
+        accepted = (int, float) if kind is float else kind
+        if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
+            raise ValueError(f"{option} is {value!r}; it must be of type {kind.__name__}")
+    built = cls(**options)
+    wrong = built.problems() if hasattr(built, "problems") else []
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return built
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:

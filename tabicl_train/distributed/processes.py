@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tabicl_train import plugins
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import unwritable_folder
@@ -85,7 +86,7 @@ def start_command() -> str:
     is_module = program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank())
     if not (is_module or program.name == "tabicl-train"):
         return ""
-    return f": {shlex.join(['tabicl-train', *sys.argv[1:]])}"
+    return f": {shlex.join(['tabicl-train', *sys.argv[1:], *plugins.arguments(hashes=False)])}"
 
 
 def start_problems(config: RunConfig) -> list[str]:
@@ -172,7 +173,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     signaled = False
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:])
+        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:], *plugins.arguments())
     except (SignalException, KeyboardInterrupt):
         signaled = True
     except ChildFailedError as error:

@@ -4,10 +4,10 @@ One dataclass builds a network, is saved in checkpoints and is translated for ex
 use, since torch takes 2 s and the settings do not need it.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -250,10 +250,10 @@ class SequenceConfig:
 
 def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
     """List the problems with the scaling rules in the settings `names`, and with the options of these rules."""
-    from tabicl_train.model.scaling import OPTIONS, RULES  # on first use, as it imports torch
+    from tabicl_train.model.scaling import OPTIONS  # on first use, as it imports torch
 
     causal, problems = isinstance(settings, SequenceConfig), []
-    possible = {name: rule for name, rule in RULES.items() if rule.causal or not causal}
+    possible = {name: rule for name, rule in register.scaling.items() if rule.causal or not causal}
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():
         if value not in possible:
@@ -272,19 +272,41 @@ def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, 
     return problems
 
 
-FAMILIES: dict[type, tuple[str, str]] = {  # settings -> module and class of the network
-    TabICLConfig: ("tabicl_train.model.tabicl", "TabICL"),
-    SequenceConfig: ("tabicl_train.model.sequence", "SequenceModel"),
-}
 FIRST = "tabicl"  # the family whose settings do not name it
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of networks: what is registered by `register.network`.
+
+    Parameters
+    ----------
+    entry : type or str
+        The class of the network, a subclass of `family.Network`, or "module:name", which is imported on first use.
+    settings : type
+        The dataclass of its settings. Except for that of TabICL it has a field `family`, whose default is the name.
+    """
+
+    entry: Any
+    settings: type
+
+    @property
+    def network(self) -> "type[Network]":
+        """The class of the network."""
+        return register.load(self.entry) if isinstance(self.entry, str) else self.entry
+
+
+register.network("tabicl", "tabicl_train.model.tabicl:TabICL", settings=TabICLConfig)
+register.network("sequence", "tabicl_train.model.sequence:SequenceModel", settings=SequenceConfig)
 
 
 def family_of(config: "NetworkConfig") -> "type[Network]":
     """Return the class of the network with these settings; `family_of(config)(config)` builds it."""
-    if type(config) not in FAMILIES:
-        raise ConfigError([f"{type(config).__name__} is not a family of networks; there are {', '.join(families())}"])
-    module, name = FAMILIES[type(config)]
-    return getattr(importlib.import_module(module), name)
+    name = family_name(type(config))
+    if name not in register.network or register.network[name].settings is not type(config):
+        known = ", ".join(register.network)
+        raise ConfigError([f"{type(config).__name__} is not the settings of a registered network; there are {known}"])
+    return register.network[name].network
 
 
 def family_name(settings: type) -> str:
@@ -292,14 +314,6 @@ def family_name(settings: type) -> str:
     return getattr(settings, "family", FIRST)
 
 
-def families() -> dict[str, type]:
-    """Return the classes of settings by the names of families."""
-    return {family_name(settings): settings for settings in FAMILIES}
-
-
 def settings_of(values: dict[str, Any]) -> type:
-    """Return the class of the settings with these values, as a file holds them."""
-    name = values.get("family", FIRST)
-    if name not in families():
-        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(families())}"])
-    return families()[name]
+    """Return the class of the settings with these values, as a file holds them; ConfigError if it is not registered."""
+    return register.network[values.get("family", FIRST)].settings

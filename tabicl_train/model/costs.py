@@ -5,8 +5,8 @@ N rows, of which n are labeled, M features, G feature groups, E embedding, T tok
 
 from __future__ import annotations
 
+from tabicl_train import register
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.scaling import RULES
 
 
 def token_groups(config: TabICLConfig, num_features: int) -> int:
@@ -36,7 +36,7 @@ def row_flops(config: TabICLConfig, N: int, G: int) -> float:
 
 def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     D, queries = config.row_dim, N - n
-    gate = RULES[config.icl_scaling].flops(D, config.icl_num_heads)
+    gate = register.scaling[config.icl_scaling].flops(D, config.icl_num_heads)
     inner = block_flops(config, D, N, n) + N * gate
     last = block_flops(config, D, queries, n) + queries * gate  # query rows only
     decoder = 2 * queries * (D * 2 * D + 2 * D * config.outputs)
@@ -89,7 +89,7 @@ def block_values(
     G = token_groups(config, num_features)
     T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
     column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
-    icl_query = query + RULES[c.icl_scaling].kept(D, c.icl_num_heads)
+    icl_query = query + register.scaling[c.icl_scaling].kept(D, c.icl_num_heads)
     return {
         "column": (column, column),
         "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # with rotated queries and keys
