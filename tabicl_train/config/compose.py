@@ -64,6 +64,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     ConfigError
         With all problems.
     """
+    overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
     return Composer(config_dir).compose(overrides, also)
 
 
@@ -97,7 +98,6 @@ class Composer:
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
-        overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
         problems: list[str] = []
         groups, values, wrong_groups = list[str](), [], set[str]()
         for text, override in self.read(overrides, problems):
