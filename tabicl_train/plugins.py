@@ -14,13 +14,14 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tabicl_train.console import print_line
 from tabicl_train.errors import ConfigError
 
 __all__ = ["Plugin", "load"]
@@ -251,6 +252,41 @@ def of_module(module: str) -> Plugin | None:
     top = module.partition(".")[0]
     files = source_files(top)
     return Plugin(top, top, _version(top), hash_files(files), _names(files))
+
+
+def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: object) -> None:
+    """Refuse to use a file whose plug-ins are not loaded; nothing is imported because a file names it.
+
+    Parameters
+    ----------
+    records : iterable of dict
+        What the file says of its plug-ins, see `Plugin.record` and `uses`.
+    kinds : collection of str
+        The kinds of things that are needed now, such as network and scaling.
+    what : object
+        What messages call the file.
+
+    Raises
+    ------
+    ConfigError
+        With what to add to the command line.
+    """
+    load_installed()
+    problems = []
+    for record in records:
+        names = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
+        if not names:
+            continue
+        module = record["module"]
+        if module not in sys.modules:
+            file = record["files"][0] if record["files"] == [f"{module}.py"] else module
+            problems.append(
+                f"{what} needs the plug-in {module} ({', '.join(names)}); add plugins=[{file}] to the command"
+            )
+        elif module in _named and _named[module].sha256 != record["sha256"]:
+            print_line(f"warning   the plug-in {module} is another one than when {what} was written")
+    if problems:
+        raise ConfigError([*problems, *broken()])
 
 
 def source_files(module: str) -> list[Path]:

@@ -113,7 +113,7 @@ class RunFolder:
             self.lock.acquire()
             checkpoint.sweep(self.path)
             checkpoint.sweep(self.path / "checkpoints")
-            return find_resume_point(self.values, fingerprint)
+            return find_resume_point(self.values, fingerprint, self.config.plugins_used())
 
         point, content = self.ranks.from_first(lock_and_read)
         self.ranks.raise_on_all_ranks(point.problems(self.config.seed, fingerprint))
@@ -144,7 +144,13 @@ class RunFolder:
         origin = describe_origin()
         machines = self.ranks.gather(describe_machine(context.device))
         device = machines[0]["gpu"] or platform.machine()
-        context.facts |= {"real_tables": start.real_tables, "ranks": self.ranks.size, "device": device, **origin}
+        context.facts |= {
+            "plugins": self.config.plugins_used(),
+            "real_tables": start.real_tables,
+            "ranks": self.ranks.size,
+            "device": device,
+            **origin,
+        }
         if not self.is_writer:
             return
         self.records.loggers = self._build_loggers(start.steps)

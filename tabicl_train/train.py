@@ -16,7 +16,9 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import Launch, Stop
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network
 from tabicl_train.planning import memory_problems
+from tabicl_train.prediction.predict import disagreement
 from tabicl_train.process import Process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_folder import RunFolder
@@ -68,6 +70,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             if start.last > start.steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
             module, optimizer = build_module(config, start.content, ranks, process.fabric)
+            check_predictions(module.model, ranks)
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
             context = RunContext(
                 config=config,
@@ -138,6 +141,13 @@ def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
     if config.trainer.compile or config.trainer.triton:
         problems += compiling.problems(config.trainer)
     return problems
+
+
+def check_predictions(network: Network, ranks: Ranks) -> None:
+    """Raise ConfigError on all ranks if validation and export would use another function than training."""
+    problem = ranks.from_first(lambda: disagreement(network, perturbed=True))
+    if problem is not None:
+        raise ConfigError([problem])
 
 
 def build_loader(

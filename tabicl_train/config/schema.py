@@ -14,7 +14,7 @@ import functools
 import glob
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
@@ -573,6 +573,34 @@ class RunConfig:
         if self.trainer.compile and self.model.dropout > 0:
             problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
         return problems + self.too_few_tables(self.trainer.devices or 1)
+
+    def named_parts(self) -> Iterator[tuple[str, str]]:
+        """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
+        from tabicl_train.model.config import family_name
+
+        yield "prior", self.prior["name"]
+        for component in self.prior.get("components") or ():
+            yield "prior", component
+        yield "network", family_name(type(self.model))
+        for value in vars(self.model).values():
+            if isinstance(value, str) and value in register.scaling:
+                yield "scaling", value
+        for name in self.callbacks:
+            yield "callback", name
+
+    def plugins_used(self) -> list[dict[str, Any]]:
+        """Return what a checkpoint says of the plug-ins that the run needs, each with what it uses of them."""
+        import priors
+
+        uses: dict[plugins.Plugin, list[list[str]]] = {}
+        for kind, name in self.named_parts():
+            if kind == "prior":
+                plugin = plugins.of_module(priors.prior_class(name).__module__)
+            else:
+                plugin = getattr(register, kind).plugin(name)
+            if plugin is not None and [kind, name] not in uses.setdefault(plugin, []):
+                uses[plugin].append([kind, name])
+        return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
 
     def plugin_problems(self) -> list[str]:
         """List the plug-ins that a configuration file asks for and nobody has named."""

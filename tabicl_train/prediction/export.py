@@ -33,6 +33,7 @@ from tabicl_train.outputs import output_problems, save, write_atomically
 from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
+from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
@@ -210,6 +211,8 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen, network = FORMATS[format], build_network(pretrained)
+    if problem := different_functions(network):
+        raise ConfigError([f"{output} is not written: {problem}"])
 
     def check(written: Path) -> None:
         if problem := disagreement(network, chosen.predictor(written), chosen.tolerance):

@@ -147,3 +147,22 @@ def test_registered_records_name_the_file_that_they_come_from(fresh):
     assert register.scaling.plugin("power").files == ("mine.py",)
     assert register.scaling.plugin("ssmax") is None and register.network.plugin("tabicl") is None
     assert dataclasses.is_dataclass(register.network["doubled"].settings)
+
+
+def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_needs(fresh):
+    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0"]
+    assert command("train", *settings, "trainer.max_steps=2").returncode == 0
+    content = torch.load(fresh / "run/checkpoints/step-00000002.ckpt", weights_only=True)
+    (record,) = content["run"]["plugins"]
+    assert record["module"] == "mine" and record["files"] == ["mine.py"] and record["uses"] == [["prior", "ring"]]
+    assert str(fresh) not in str(record)
+    with pytest.raises(ConfigError, match=r"run needs the plug-in nowhere \(prior ring\); add plugins=\[nowhere.py\]"):
+        plugins.require([record | {"module": "nowhere", "files": ["nowhere.py"]}], {"prior"}, "run")
+    plugins.require([record | {"module": "nowhere"}], {"network"}, "run")  # the prior is not needed
+
+    (fresh / "mine.py").write_text(SOURCE + "\n")
+    plugins._named.clear()
+    sys.modules.pop("mine")
+    refused = command("train", *settings)
+    assert refused.returncode == 2 and "the hash of the plug-in mine was" in refused.stderr
+    assert command("train", *settings, "resume.allow_changes=true", "trainer.max_steps=3").returncode == 0

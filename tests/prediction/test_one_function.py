@@ -2,13 +2,18 @@
 
 import pytest
 import torch
+from short_runs import run
 from small_networks import draw, small_network
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
-from tabicl_train.model import TabICL
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model import config as family
 from tabicl_train.model.family import encodes
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.classifier import TabICLClassifier
+from tabicl_train.prediction.export import export_weights
+from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.prediction.predict import decode, disagreement, encode, pack_of_queries, predict
 
 
@@ -73,6 +78,17 @@ def test_a_pair_that_predicts_something_else_is_named():
     assert disagreement(of_class(TabICL)) is None and disagreement(of_class(TabICL), perturbed=True) is None
     assert disagreement(of_class(Doubled)) is None  # only one way
     assert "Wrong.encode and decode predict something else" in disagreement(of_class(Wrong))
+
+
+def test_a_run_and_an_export_of_a_network_whose_pair_predicts_something_else_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
+    register.network._entries["tabicl"] = family.Family(Wrong, TabICLConfig)
+    with pytest.raises(ConfigError, match=r"Wrong\.encode and decode predict something else"):
+        run(tmp_path / "run", "trainer.max_steps=1")
+    network = small_network()
+    weights = {name: value.detach() for name, value in network.state_dict().items()}
+    with pytest.raises(ConfigError, match=r"is not written: Wrong\.encode"):
+        export_weights(Pretrained(network.config, weights), str(tmp_path / "hub"), "hub")
 
 
 def test_the_comparison_changes_no_weights_and_no_random_state():
