@@ -9,6 +9,7 @@ B tables, N rows of which the first n are labeled, M features, C classes, Q quan
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -188,6 +189,8 @@ def disagreement(network: Network, perturbed: bool = False) -> str | None:
         trained = network(Pack.of(tables)).float()
         scored = predict(network, Pack.of(tables)).float()
     difference = (trained - scored).abs().max().item()
+    if not math.isfinite(difference):
+        return None  # weights that are not finite are refused elsewhere
     if difference <= TOLERANCE * max(1.0, trained.abs().max().item()):
         return None
     name = type(network).__name__
