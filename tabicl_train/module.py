@@ -168,6 +168,9 @@ class Pretraining(L.LightningModule):
             for part, name in self.model.parts.items():
                 parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
                 (trained if part in parts else frozen).extend(parameters)
+            # A network may have parameters outside of the parts that it names; they are always trained.
+            known = {id(p) for p in [*trained, *frozen]}
+            trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 

@@ -183,7 +183,7 @@ class CurriculumConfig:
         family, problems = family_of(model), list[str]()
         for name, stage in self.stages.items():
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
-            if set(stage.frozen) == set(family.parts):
+            if stage.frozen and set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
             for key, rows in stage.row_ranges.items():
                 if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):

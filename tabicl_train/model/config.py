@@ -13,7 +13,7 @@ from tabicl_train.errors import ConfigError
 if TYPE_CHECKING:
     from tabicl_train.model.family import Network, NetworkConfig
 
-__all__ = ["SequenceConfig", "TabICLConfig"]
+__all__ = ["NetworkSettings", "SequenceConfig", "TabICLConfig"]
 
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
@@ -179,6 +179,46 @@ class TabICLConfig:
             problems.append(
                 f"embed_dim / row_num_heads is {self.embed_dim // heads}, must be even: rotary embedding turns pairs"
             )
+        return problems
+
+
+@dataclass
+class NetworkSettings:
+    """What every network has; the settings of a network of your own inherit it and add a field `family`."""
+
+    max_classes: int = 10
+    """Number of logits, at least 2; 0 is regression, whose outputs are quantiles."""
+    num_quantiles: int = 999
+    """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
+    dropout: float = 0.0
+    """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
+    checkpoint_rows: int = 0
+    """Recompute activations in the backward pass of packs with a longer table than this, if the network can; 0 never
+    recomputes."""
+
+    missing_values: ClassVar[bool] = False  # whether the network supports NaN in Pack.X
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
+        return self.max_classes == 0
+
+    @property
+    def outputs(self) -> int:
+        """Values predicted for a query row: logits or quantiles."""
+        return self.num_quantiles if self.is_regression else self.max_classes
+
+    def problems(self) -> list[str]:
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
+        problems = []
+        if self.max_classes != 0 and self.max_classes < 2:
+            problems.append(f"max_classes is {self.max_classes}, must be at least 2, or 0 for regression")
+        if self.num_quantiles < 1:
+            problems.append(f"num_quantiles is {self.num_quantiles}, must be at least 1")
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+        if self.checkpoint_rows < 0:
+            problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
         return problems
 
 

@@ -34,6 +34,8 @@ class SequenceModel(Network):
     positions by learned vectors. Raises ValueError with every problem of the configuration.
     """
 
+    predicts_quantiles = False
+    predicts_real_tables = False
     parts = {"embedding": "embedding", "blocks": "transformer", "head": "head"}
 
     def __init__(self, config: SequenceConfig):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model.config import TabICLConfig
@@ -29,7 +28,6 @@ from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack, Shape, column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.public_config import to_public
-from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 from tabicl_train.model.stages import ColumnEmbedding, InContextLearner, RowInteraction
 
@@ -57,10 +55,7 @@ class TabICL(Network):
     """
 
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
-    predicts_quantiles = True
-    predicts_real_tables = True
     to_public = staticmethod(to_public)
-    guess_loss = staticmethod(guess_loss)
 
     def __init__(self, config: TabICLConfig):
         super().__init__(config)
@@ -154,12 +149,6 @@ class TabICL(Network):
             N, n, M = sizes.unbind(1)
             sizes = torch.stack([N, n, -(-M // self.config.group_size)], 1)
         return sizes, shapes
-
-    def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Compute cross entropies of logits, or pinball losses of quantiles; see `Network`."""
-        if self.config.is_regression:
-            return pinball(predictions, pack.queries())
-        return F.cross_entropy(predictions.float(), pack.queries(), reduction="none")
 
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the transformer blocks of all stages; see `Network`."""
