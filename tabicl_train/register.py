@@ -21,7 +21,7 @@ from typing import Any
 from tabicl_train import plugins
 from tabicl_train.errors import ConfigError
 
-__all__ = ["Registry", "callback", "experiment", "export_format", "network", "prior", "scaling", "suite"]
+__all__ = ["Registry", "callback", "experiment", "export_format", "network", "objective", "prior", "scaling", "suite"]
 
 
 class Registry(Mapping[str, Any]):
@@ -167,6 +167,7 @@ def prior(name: str, entry: Any = None) -> Any:
 
 network = Registry("network", "tabicl_train.model.config", "tabicl_train.model.config:Family")
 scaling = Registry("scaling rule", "tabicl_train.model.scaling", "tabicl_train.model.scaling:Rule")
+objective = Registry("objective", "tabicl_train.objectives")
 callback = Registry("callback", "tabicl_train.callbacks.build")
 suite = Registry("suite", "tabicl_train.evaluation.suites")
 export_format = Registry("export format", "tabicl_train.prediction.export")

@@ -93,6 +93,8 @@ def refuse_changes(
     before |= plugin_hashes(made.get("plugins", []))
     now |= plugin_hashes(plugins_now)
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
+    if now.get("objective", "") is None and not any(key.startswith("objective") for key in before):
+        differing.remove("objective")  # a checkpoint from before there were objectives
     lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
     started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
     # The settings of a stage or prior that was added or removed are left out; its name is enough.
@@ -103,7 +105,19 @@ def refuse_changes(
         for key in differing
         if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
     ]
-    order = ["model.family", "prior.name", "seed", STREAM, REAL_TABLES, PLUGIN, "model.", "optimizer.name", "prior."]
+    order = [
+        "model.family",
+        "prior.name",
+        "seed",
+        STREAM,
+        REAL_TABLES,
+        PLUGIN,
+        "model.",
+        "optimizer.name",
+        "objective",
+        "auxiliary_losses",
+        "prior.",
+    ]
     order += [f"curriculum.stages.{name}." for name in started]
     breaking = [key for key in changed if key.startswith(tuple(order)) and not key.endswith(ROUNDING)]
     breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))

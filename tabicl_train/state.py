@@ -14,6 +14,7 @@ from tabicl_train.console import info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
+from tabicl_train.objectives import build_objective
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.precision import choose
 from tabicl_train.resume import initial_weights
@@ -67,7 +68,15 @@ def build_module(
 ) -> tuple[Pretraining, MuonAdamW]:
     """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     torch.manual_seed(config.seed)
-    module = Pretraining(config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
+    module = Pretraining(
+        config.model,
+        config.curriculum,
+        config.optimizer,
+        choose(config.trainer),
+        config.seed,
+        build_objective(config.objective),
+        config.auxiliary_losses,
+    )
     fabric.to_device(module)
     module.on_fit_start()
     if config.trainer.compile:

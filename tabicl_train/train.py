@@ -16,7 +16,8 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import Launch, Stop
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.family import Network
+from tabicl_train.module import Pretraining
+from tabicl_train.objectives import mixing_problem
 from tabicl_train.planning import memory_problems
 from tabicl_train.prediction.predict import disagreement
 from tabicl_train.process import Process
@@ -70,7 +71,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             if start.last > start.steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
             module, optimizer = build_module(config, start.content, ranks, process.fabric)
-            check_predictions(module.model, ranks)
+            check_functions(module, ranks)
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
             context = RunContext(
                 config=config,
@@ -143,11 +144,19 @@ def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
     return problems
 
 
-def check_predictions(network: Network, ranks: Ranks) -> None:
-    """Raise ConfigError on all ranks if validation and export would use another function than training."""
-    problem = ranks.from_first(lambda: disagreement(network, perturbed=True))
-    if problem is not None:
-        raise ConfigError([problem])
+def check_functions(module: Pretraining, ranks: Ranks) -> None:
+    """Raise ConfigError on all ranks if scores would be of another function, or losses depended on the packs."""
+
+    def find() -> list[str]:
+        found = [
+            disagreement(module.model, perturbed=True),
+            mixing_problem(module.model, module.objective, module.auxiliary),
+        ]
+        return [problem for problem in found if problem is not None]
+
+    problems = ranks.from_first(find)
+    if problems:
+        raise ConfigError(problems)
 
 
 def build_loader(

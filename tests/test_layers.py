@@ -37,6 +37,7 @@ LINE = {
     "stream",
     "workers",
     "module",
+    "objectives",
     "precision",
     "compiling",
     "resume",

@@ -93,7 +93,9 @@ class Composer:
         except priors.PriorError as error:
             raise ConfigError([str(error)]) from error
         self.choices = group_choices(self.folders)
-        for group, registered in (("prior", priors.prior_names()), ("model", register.network)):
+        self.choices.setdefault("objective", [])
+        names = {"prior": priors.prior_names(), "model": register.network, "objective": register.objective}
+        for group, registered in names.items():
             self.choices[group] = sorted({*self.choices[group], *registered})
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
@@ -197,6 +199,7 @@ def hydra_tree(
     families = tuple((name, family.settings) for name, family in register.network.items())
     store_schemas(classes, families)
     choose_without_files(folders, classes, families)
+    store_objectives()
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
         tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
@@ -219,6 +222,17 @@ def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[tuple[s
         store.store(group="prior/schema", name=prior, node=schema, package="prior")
 
 
+def store_objectives() -> None:
+    """Register with Hydra the choices of `objective`, with the defaults of their options."""
+    store = ConfigStore.instance()
+    for name, cls in register.objective.items():
+        node: Any = {"name": name}
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            fields = [("name", str, field(default=name))]
+            node = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
+        store.store(group="objective", name=name, node=node, package="objective")
+
+
 def choose_without_files(
     folders: tuple[Path, ...], classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]
 ) -> None:
@@ -228,13 +242,17 @@ def choose_without_files(
     def has_file(group: str, name: str) -> bool:
         return any((folder / group / f"{name}.yaml").is_file() for folder in folders)
 
+    choices: dict[str, dict[str, dict]] = {"prior": {}, "model": {}}
     for name, _ in classes:
-        if not has_file("prior", name):
-            store.store(group="prior", name=name, node={"defaults": [f"schema/{name}"]})
+        choices["prior"][name] = {"defaults": [f"schema/{name}"]}
     for name, _ in families:
-        if not has_file("model", name):
-            node = {"defaults": [{"override /model/schema@_global_.model": name}]}
-            store.store(group="model", name=name, node=node)
+        choices["model"][name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
+    for group, nodes in choices.items():
+        for name, node in nodes.items():
+            if not has_file(group, name):
+                store.store(group=group, name=name, node=node)
+            elif f"{name}.yaml" in store.repo.get(group, {}):  # from before there was a file, in the same process
+                del store.repo[group][f"{name}.yaml"]
 
 
 def is_of_sweep(override: str) -> bool:
@@ -302,6 +320,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
+    config.objective = OmegaConf.to_container(tree.objective, resolve=True) if tree.objective is not None else None
     return config, config.problems()
 
 

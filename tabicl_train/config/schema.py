@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from tabicl_train import plugins, register
-from tabicl_train.console import first_line, is_first
-from tabicl_train.errors import install, is_installed
+from tabicl_train.console import is_first
+from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.weights import no_such_weights, resolve
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig", "StageConfig"]
 
+OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 # Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
@@ -533,6 +534,11 @@ class RunConfig:
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    objective: Any = None
+    """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
+    pinball loss of quantiles). Validation reports that loss in any case."""
+    auxiliary_losses: dict[str, float] = field(default_factory=dict)
+    """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -562,6 +568,7 @@ class RunConfig:
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
         problems += self.plugin_problems()
         problems += self.callback_problems()
+        problems += self.objective_problems()
         problems += self.prior_problems()
         start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
         if start is not None and not resolve(start, self.model.is_regression).exists():
@@ -585,6 +592,8 @@ class RunConfig:
         for value in vars(self.model).values():
             if isinstance(value, str) and value in register.scaling:
                 yield "scaling", value
+        if self.objective is not None:
+            yield "objective", self.objective["name"]
         for name in self.callbacks:
             yield "callback", name
 
@@ -619,9 +628,26 @@ class RunConfig:
                 continue
             try:
                 build_options(register.callback[name], options or {})
-            except (TypeError, ValueError) as error:
-                problems.append(f"callbacks.{name}: {first_line(error)}")
+            except ConfigError as error:
+                problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
         return problems
+
+    def objective_problems(self) -> list[str]:
+        """List what is wrong with the objective and its options."""
+        if self.objective is None:
+            return []
+        if not isinstance(self.objective, dict) or self.objective.get("name") not in register.objective:
+            name = self.objective.get("name") if isinstance(self.objective, dict) else self.objective
+            return [f"objective: {register.objective.unknown(str(name))}"]
+        options = {key: value for key, value in self.objective.items() if key != "name"}
+        try:
+            build_options(register.objective[self.objective["name"]], options)
+        except ConfigError as error:
+            return [f"objective.{problem}" for problem in error.problems]
+        if self.model.is_regression == (self.objective["name"] == "cross_entropy") and self.objective["name"] in OURS:
+            kind = "numbers" if self.model.is_regression else "classes"
+            return [f"objective is {self.objective['name']}, but the network predicts {kind}"]
+        return []
 
     def prior_problems(self) -> list[str]:
         """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
@@ -705,6 +731,7 @@ class RunConfig:
 
 # Prefixes of settings that change neither the weights of a run nor its scores.
 HARMLESS = (
+    *("requires_plugins", "callbacks."),
     *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
     *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue")),
 )
@@ -745,7 +772,7 @@ def build_options(cls: Any, options: dict[str, Any]) -> Any:
 
     Raises
     ------
-    ValueError
+    ConfigError
         With everything that is wrong with the options.
     """
     known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
@@ -756,17 +783,19 @@ def build_options(cls: Any, options: dict[str, Any]) -> Any:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
             problems.append(f"{option}: no such option; {hint}")
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ConfigError(problems)
     hints = get_type_hints(cls)
     for option, value in options.items():
         kind = get_origin(hints[option]) or hints[option]
         accepted = (int, float) if kind is float else kind
         if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
-            raise ValueError(f"{option} is {value!r}; it must be of type {kind.__name__}")
+            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
+    if problems:
+        raise ConfigError(problems)
     built = cls(**options)
-    wrong = built.problems() if hasattr(built, "problems") else []
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    problems = built.problems() if hasattr(built, "problems") else []
+    if problems:
+        raise ConfigError(problems)
     return built
 
 

@@ -34,6 +34,7 @@ from tabicl_train.prediction.hub_format import KINDS, hub_problem, is_hub_folder
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import Pretrained, mismatches, network_config, origin_of
 from tabicl_train.prediction.predict import disagreement as different_functions
+from tabicl_train.prediction.predict import outputs_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
@@ -281,7 +282,7 @@ def estimator_name(config: NetworkConfig) -> str:
 
 
 def predictor(network: Network) -> Predictor:
-    return lambda X, y_train: network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
+    return lambda X, y_train: outputs_of(network, Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
 
 
 def read_back(path: Path) -> Predictor:

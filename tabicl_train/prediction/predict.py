@@ -98,7 +98,7 @@ def decode(network: Network, state: Any, queries: Pack, temperature: float = 1.0
         rows = of_table.view(labeled.shape[1], -1).t()  # (query rows, M)
         labels = torch.cat([y, y.new_zeros(len(rows))])
         joined.append((torch.cat([labeled, rows]), labels, n))
-    predicted = network(Pack.of(joined))
+    predicted = outputs_of(network, Pack.of(joined))
     if state.num_classes == 0:
         return predicted
     return predicted[:, : state.num_classes] / temperature
@@ -144,11 +144,17 @@ def pack_of_queries(tables: Iterable[Tensor]) -> Pack:
     return Pack.of((X, torch.empty(0, device=X.device), len(X)) for X in tables)
 
 
+def outputs_of(network: Network, pack: Pack) -> Tensor:
+    """Return the predictions of a network, (query rows, outputs), without the auxiliary losses beside them."""
+    predictions = network(pack)
+    return predictions[0] if isinstance(predictions, tuple) else predictions
+
+
 @torch.no_grad()
 def predict(network: Network, pack: Pack) -> Tensor:
     """Predict (query rows, outputs) of a pack, as validation does."""
     if not encodes(type(network)):
-        return network(pack)
+        return outputs_of(network, pack)
     return predict_logits(network, pack, network.config.max_classes)
 
 
@@ -186,7 +192,7 @@ def disagreement(network: Network, perturbed: bool = False) -> str | None:
             y = torch.randint(config.max_classes, (N,), generator=generator)
         tables.append((X.to(device), y.to(device), n))
     with torch.no_grad():
-        trained = network(Pack.of(tables)).float()
+        trained = outputs_of(network, Pack.of(tables)).float()
         scored = predict(network, Pack.of(tables)).float()
     difference = (trained - scored).abs().max().item()
     if not math.isfinite(difference):
