@@ -1,7 +1,7 @@
 """Priors: distributions over tables, and how to draw from them.
 
-A prior is a subclass of `Prior` in a module of its own, whose fields are its options, a line in PRIORS below, and a
-file `configs/prior/NAME.yaml`. Other packages register theirs as entry points, see .github/CONTRIBUTING.md.
+A prior is a subclass of `Prior` whose fields are its options, registered by `register`, ours at the end of this file.
+Installed packages can also name theirs as entry points of the group `tabicl_train.priors`.
 """
 
 from __future__ import annotations
@@ -25,33 +25,61 @@ __all__ = [
     "Table",
     "TableSpec",
     "build_prior",
+    "register",
     "rng_at",
 ]
 
 GROUP = "tabicl_train.priors"
-PRIORS = {  # classes by name, imported on first use
-    "disk": "priors.disk:Disk",
-    "dummy": "priors.dummy:Dummy",
-    "graph_scm": "priors.graph_scm:GraphSCM",
-    "linear_functions": "priors.linear_functions:LinearFunctions",
-    "mix_scm": "priors.mix_scm:MixSCM",
-    "mlp_scm": "priors.mlp_scm:MLPSCM",
-    "needle": "priors.needle:Needle",
-    "one_table": "priors.one_table:OneTable",
-    "quantifiers": "priors.quantifiers:Quantifiers",
-    "tables": "priors.tables:Tables",
-    "tree_scm": "priors.tree_scm:TreeSCM",
-}
+PRIORS: dict[str, type[Prior] | str] = {}  # by name; "module:class" until it is used for the first time
+
+
+def register(name: str, cls: type[Prior] | str | None = None) -> Any:
+    """Register a prior; without a class, return a decorator that does.
+
+    Parameters
+    ----------
+    name : str
+        What `build_prior` and `prior=` take.
+    cls : type or str, optional
+        The class, or "module:class", which is imported on first use.
+
+    Returns
+    -------
+    object
+        The class, or the decorator.
+
+    Raises
+    ------
+    PriorError
+        If another prior has the name, or if it is no prior.
+    """
+    if cls is None:
+        return lambda decorated: register(name, decorated)
+    if not isinstance(cls, str) and not (isinstance(cls, type) and issubclass(cls, Prior)):
+        raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
+    known = PRIORS.get(name)
+    if known is not None and place_of(known) != place_of(cls):
+        raise PriorError(f"two priors are called {name!r}: {place_of(known)} and {place_of(cls)}; rename one of them")
+    PRIORS[name] = cls
+    return cls
+
+
+def place_of(cls: type[Prior] | str) -> str:
+    """Return where a class is defined, "module:class"."""
+    return cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
 
 
 def prior_names() -> list[str]:
-    """Return the names of the priors of this package and of those that other packages register, sorted."""
+    """Return the names of all priors, sorted."""
     return sorted([*PRIORS, *installed_priors()])
 
 
 def prior_class(name: str) -> type[Prior]:
     """Return the class of a prior; raises PriorError if there is none of this name, or its package is broken."""
-    entry = EntryPoint(name, PRIORS[name], GROUP) if name in PRIORS else installed_priors().get(name)
+    known = PRIORS.get(name)
+    if known is not None and not isinstance(known, str):
+        return known
+    entry = EntryPoint(name, known, GROUP) if known is not None else installed_priors().get(name)
     if entry is None:
         raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
     try:
@@ -130,3 +158,16 @@ def installed_priors() -> dict[str, EntryPoint]:
 
 def package_of(entry: EntryPoint) -> str:
     return f"package {entry.dist.name}" if entry.dist else "tabicl-train"
+
+
+register("disk", "priors.disk:Disk")
+register("dummy", "priors.dummy:Dummy")
+register("graph_scm", "priors.graph_scm:GraphSCM")
+register("linear_functions", "priors.linear_functions:LinearFunctions")
+register("mix_scm", "priors.mix_scm:MixSCM")
+register("mlp_scm", "priors.mlp_scm:MLPSCM")
+register("needle", "priors.needle:Needle")
+register("one_table", "priors.one_table:OneTable")
+register("quantifiers", "priors.quantifiers:Quantifiers")
+register("tables", "priors.tables:Tables")
+register("tree_scm", "priors.tree_scm:TreeSCM")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
+from tabicl_train import plugins
 from tabicl_train.console import first_line, info, print_line
 from tabicl_train.distributed.processes import (
     PREEMPTED,
@@ -68,6 +69,7 @@ def plain_end() -> Iterator[None]:
         try:
             if problems := option_problems(sys.argv[1:]):
                 raise ConfigError(problems)
+            sys.argv[1:] = plugins.take(sys.argv[1:])
             yield
         except ConfigError as error:
             print_problems(error)

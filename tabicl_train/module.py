@@ -7,6 +7,7 @@ logged steps.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import lightning as L
 import torch
@@ -20,6 +21,7 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import MuonAdamW, build_optimizer
 from tabicl_train.precision import LossScale, Precision
 from tabicl_train.stream import StepItem
@@ -69,6 +71,10 @@ class Pretraining(L.LightningModule):
         The number format of matrix products.
     seed : int
         The seed of the run, which dropout depends on.
+    objective : Objective, optional
+        What is minimized, see objectives.py; by default the network's own loss.
+    auxiliary : dict, optional
+        Weights of the auxiliary losses that the network returns beside its predictions, by name.
 
     Attributes
     ----------
@@ -88,8 +94,12 @@ class Pretraining(L.LightningModule):
         optimizer: OptimizerConfig,
         precision: Precision,
         seed: int,
+        objective: Any = None,
+        auxiliary: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
+        self.objective = objective
+        self.auxiliary = auxiliary or {}
         self.curriculum, self.optimizer_config, self.precision, self.seed = curriculum, optimizer, precision, seed
         self.model: Network = family_of(model)(model)
         self.loss = torch.zeros(())
@@ -168,6 +178,9 @@ class Pretraining(L.LightningModule):
             for part, name in self.model.parts.items():
                 parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
                 (trained if part in parts else frozen).extend(parameters)
+            # A network may have parameters outside of the parts that it names; they are always trained.
+            known = {id(p) for p in [*trained, *frozen]}
+            trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
             self.gradients = Gradients(trained, frozen)
         return self.gradients
 
@@ -219,7 +232,7 @@ class Pretraining(L.LightningModule):
         Activations are computed again in the backward pass if a table has more than `checkpoint_rows` rows, by default
         the model's value.
         """
-        losses = query_losses(self.model, pack, checkpoint_rows)
+        losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
@@ -255,8 +268,3 @@ class Pretraining(L.LightningModule):
         """Load the loss scale if checkpoint and run are both fp16; a change of precision starts with a new scale."""
         if self.precision.name == checkpoint["config"]["trainer"]["precision"] == "fp16":  # `auto` never chooses fp16
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
-
-
-def query_losses(model: Network, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-    """Compute the loss of each table of a pack, the mean over its query rows, (B,) float32."""
-    return model.losses(model(pack, checkpoint_rows), pack)

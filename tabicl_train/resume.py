@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ ROUNDING = ".pack_tokens"  # of a stage: it decides which tables share a pass, w
 WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
+PLUGIN, CALLBACKS = "the hash of the plug-in ", "the hash of the callbacks of "  # followed by the name of its module
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class ResumePoint:
         return problems
 
 
-def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoint, dict | None]:
+def find_resume_point(
+    values: dict, real_tables: str | None, plugins_now: Sequence[dict] = ()
+) -> tuple[ResumePoint, dict | None]:
     """Find where a run begins, and the content of its newest intact checkpoint, if any."""
     # values: the configuration as plain values; real_tables: the hash of the real tables of its prior. Raises
     # ConfigError if the run directory belongs to another run, if its checkpoints are gone, or if the
@@ -73,7 +77,7 @@ def find_resume_point(values: dict, real_tables: str | None) -> tuple[ResumePoin
         check_beginning(folder, values["seed"])
         return ResumePoint(0, values["seed"], real_tables), None
     path, content = newest
-    refuse_changes(content, values, real_tables)
+    refuse_changes(content, values, real_tables, plugins_now)
     checkpoint.refuse_non_finite(path, content)
     return ResumePoint(content["global_step"], values["seed"], real_tables), content
 
@@ -92,14 +96,20 @@ def check_beginning(folder: Path, seed: int) -> None:
         raise ConfigError([f"{folder} holds a run with seed={recorded['seed']}, not {seed}; {over}"])
 
 
-def refuse_changes(content: dict, values: dict, real_tables: str | None = None) -> None:
+def refuse_changes(
+    content: dict, values: dict, real_tables: str | None = None, plugins_now: Sequence[dict] = ()
+) -> None:
     """Print which settings differ from those of a checkpoint, and refuse those that make it another run."""
     # A stage that has not started may change, and stages may follow the last one.
     saved, made = content["config"], content["run"]
     before, now = compared(saved), compared(values)
     before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
+    before |= plugin_hashes(made.get("plugins", []))
+    now |= plugin_hashes(plugins_now)
     differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
+    if now.get("objective", "") is None and not any(key.startswith("objective") for key in before):
+        differing.remove("objective")  # a checkpoint from before there were objectives
     lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
     started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
     # The settings of a stage or prior that was added or removed are left out; its name is enough.
@@ -110,7 +120,19 @@ def refuse_changes(content: dict, values: dict, real_tables: str | None = None) 
         for key in differing
         if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
     ]
-    order = ["model.family", "prior.name", "seed", STREAM, REAL_TABLES, "model.", "optimizer.name", "prior."]
+    order = [
+        "model.family",
+        "prior.name",
+        "seed",
+        STREAM,
+        REAL_TABLES,
+        PLUGIN,
+        "model.",
+        "optimizer.name",
+        "objective",
+        "auxiliary_losses",
+        "prior.",
+    ]
     order += [f"curriculum.stages.{name}." for name in started]
     breaking = [key for key in changed if key.startswith(tuple(order)) and not key.endswith(ROUNDING)]
     breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))
@@ -190,6 +212,15 @@ def curriculum_of(values: dict) -> CurriculumConfig:
     for name, stage in values["curriculum"]["stages"].items():
         stages[name] = StageConfig(**{key: value for key, value in stage.items() if key in known})
     return CurriculumConfig(stages)
+
+
+def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
+    """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
+    hashes = {}
+    for record in records:
+        is_callback = all(kind == "callback" for kind, _ in record["uses"])
+        hashes[(CALLBACKS if is_callback else PLUGIN) + record["module"]] = record["sha256"][:16]
+    return hashes
 
 
 def compared(values: dict) -> dict[str, Any]:

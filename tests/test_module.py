@@ -35,7 +35,10 @@ class CountWaits:
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
 
-    def on_train_batch_start(self, **_) -> None:
+    def start(self, state) -> None:
+        self.context.callbacks.append(EndCount(self))  # called after all others
+
+    def before_step(self, state, item) -> None:
         self.mode = Waits()
         self.mode.__enter__()
 
@@ -44,9 +47,9 @@ class EndCount:
     def __init__(self, counting: CountWaits) -> None:
         self.counting = counting
 
-    def on_train_batch_end(self, step, **_) -> None:
+    def after_step(self, state, item) -> None:
         self.counting.mode.__exit__(None, None, None)
-        self.counting.counts[step] = self.counting.mode.count
+        self.counting.counts[state.step] = self.counting.mode.count
 
 
 class Training:
@@ -149,14 +152,11 @@ def test_dropout_is_a_function_of_step_rank_and_pack():
 
 
 def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):
-    from tabicl_train import train as training
-
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
-    counting, chosen = CountWaits(), training.build_callbacks
-    monkeypatch.setattr(training, "build_callbacks", lambda *a: [counting, *chosen(*a), EndCount(counting)])
+    counting = CountWaits()
     run(
         tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", "trainer.precision=fp16",
-        "averages.last=2", "averages.every=8", "model.dropout=0.1",
+        "averages.last=2", "averages.every=8", "model.dropout=0.1", callbacks=(counting,),
     )  # fmt: skip
     assert sorted(counting.counts) == list(range(1, 17))
     waited = [step for step, count in counting.counts.items() if count]
@@ -240,7 +240,7 @@ def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypa
     recomputed = []
 
     class Count:
-        def on_train_batch_start(self, item, **_) -> None:
+        def before_step(self, state, item) -> None:
             recomputed.append((item.step, 0))
 
     def counting(block, *args, **kwargs):

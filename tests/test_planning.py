@@ -15,8 +15,8 @@ from tabicl_train.curriculum import plan_step
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import family_of
+from tabicl_train.model.costs import kept_by_part
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import kept_by_part
 from tabicl_train.planning import count_parameters, expected_work, peak_bytes, run_plan, stage_peak
 from tabicl_train.precision import peak_flops
 

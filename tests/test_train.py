@@ -16,7 +16,9 @@ from lightning.fabric import Fabric
 from runs import assert_same_end, last, metrics, run
 
 from priors.dummy import Dummy
+from tabicl_train import run_folder
 from tabicl_train import train as training
+from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.config.compose import compose
 from tabicl_train.run_dir.checkpoint import saved
@@ -127,8 +129,8 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
 
     monkeypatch.setattr(training, "build_loader", fork)
     monkeypatch.setattr(Fabric, "launch", launch)
-    find = training.find_resume_point
-    monkeypatch.setattr(training, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
-    monkeypatch.setattr(training, "fit", lambda *a: a[-1])
+    find = run_folder.find_resume_point
+    monkeypatch.setattr(run_folder, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
+    monkeypatch.setattr(training, "fit", lambda *_: Reason.DONE)
     training.train(config)
     assert found == [1 if steps else 0, (False, False), "read"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tabicl_train.callbacks.callback import Callback
 from tabicl_train.config.schema import AveragesConfig
-from tabicl_train.module import Pretraining
+from tabicl_train.state import TrainState
+from tabicl_train.stream import StepItem
 
 
-class Averages:
+class Averages(Callback):
     """Average the weights on rank 0, and keep the averages in its checkpoints, so that they are resumed bit for bit."""
 
     def __init__(self, config: AveragesConfig) -> None:
@@ -26,7 +28,9 @@ class Averages:
         self.ema, self.since = state.get("ema", {}) if self.config.ema else {}, state.get("since", 0)
         self.points = state.get("points", []) if self.config.last else []
 
-    def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Add the weights after a step."""
+        step, module = state.step, state.module
         weights = module.model.state_dict()
         if self.config.ema:
             if not self.ema:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from priors.random import STREAM_VERSION
+from tabicl_train.callbacks.callback import Callback, Reason, stateful
 from tabicl_train.config.schema import CheckpointConfig, CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
 from tabicl_train.errors import Diverged
-from tabicl_train.module import Pretraining
-from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.outputs import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, how_to_begin_again, non_finite, saved, step_of
+from tabicl_train.state import TrainState
+from tabicl_train.stream import StepItem
 
 
 class SaveFailed(Exception):
@@ -80,79 +82,84 @@ class CheckpointFiles:
             pending.result()
 
 
-class Checkpoints:
-    """Make and load the dictionary of a checkpoint.
+class Checkpoints(Callback):
+    """Save the run on schedule, and when it ends.
 
-    `facts` are saved with it: the origin of the code, world size and device, and the hash of the real tables. All ranks
-    call `save`, since states may be summed over the ranks; rank 0 writes.
+    All ranks make the content, since states may be summed over the ranks; rank 0 writes it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        files: CheckpointFiles,
-        curriculum: CurriculumConfig,
-        config: dict[str, Any],
-        facts: dict[str, Any],
-        callbacks: list[Any],
-        rank: int,
-    ) -> None:
-        self.folder, self.files, self.curriculum, self.config = folder, files, curriculum, config
-        self.facts, self.rank = facts, rank
-        self.stateful = {type(callback).__name__: callback for callback in callbacks if hasattr(callback, "state_dict")}
+    on_all_ranks = True
+
+    def __init__(self) -> None:
         self.saved_step: int | None = None
 
-    def save(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> None:
-        """Save the run after `step` steps, at the end of a stage also under the stage's name.
+    @cached_property
+    def writer(self) -> CheckpointFiles:
+        """What writes the files."""
+        config, status = self.context.config, self.context.status
+        return CheckpointFiles(config.checkpoint, config.curriculum, lambda step: status.write(saved=step))
+
+    def start(self, state: TrainState) -> None:
+        """Remember that the checkpoint of a resumed run is on disk."""
+        if self.context.resumed:
+            self.saved_step = state.step
+
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Save if it is due; raises SaveFailed if the last save has failed."""
+        self.writer.check()
+        if self.writer.is_due(state.step):
+            self.save(state)
+
+    def end(self, state: TrainState, reason: Reason) -> None:
+        """Save, unless that was done after the last step, and wait until it is on disk."""
+        if self.saved_step != state.step:
+            self.save(state)
+        self.writer.wait()
+
+    def save(self, state: TrainState) -> None:
+        """Save the run, at the end of a stage also under the stage's name.
 
         Raises Diverged on all ranks, whose weights are equal, if these are not finite.
         """
-        if (problem := non_finite(module.model.state_dict())) is not None:
-            self.files.wait()
-            advice = how_to_begin_again(self.folder.parent)
-            raise Diverged(f"after step {step}, {problem}, so no checkpoint is written. {advice}")
-        content = self.content(step, module, optimizer)
-        self.saved_step = step
-        if self.rank == 0:
-            stage = last_of_stage(self.curriculum, step - 1) if step else None
-            second_name = self.folder / f"stage-{stage}.ckpt" if stage else None
-            self.files.save(content, self.folder / f"step-{step:08d}.ckpt", second_name)
+        problem = non_finite(state.network.state_dict())
+        if problem is not None:
+            self.writer.wait()
+            advice = how_to_begin_again(self.context.records.folder)
+            raise Diverged(f"after step {state.step}, {problem}, so no checkpoint is written. {advice}")
+        content = self.content(state)
+        self.saved_step = state.step
+        if self.context.ranks.rank > 0:
+            return
+        folder = self.context.records.folder / "checkpoints"
+        stage = last_of_stage(self.context.config.curriculum, state.step - 1) if state.step else None
+        second_name = folder / f"stage-{stage}.ckpt" if stage else None
+        self.writer.save(content, folder / f"step-{state.step:08d}.ckpt", second_name)
 
-    def content(self, step: int, module: Pretraining, optimizer: MuonAdamW) -> dict[str, Any]:
-        steps = sum(stage.steps for stage in self.curriculum.stages.values())
-        stage, _, stage_step = stage_at(self.curriculum, min(step, steps - 1))
+    def content(self, state: TrainState) -> dict[str, Any]:
+        """Return the content of a checkpoint; all ranks call this."""
+        curriculum, step = self.context.config.curriculum, state.step
+        steps = sum(stage.steps for stage in curriculum.stages.values())
+        stage, _, stage_step = stage_at(curriculum, min(step, steps - 1))
         run = {
             "step": step,
             "stage": stage,
             "stage_step": stage_step,
-            "address": [self.config["seed"], step],  # of the next step's tables
+            "address": [self.context.config.seed, step],  # of the next step's tables
             "stream_version": STREAM_VERSION,
-            **self.facts,
+            **self.context.facts,
         }
+        states = {name: callback.state_dict() for name, callback in stateful(self.context.callbacks).items()}
         content = {
             "format_version": FORMAT_VERSION,
             "global_step": step,
-            "state_dict": module.state_dict(),
-            "optimizer_states": [optimizer.state_dict()],
-            "callbacks": {name: callback.state_dict() for name, callback in self.stateful.items()},
-            "config": self.config,
+            "state_dict": state.module.state_dict(),
+            "optimizer_states": [state.optimizer.state_dict()],
+            "callbacks": states,
+            "config": self.context.values,
             "run": run,
         }
-        module.on_save_checkpoint(content)
+        state.module.on_save_checkpoint(content)
         return content
-
-    def load_callbacks(self, content: dict[str, Any]) -> None:
-        for name, callback in self.stateful.items():
-            if name in content["callbacks"]:
-                callback.load_state_dict(content["callbacks"][name])
-        self.saved_step = content["global_step"]
-
-
-def load_training(content: dict[str, Any], module: Pretraining, optimizer: MuonAdamW) -> None:
-    module.on_load_checkpoint(content)
-    module.load_state_dict(content["state_dict"])
-    for state in content["optimizer_states"]:
-        optimizer.load_state_dict(state)
 
 
 def to_host(value: Any) -> Any:

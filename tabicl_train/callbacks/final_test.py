@@ -15,23 +15,24 @@ import json
 import math
 import shlex
 import statistics
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from priors.real import real_tables, setting
+from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.callbacks.scores import cluster_means, score_network
-from tabicl_train.callbacks.validation import BEST, START
+from tabicl_train.callbacks.validation import BEST, START, final_test_streams
 from tabicl_train.callbacks.validation_history import read_history
 from tabicl_train.config.schema import ValidationConfig
 from tabicl_train.console import info
-from tabicl_train.distributed.processes import Stop
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network
-from tabicl_train.precision import Precision
+from tabicl_train.precision import Precision, choose
 from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.records import Records
+from tabicl_train.state import TrainState
 from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import StopRequested
@@ -46,47 +47,68 @@ def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> 
     return started and (records.json(TEST) or {}).get("step") != step
 
 
-class FinalTest:
+class FinalTest(Callback):
     """Compare the best weights of a run with those of its start, on rank 0, if validation has kept both."""
 
-    def __init__(
-        self,
-        settings: ValidationConfig,
-        streams: dict[str, StepStream],
-        precision: Precision,
-        device: torch.device,
-        records: Records,
-        ranks: Ranks,
-        stop: Stop,
-    ) -> None:
-        self.settings, self.streams, self.precision, self.device = settings, streams, precision, device
-        self.records, self.ranks, self.stop = records, ranks, stop
-        self.start, self.best = records.folder / START, records.folder / BEST
+    on_all_ranks = True
+
+    @property
+    def settings(self) -> ValidationConfig:
+        """The settings of validation."""
+        return self.context.config.validation
+
+    @property
+    def start_file(self) -> Path:
+        """The weights that the run started from."""
+        return self.context.records.folder / START
+
+    @property
+    def best_file(self) -> Path:
+        """The best weights."""
+        return self.context.records.folder / BEST
+
+    @cached_property
+    def streams(self) -> dict[str, StepStream]:
+        """The tables of the test, by the parts of the prior."""
+        config = self.context.config
+        return final_test_streams(config.validation, config.curriculum.parts(self.context.prior), config.model)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """That of the run."""
+        return choose(self.context.config.trainer)
+
+    def end(self, state: TrainState, reason: Reason) -> Reason | None:
+        """At the end of the run, score, print and write the test; STOPPED if a stop signal came first."""
+        if not reason.is_end or self.run(state.step):
+            return None
+        return Reason.STOPPED
 
     def run(self, step: int) -> bool:
         """Score, print and write the test after so many steps; False if a stop signal came first."""
-        # All ranks call this at the end of a run. After a signal only seconds may be left.
-        if self.ranks.rank > 0:
-            return self.ranks.wait_for_first(lambda: self.stop.first is not None)
+        # All ranks call this. After a signal only seconds may be left.
+        ranks, stop = self.context.ranks, self.context.stop
+        if ranks.rank > 0:
+            return ranks.wait_for_first(lambda: stop.first is not None)
         try:
-            if is_test_missing(self.settings, self.records, step):
+            if is_test_missing(self.settings, self.context.records, step):
                 self.write(step)
         except StopRequested:
             info("test      left to the next start, since the run was asked to stop")
-            return self.ranks.finish(False)
-        return self.ranks.finish(True)
+            return ranks.finish(False)
+        return ranks.finish(True)
 
     def write(self, step: int) -> None:
         """Write test.json and print its sentences; raises StopRequested."""
-        best_step = read_history(self.records.rows("validation.csv"), self.settings, step).best_step
+        best_step = read_history(self.context.records.rows("validation.csv"), self.settings, step).best_step
         parts: dict[str, dict[str, Any]] = {}
-        best = load_network(str(self.best)).to(self.device)
+        best = load_network(str(self.best_file)).to(self.context.device)
         sentences = [self.compare(part, best, parts) for part in self.streams] if best_step else [NO_GAIN]
         content = {"step": step, "best_step": best_step, "sentences": sentences, "parts": parts}
-        self.records.replace(TEST, json.dumps(content, indent=2) + "\n")
+        self.context.records.replace(TEST, json.dumps(content, indent=2) + "\n")
         for sentence in sentences:
             info(f"test      {sentence}")
-        folder = self.records.folder
+        folder = self.context.records.folder
         output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
         # The default is the weights of the last step.
         command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}", "weights=best"])
@@ -99,7 +121,7 @@ class FinalTest:
         if not items:
             advice = f"raise {setting(stream.prior, 'test_fraction')}" if self.settings.rows else "set validation.rows"
             return f"{part} tables: none to test on; {advice}"
-        start = load_network(str(self.start)).to(self.device)
+        start = load_network(str(self.start_file)).to(self.context.device)
         losses = {
             name: cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)
             for name, network in (("start", start), ("best", best))
@@ -115,5 +137,5 @@ class FinalTest:
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""
-        if self.ranks.still_working(self.stop.first is not None):
+        if self.context.ranks.still_working(self.context.stop.first is not None):
             raise StopRequested

@@ -9,30 +9,28 @@ incidents.jsonl has a line for each incident, with the address of the step and t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tabicl_train.callbacks.checkpoints import CheckpointFiles
-from tabicl_train.callbacks.metrics import LoggedSteps
+from tabicl_train.callbacks.callback import Callback, Reason, stateful
+from tabicl_train.callbacks.checkpoints import Checkpoints
 from tabicl_train.config.schema import GuardConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import plan_step
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import Diverged
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
-from tabicl_train.module import Pretraining
-from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.run_dir.checkpoint import DamagedCheckpoint, how_to_begin_again, read, saved, step_of
 from tabicl_train.run_dir.curves import rows_by_step, value
 from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.state import TrainState
+from tabicl_train.stream import StepItem
 
 MEMORY = 0.99  # decay of the moving average of the loss: half of its weight is on the last 69 steps
 LOW_MEMORY = 0.999  # decay of its low: the distance to a higher average halves within 693 steps
@@ -43,22 +41,14 @@ REWINDS = 3  # the run stops instead of another one
 STATE = ("average", "low", "in_a_row", "abandoned")
 
 
-class Guard:
+class Guard(Callback):
     """Watch loss, gradient norm and multiplier on all ranks: at logged steps and before a save."""
 
-    def __init__(
-        self,
-        limits: GuardConfig,
-        stream: StepStream,
-        logged: LoggedSteps,
-        records: Records,
-        files: CheckpointFiles,
-        ranks: Ranks,
-        restored: list[Any],
-    ) -> None:
-        self.limits, self.stream, self.logged, self.records = limits, stream, logged, records
-        self.files, self.ranks = files, ranks
-        self.restored = restored  # callbacks whose states go back with the weights
+    files = ("incidents.jsonl",)
+    on_all_ranks = True
+
+    def __init__(self, limits: GuardConfig) -> None:
+        self.limits = limits
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average, downward immediately and upward slowly
@@ -76,18 +66,19 @@ class Guard:
         for key in STATE:
             setattr(self, key, state[key])
 
-    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, optimizer: MuonAdamW, **_) -> None:
+    def after_step(self, state: TrainState, item: StepItem) -> None:
         """Keep the values of a step on the device; at a logged one, compare with the limits."""
+        module, step = state.module, state.step
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
-        if step in self.logged:
+        if step in self.context.logged:
             self.read_steps()
             self.stop_if_skipped(step)
             reason = self.passed_limit(module.model, self.average) if step >= self.limits.after else None
             if reason is None:
                 self.warned = False
             else:
-                self.act(step, reason, module, optimizer)
+                self.act(state, reason)
 
     def read_steps(self) -> None:
         """Read the values of the steps since the last call from the device."""
@@ -110,32 +101,42 @@ class Guard:
 
     def report(self, step: int, reason: str, **facts) -> None:
         """Write a line of incidents.jsonl: the step's address, the shapes of its tables, and facts."""
-        if self.ranks.rank > 0:
+        if self.context.ranks.rank > 0:
             return
-        plan = plan_step(self.stream.curriculum, self.stream.model, self.stream.seed, step)
+        stream, records = self.context.stream, self.context.records
+        plan = plan_step(stream.curriculum, stream.model, stream.seed, step)
         groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
-        line = {"step": step, "stage": plan.stage, "seed": self.stream.seed, "reason": reason, **facts}
-        command = shlex.join(["tabicl-replay", f"run_dir={self.records.folder}", f"step={step}"])
+        line = {"step": step, "stage": plan.stage, "seed": stream.seed, "reason": reason, **facts}
+        command = shlex.join(["tabicl-replay", f"run_dir={records.folder}", f"step={step}"])
         line |= {"replay": command, "groups": groups}
-        self.records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
+        records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 
     def stop_if_skipped(self, step: int) -> None:
         """Raise Diverged if too many steps in a row were skipped since the last call."""
         longest, self.longest = self.longest, 0
         if longest >= self.limits.skipped_in_a_row:
-            self.files.wait()
+            folder = self.context.records.folder
+            checkpoints = self.context.find(Checkpoints)
+            if checkpoints is not None:
+                checkpoints.writer.wait()
             raise Diverged(
                 f"loss or gradient norm was not finite in {longest} steps in a row, the last ones before step {step}; "
-                f"{self.records.folder}/incidents.jsonl names them. {how_to_begin_again(self.records.folder)}"
+                f"{folder}/incidents.jsonl names them. {how_to_begin_again(folder)}"
             )
 
-    def act(self, step: int, reason: str, module: Pretraining, optimizer: MuonAdamW) -> None:
+    def act(self, state: TrainState, reason: str) -> None:
         """Warn, stop or rewind, as configured, when a limit is exceeded."""
-        action, good = self.limits.action, None
+        step = state.step
+        action = self.limits.action
+        good = None  # the content of the checkpoint to go back to
         if action == "rewind" and len(self.abandoned) >= REWINDS:
-            action, reason = "stop", f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
-        elif action == "rewind" and (good := self.ranks.from_first(lambda: self.choose(step, module.model))) is None:
-            action, reason = "stop", f"{reason}, and there is no checkpoint from before that to go back to"
+            action = "stop"
+            reason = f"{reason}, after {counted(len(self.abandoned), 'rewind')}"
+        elif action == "rewind":
+            good = self.context.ranks.from_first(lambda: self.choose(step, state.network))
+            if good is None:
+                action = "stop"
+                reason = f"{reason}, and there is no checkpoint from before that to go back to"
         if action == "warn" and self.warned:
             return
         self.warned = True
@@ -146,7 +147,7 @@ class Guard:
             advice += ["set guard.action=rewind"] * (self.limits.action == "stop")
             raise Diverged(f"step {step}: {reason}. Lower the learning rate, {', '.join(advice[:-1])}, or {advice[-1]}")
         if good is not None:
-            self.rewind(step, module, optimizer, good)
+            self.rewind(state, good)
 
     def passed_limit(self, model: Network, average: float | None) -> str | None:
         """Describe the limit that is exceeded, or return None."""
@@ -170,40 +171,66 @@ class Guard:
                 )
         return None
 
-    def rewind(self, step: int, module: Pretraining, optimizer: MuonAdamW, good: dict) -> None:
+    def rewind(self, state: TrainState, good: dict) -> None:
         """Restore weights and optimizer from a checkpoint; the tables of the steps since then are not used again."""
-        module.go_back(good, step, optimizer)
-        for callback in self.restored:
-            callback.load_state_dict(good["callbacks"].get(type(callback).__name__, {}))
-        state = good["callbacks"]["Guard"]
-        self.average, self.low = state["average"], state["low"]
-        self.abandoned.append([good["global_step"], step])
-        info(f"guard     back to the weights of step {good['global_step']}; steps up to {step} are skipped")
+        state.module.go_back(good, state.step, state.optimizer)
+        for name, callback in stateful(self.context.callbacks).items():
+            if callback is not self:
+                callback.load_state_dict(good["callbacks"].get(name, {}))
+        own = good["callbacks"]["Guard"]
+        self.average = own["average"]
+        self.low = own["low"]
+        self.abandoned.append([good["global_step"], state.step])
+        info(f"guard     back to the weights of step {good['global_step']}; steps up to {state.step} are skipped")
 
-    def choose(self, step: int, model: Network) -> dict | None:
-        """Return the content of the newest good checkpoint; changes the weights of the model."""
-        # A good checkpoint exceeds no limit, the average of its loss is less than halfway from its low to the limit,
-        # and it was not saved in steps that a rewind has abandoned, nor, if there is another, at a preemption, so that
-        # preemptions do not change rewinds.
-        self.files.wait()
-        steps = {step_of(path): path for path in saved(self.records.folder / "checkpoints")}
-        early = [done for done in steps if done <= step - HORIZON]
-        for done in sorted(early, key=lambda done: (self.files.is_due(done), done), reverse=True):
+    def choose(self, step: int, network: Network) -> dict | None:
+        """Return the content of the newest good checkpoint, or None; the network stays as it is."""
+        # A checkpoint is good if
+        # - it is from before the moving average could show the rise,
+        # - it was not saved in steps that a rewind has abandoned,
+        # - the average of its loss is less than halfway from its low to the limit,
+        # - its weights exceed no limit.
+        # Checkpoints that were saved on schedule come first, so that preemptions do not change rewinds.
+        checkpoints = self.context.find(Checkpoints)
+        assert checkpoints is not None
+        files = checkpoints.writer
+        files.wait()
+        paths = {step_of(path): path for path in saved(self.context.records.folder / "checkpoints")}
+        early = [done for done in paths if done <= step - HORIZON]
+        early.sort(key=lambda done: (files.is_due(done), done), reverse=True)
+        candidate = copy.deepcopy(network)
+        for done in early:
             # A checkpoint at the end of abandoned steps was saved after the rewind, with the restored weights.
             if any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
-                content = read(steps[done])
+                content = read(paths[done])
             except (DamagedCheckpoint, OSError) as error:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue
-            state = content["callbacks"]["Guard"]
-            if (average := state["average"]) is not None and average > (state["low"] + self.limits.loss) / 2:
+            own = content["callbacks"]["Guard"]
+            average = own["average"]
+            if average is not None and average > (own["low"] + self.limits.loss) / 2:
                 continue
-            model.load_state_dict({k.removeprefix("model."): v for k, v in content["state_dict"].items()})
-            if self.passed_limit(model, average) is None:
+            weights = {name.removeprefix("model."): value for name, value in content["state_dict"].items()}
+            candidate.load_state_dict(weights)
+            if self.passed_limit(candidate, average) is None:
                 return content
         return None
+
+
+class FailedRun(Callback):
+    """Refuse to call a run finished that has skipped most of its steps, or whose last loss is not finite."""
+
+    on_all_ranks = True
+
+    def end(self, state: TrainState, reason: Reason) -> None:
+        """Raise Diverged, on all ranks, at the end of such a run."""
+        if not reason.is_end:
+            return
+        failure = self.context.ranks.from_first(lambda: failure_of(self.context.records.folder))
+        if failure is not None:
+            raise Diverged(failure)
 
 
 def failure_of(run_dir: Path) -> str | None:

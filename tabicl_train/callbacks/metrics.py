@@ -30,27 +30,24 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import learning_rate, stage_at
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
+from tabicl_train.planning import expected_work
 from tabicl_train.precision import peak_flops
-from tabicl_train.run_dir.records import Records
+from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
-from tabicl_train.workers import Loader
-
-__all__ = ["LoggedSteps"]
-
 
 COLUMNS = (
     "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
@@ -58,26 +55,6 @@ COLUMNS = (
 )  # fmt: skip
 SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is not a terminal
-
-
-@dataclass(frozen=True)
-class LoggedSteps:
-    """The steps after which rows are written, as in ``step in logged``.
-
-    Parameters
-    ----------
-    every : int
-        `trainer.log_every`.
-    last : int
-        Optimizer steps of the run.
-    """
-
-    every: int
-    last: int
-
-    def __contains__(self, step: int) -> bool:
-        """Whether rows are written after this step."""
-        return step % self.every == 0 or step == self.last
 
 
 class Progress:
@@ -147,57 +124,69 @@ class Progress:
             self.bar.close()
 
 
-class Metrics:
+class Metrics(Callback):
     """Write and log metrics.csv and show progress, on rank 0."""
 
-    def __init__(
-        self,
-        curriculum: CurriculumConfig,
-        logged: LoggedSteps,
-        records: Records,
-        loader: Loader,
-        ranks: Ranks,
-        progress: Progress,
-    ) -> None:
-        self.curriculum, self.logged, self.records, self.loader, self.ranks = curriculum, logged, records, loader, ranks
-        self.progress = progress
+    files = ("metrics.csv",)
+    on_all_ranks = True
 
-    def on_train_start(self, step: int, **_) -> None:
+    @cached_property
+    def progress(self) -> Progress:
+        """The progress line."""
+        config = self.context.config
+
+        def stage_flops(stage: StageConfig) -> float:
+            return expected_work(stage, config.model, config.seed).flops
+
+        return Progress(config.curriculum, config.total_steps, stage_flops)
+
+    def start(self, state: TrainState) -> None:
+        """Begin to count and to show progress."""
         self.start_window()
-        if self.ranks.rank == 0:
-            self.progress.start(step)
+        if self.context.ranks.rank == 0:
+            self.progress.start(state.step)
 
     def start_window(self) -> None:
-        self.started, self.waited = time.perf_counter(), self.loader.waited
-        self.tables = self.cells = self.drawn = self.rejected = self.steps = 0
+        """Begin to count for the next row."""
+        self.started = time.perf_counter()
+        self.waited = self.context.loader.waited
+        self.steps = 0
+        self.tables = 0
+        self.cells = 0
+        self.drawn = 0
+        self.rejected = 0
         self.flops = 0.0
         self.clipped: Tensor | int = 0
 
-    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Count a step, and write the row of a logged one."""
+        module = state.module
         self.steps += 1
         self.tables += item.tables
         self.cells += sum(pack.cells for pack in item.packs)
-        self.drawn += sum(map(len, item.packs))
+        self.drawn += sum(len(pack) for pack in item.packs)
         self.rejected += item.rejections.total()
         self.flops += sum(step_flops(module.model.config, pack) for pack in item.packs)
-        _, stage, stage_step = stage_at(self.curriculum, item.step)
+        _, stage, stage_step = stage_at(self.context.config.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
-        if step in self.logged:
-            row = self.row(step, item, module) | {"lr": learning_rate(stage, stage_step)}
-            if self.ranks.rank == 0:
-                row = {column: row[column] for column in COLUMNS}
-                self.records.append_rows("metrics.csv", row)
-                values = {column: value for column, value in row.items() if column != "step" and value != ""}
-                self.records.log_metrics(values, step)
-                self.progress.show(row)
-            self.start_window()
+        if state.step not in self.context.logged:
+            return
+        row = self.row(state.step, item, module)
+        row["lr"] = learning_rate(stage, stage_step)
+        if self.context.ranks.rank == 0:
+            row = {column: row[column] for column in COLUMNS}
+            self.context.records.append_rows("metrics.csv", row)
+            values = {column: value for column, value in row.items() if column != "step" and value != ""}
+            self.context.records.log_metrics(values, state.step)
+            self.progress.show(row)
+        self.start_window()
 
     def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
         """Return the row of a logged step; all ranks call this."""
         seconds = time.perf_counter() - self.started
         guess = sum(guess_losses(module, item))
         own = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
-        cells, flops, drawn, rejected, guess = self.ranks.sum(own).tolist()
+        cells, flops, drawn, rejected, guess = self.context.ranks.sum(own).tolist()
         peak = peak_flops(module.device, module.precision.name)
         return {
             "step": step,
@@ -207,17 +196,18 @@ class Metrics:
             "grad_norm": module.grad_norm.item(),
             "tables_per_s": self.tables / seconds,
             "cells_per_s": cells / seconds,
-            "data_wait": (self.loader.waited - self.waited) / seconds,
+            "data_wait": (self.context.loader.waited - self.waited) / seconds,
             "accept_rate": drawn / (drawn + rejected),
             "skipped": int(module.skipped),
             "clipped": int(self.clipped) / self.steps,
             "tflops_per_s": flops / seconds / 1e12,
-            "peak_share": "" if peak is None else flops / seconds / (peak * self.ranks.size),
+            "peak_share": "" if peak is None else flops / seconds / (peak * self.context.ranks.size),
             "memory_gb": peak_memory(module.device) / 1e9,
         }
 
-    def on_train_end(self, **_) -> None:
-        if self.ranks.rank == 0:
+    def end(self, state: TrainState, reason: Reason) -> None:
+        """End the progress bar."""
+        if self.context.ranks.rank == 0:
             self.progress.close()
 
 
@@ -242,31 +232,34 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Diagnostics:
+class Diagnostics(Callback):
     """Write scaling.csv, on rank 0 alone, and log the multipliers."""
 
-    def __init__(self, records: Records, logged: LoggedSteps) -> None:
-        self.records, self.logged = records, logged
+    files = ("scaling.csv",)
 
-    def on_train_batch_start(self, item: StepItem, module: Pretraining, **_) -> None:
+    def before_step(self, state: TrainState, item: StepItem) -> None:
         """Let the layers measure their gates in a logged step."""
-        if item.step + 1 in self.logged:
-            for _, scaling in module.model.named_scalings():
-                scaling.gate_sums = torch.zeros(3, device=module.device)
+        if item.step + 1 in self.context.logged:
+            for _, scaling in state.network.named_scalings():
+                scaling.gate_sums = torch.zeros(3, device=state.device)
 
-    def on_train_batch_end(self, step: int, item: StepItem, module: Pretraining, **_) -> None:
-        if step not in self.logged:
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Write the rows of a logged step."""
+        step = state.step
+        if step not in self.context.logged:
             return
-        smallest, largest = (f(n for pack in item.packs for _, n, _ in pack.shapes) for f in (min, max))
+        labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
+        smallest = min(labeled)
+        largest = max(labeled)
         rows = []
-        for name, scaling in module.model.named_scalings():
+        for name, scaling in state.network.named_scalings():
             base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
             gate = gate_statistics(scaling.gate_sums)
             scaling.gate_sums = None
             rows.append(dict(zip(SCALING, (step, item.stage, name, smallest, largest, *base, *gate), strict=True)))
         if rows:
-            self.records.append_rows("scaling.csv", *rows)
-            self.records.log_metrics({f"multiplier/{row['layer']}": row["at_largest"] for row in rows}, step)
+            self.context.records.append_rows("scaling.csv", *rows)
+            self.context.records.log_metrics({f"multiplier/{row['layer']}": row["at_largest"] for row in rows}, step)
 
 
 def gate_statistics(sums: Tensor) -> tuple[float, float] | tuple[str, str]:

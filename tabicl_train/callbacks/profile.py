@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import ProfileConfig
 from tabicl_train.console import info
-from tabicl_train.module import Pretraining
+from tabicl_train.state import TrainState
+from tabicl_train.stream import StepItem
 
 
-class Profile:
+class Profile(Callback):
     """Profile some steps on rank 0, and write files to `profile` in the run directory.
 
     steps-A-B.json.gz     the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
@@ -21,46 +24,56 @@ class Profile:
     out-of-memory.pickle  the same up to the moment when a step runs out of memory
     """
 
-    def __init__(self, config: ProfileConfig, run_dir: Path) -> None:
-        self.config, self.folder = config, run_dir / "profile"
-        self.first, self.last = config.step, config.step + config.steps - 1
+    def __init__(self, config: ProfileConfig) -> None:
+        assert config.step is not None  # `build_callbacks` asks
+        self.first = config.step
+        self.last = config.step + config.steps - 1
         self.profiler: profile | None = None
 
-    def on_train_batch_start(self, step: int, module: Pretraining, **_) -> None:
-        if step == self.first:
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self.context.records.folder / "profile"
+
+    def before_step(self, state: TrainState, item: StepItem) -> None:
+        """Begin with the first step to profile."""
+        if state.step == self.first:
             self.folder.mkdir(exist_ok=True)
-            if module.device.type == "cuda":
+            activities = [ProfilerActivity.CPU]
+            if state.device.type == "cuda":
                 torch.cuda.memory._record_memory_history()
-            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (module.device.type == "cuda")
+                activities.append(ProfilerActivity.CUDA)
             self.profiler = profile(activities=activities)
             self.profiler.start()
 
-    def on_train_batch_end(self, step: int, module: Pretraining, **_) -> None:
-        if self.profiler is not None and step > self.last:
-            self.finish(step, module)
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Finish after the last step to profile."""
+        if self.profiler is not None and state.step > self.last:
+            self.finish(state)
 
-    def on_train_end(self, step: int, module: Pretraining, **_) -> None:
-        if self.profiler is not None:  # the run ends, or is preempted, among the steps to profile
-            self.finish(step, module)
+    def end(self, state: TrainState, reason: Reason) -> None:
+        """Finish if the run ends, or is preempted, among the steps to profile."""
+        if self.profiler is not None:
+            self.finish(state)
 
-    def finish(self, step: int, module: Pretraining) -> None:
+    def finish(self, state: TrainState) -> None:
         """Write the trace of the steps so far."""
         assert self.profiler is not None
         self.profiler.stop()
-        trace = self.folder / f"steps-{self.first}-{step - 1}.json.gz"
+        trace = self.folder / f"steps-{self.first}-{state.step - 1}.json.gz"
         self.profiler.export_chrome_trace(str(trace))
         self.profiler = None
         info(f"profile   {trace}")
-        self.snapshot(trace.with_suffix("").with_suffix(".pickle"), module)
+        self.snapshot(trace.with_suffix("").with_suffix(".pickle"), state)
 
-    def on_exception(self, error: BaseException, module: Pretraining, **_) -> None:
+    def on_exception(self, state: TrainState, error: BaseException) -> None:
         """Write what is allocated if a profiled step runs out of memory."""
         if self.profiler is not None and isinstance(error, torch.OutOfMemoryError):
-            self.snapshot(self.folder / "out-of-memory.pickle", module)
+            self.snapshot(self.folder / "out-of-memory.pickle", state)
 
-    def snapshot(self, path: Path, module: Pretraining) -> None:
+    def snapshot(self, path: Path, state: TrainState) -> None:
         """Write the allocations on a GPU, and stop recording them."""
-        if module.device.type == "cuda":
+        if state.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path))
             torch.cuda.memory._record_memory_history(enabled=None)
             info(f"profile   {path}")

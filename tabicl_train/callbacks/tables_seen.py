@@ -7,23 +7,29 @@ import statistics
 
 import torch
 
-from priors.table import Source
+from priors.real import real_tables
+from tabicl_train.callbacks.callback import Callback, Reason, RunContext
 from tabicl_train.console import info
-from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
 
 
-class TablesSeen:
+class TablesSeen(Callback):
     """Counts the tables that all ranks draw; `sizes` are the rows of each, 0 for synthetic components."""
 
-    def __init__(self, sizes: dict[Source, int], ranks: Ranks) -> None:
-        self.sizes, self.ranks = sizes, ranks
+    on_all_ranks = True
+
+    def __init__(self, context: RunContext) -> None:
+        real = real_tables(context.prior)
+        assert real is not None  # `build_callbacks` asks
+        self.ranks = context.ranks
+        sizes = self.sizes = real.sources()
         self.numbers = {source: number for number, source in enumerate(sizes)}
         # draws and rows (sources, 2), of all ranks up to the last call of `merge`, and of this rank since then
         self.merged = torch.zeros(len(sizes), 2, dtype=torch.int64)
         self.own = torch.zeros_like(self.merged)
 
-    def on_train_batch_start(self, item: StepItem, **_) -> None:
+    def before_step(self, state: TrainState, item: StepItem) -> None:
         """Count the tables of a step; the guard, after the step, may go back to earlier counts."""
         for (source, rows), count in item.sources.items():
             self.own[self.numbers[source]] += torch.tensor([count, count * rows])
@@ -47,7 +53,7 @@ class TablesSeen:
             if (number := self.numbers.get((component, table))) is not None:
                 self.merged[number] = torch.tensor(counts)
 
-    def on_train_end(self, **_) -> None:
+    def end(self, state: TrainState, reason: Reason) -> None:
         """Print which tables were seen."""
         self.merge()
         if self.ranks.rank == 0 and (line := self.line()):

@@ -25,6 +25,7 @@ import math
 import time
 from collections.abc import Hashable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy as np
 from priors import Prior
 from priors.real import real_tables
 from tabicl_train.callbacks.averages import Averages
+from tabicl_train.callbacks.callback import Callback, Reason, state_name
 from tabicl_train.callbacks.checkpoints import to_host
 from tabicl_train.callbacks.scores import Scored, cluster_means, score_network
 from tabicl_train.callbacks.validation_history import (
@@ -50,24 +52,25 @@ from tabicl_train.config.schema import (
     REAL,
     SYNTHETIC,
     CurriculumConfig,
+    RunConfig,
     StageConfig,
     ValidationConfig,
     kind_of,
 )
 from tabicl_train.console import info
-from tabicl_train.distributed.processes import Stop
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.outputs import save_atomically
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.records import Records
+from tabicl_train.state import TrainState
 from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
 START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
+VALIDATION = "validation.csv"
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
 PACK_TOKENS = 100_000  # few, since tables may be long: 0.84 instead of 0.90 GB after validation at step 20 of demo_long
@@ -110,7 +113,29 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
     return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
 
 
-class Validation:
+def is_validation_due(config: RunConfig, step: int) -> bool:
+    """Whether there is a validation after `step` steps; before the first one, only of given weights."""
+    every = config.validation.every
+    if not every or (step == 0 and config.init_weights is None):
+        return False
+    return step % every == 0 or step == config.total_steps
+
+
+def is_validation_missing(config: RunConfig, records: Records, step: int) -> bool:
+    """Whether the validation after `step` steps is due and has not been done."""
+    if not is_validation_due(config, step):
+        return False
+    return step not in read_history(records.rows(VALIDATION), config.validation, step).scores
+
+
+def end_by_patience(config: RunConfig, records: Records, step: int) -> str | None:
+    """Return why the validations up to `step` end the run, or None."""
+    if config.validation.patience == 0:
+        return None
+    return read_history(records.rows(VALIDATION), config.validation, step).ended
+
+
+class Validation(Callback):
     """Validate on rank 0, while the other ranks wait for up to 24 hours.
 
     It uses a copy of the network and does not change random states, so a run is bit-identical with and without it.
@@ -122,55 +147,77 @@ class Validation:
     to the start over the clusters exceeds its standard error.
     """
 
-    def __init__(
-        self,
-        settings: ValidationConfig,
-        config: dict[str, Any],
-        total_steps: int,
-        streams: dict[str, StepStream],
-        records: Records,
-        ranks: Ranks,
-        stop: Stop,
-        averages: list[Averages],
-    ) -> None:
-        self.settings, self.config, self.total_steps, self.streams = settings, config, total_steps, streams
-        self.records, self.ranks, self.stop, self.averages = records, ranks, stop, averages
-        self.start, self.best = records.folder / START, records.folder / BEST
+    on_all_ranks = True
+
+    def __init__(self) -> None:
         self.postponed = False  # whether the last validation was left to the next start of the run
         self.has_ended = False  # whether the score has not improved within validation.patience
         self.start_losses: dict[Hashable, float] | None = None  # by cluster
 
+    @property
+    def settings(self) -> ValidationConfig:
+        """The settings of validation."""
+        return self.context.config.validation
+
+    @property
+    def start_file(self) -> Path:
+        """The weights that the run started from, if they were given."""
+        return self.context.records.folder / START
+
+    @property
+    def best_file(self) -> Path:
+        """The best weights so far."""
+        return self.context.records.folder / BEST
+
+    @cached_property
+    def streams(self) -> dict[str, StepStream]:
+        """The validation tables, by the parts of the prior."""
+        config = self.context.config
+        return validation_streams(config.validation, config.curriculum.parts(self.context.prior), config.model)
+
+    def start(self, state: TrainState) -> None:
+        """Validate given weights, or after a kill between save and validation."""
+        self.has_ended = state.step == state.last and state.step < self.context.config.total_steps
+        if self.settings.every:
+            _ = self.streams  # which warns of tables that are too long
+        self.validate_if_due(state)
+
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Validate if it is due."""
+        self.validate_if_due(state)
+
+    def reason_to_end(self, state: TrainState) -> Reason | None:
+        """Return that scores no longer improve."""
+        return Reason.NO_GAIN if self.has_ended else None
+
+    def end(self, state: TrainState, reason: Reason) -> Reason | None:
+        """Return that the run was asked to stop if that came before the last validation."""
+        if reason.is_end and self.context.ranks.any(self.postponed):
+            return Reason.STOPPED
+        return None
+
     def history(self, step: int) -> History:
         """Read the validations up to a step."""
-        return read_history(self.records.rows("validation.csv"), self.settings, step)
+        return read_history(self.context.records.rows(VALIDATION), self.settings, step)
 
-    def is_missing(self, step: int) -> bool:
-        """Whether the validation after `step` steps is due and has not been done."""
-        return self.is_due(step) and step not in self.history(step).scores
-
-    def is_due(self, step: int) -> bool:
-        """Whether there is a validation after `step` steps; before the first one, only of given weights."""
-        if not self.settings.every or (step == 0 and self.config["init_weights"] is None):
-            return False
-        return step % self.settings.every == 0 or step == self.total_steps
-
-    def validate_if_due(self, step: int, module: Pretraining) -> None:
-        """Validate after `step` steps if that is due and has not been done; all ranks call this."""
-        if not self.is_due(step):
+    def validate_if_due(self, state: TrainState) -> None:
+        """Validate if that is due and has not been done; all ranks call this."""
+        config, ranks, step = self.context.config, self.context.ranks, state.step
+        if not is_validation_due(config, step):
             return
-        if self.ranks.rank > 0:
-            self.has_ended = self.ranks.wait_for_first(lambda: self.stop.asked)
+        if ranks.rank > 0:
+            self.has_ended = ranks.wait_for_first(lambda: self.context.stop.asked)
             return
-        if self.is_missing(step):
+        if is_validation_missing(config, self.context.records, step):
             try:
-                self.validate(step, module)
+                self.validate(step, state.module)
             except StopRequested:
                 self.postponed = True
                 info(f"validation step {step}: left to the next start, since the run was asked to stop")
         ended = None if self.postponed else self.history(step).ended
         if ended is not None:
             info(f"validation step {step}: {ended}; the run ends")
-        self.has_ended = self.ranks.finish(ended is not None)
+        self.has_ended = ranks.finish(ended is not None)
 
     def validate(self, step: int, module: Pretraining) -> None:
         """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
@@ -184,16 +231,16 @@ class Validation:
         if self.is_best(step, rows, cluster_means(found, self.settings.best), module):
             rows = [row | {"is_best": 1} for row in rows]
             self.save(step, module)
-        self.records.append_rows("validation.csv", *rows)
+        self.context.records.append_rows(VALIDATION, *rows)
         scores = read_scores(rows)[step]
-        self.records.log_metrics(validation_values(rows, scores), step)
+        self.context.records.log_metrics(validation_values(rows, scores), step)
         means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
         means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
         info(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
         if (fall := falling(self.history(step).scores, real_score(rows))) is not None:
             info(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
-            self.records.append_line("incidents.jsonl", line)
+            self.context.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
         return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
@@ -205,7 +252,7 @@ class Validation:
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if any rank is asked to stop."""
-        if self.ranks.still_working(self.stop.asked):
+        if self.context.ranks.still_working(self.context.stop.asked):
             raise StopRequested
 
     def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
@@ -213,8 +260,8 @@ class Validation:
         if step == 0:
             self.start_losses = losses
             return True
-        best = self.history(step).best_step if self.best.exists() else None
-        of_best = [row for row in self.records.rows("validation.csv") if int(row["step"]) == best]
+        best = self.history(step).best_step if self.best_file.exists() else None
+        of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best]
         if not is_improvement(rows, of_best, self.settings):
             return False
         start = self.losses_of_start(module)
@@ -228,24 +275,25 @@ class Validation:
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
         """Return the losses of the weights of the start, if later ones are compared with them."""
-        if self.settings.best == REAL or not self.start.exists():
+        if self.settings.best == REAL or not self.start_file.exists():
             return None
         if self.start_losses is None:  # the run was resumed
             network = copy.deepcopy(module.model).eval()
-            network.load_state_dict(load_checkpoint(str(self.start))[1])
+            network.load_state_dict(load_checkpoint(str(self.start_file))[1])
             self.start_losses = cluster_means(self.score(network, module), self.settings.best)
         return self.start_losses
 
     def save(self, step: int, module: Pretraining) -> None:
         """Write best.ckpt and, before the first step, start.ckpt."""
+        averages = self.context.find(Averages)
         content = {
             "state_dict": module.state_dict(),
             "global_step": step,
             "format_version": FORMAT_VERSION,
-            "config": self.config,
-            "callbacks": {type(averages).__name__: averages.state_dict() for averages in self.averages},
+            "config": self.context.values,
+            "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
         }
-        for path in (self.start, self.best) if step == 0 else (self.best,):
+        for path in (self.start_file, self.best_file) if step == 0 else (self.best_file,):
             save_atomically(to_host(content), path)
 
 

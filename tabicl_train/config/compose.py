@@ -26,11 +26,12 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tabicl_train import plugins, register
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
-from tabicl_train.model.config import FAMILIES, FIRST, TabICLConfig, family_name, settings_of
+from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
 from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]
@@ -64,6 +65,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     ConfigError
         With all problems.
     """
+    overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
     return Composer(config_dir).compose(overrides, also)
 
 
@@ -86,11 +88,16 @@ class Composer:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
         self.config_dir, self.folders = config_dir, search_folders(config_dir)
-        self.choices = group_choices(self.folders)
+        plugins.load_installed()
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
         except priors.PriorError as error:
             raise ConfigError([str(error)]) from error
+        self.choices = group_choices(self.folders)
+        self.choices.setdefault("objective", [])
+        names = {"prior": priors.prior_names(), "model": register.network, "objective": register.objective}
+        for group, registered in names.items():
+            self.choices[group] = sorted({*self.choices[group], *registered})
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
@@ -221,7 +228,10 @@ def hydra_tree(
     folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
 ) -> DictConfig:
     """Return the tree that Hydra composes; it is cached and must not be changed."""
-    store_schemas(classes, tuple(FAMILIES))
+    families = tuple((name, family.settings) for name, family in register.network.items())
+    store_schemas(classes, families)
+    choose_without_files(folders, classes, families)
+    store_objectives()
     paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
         tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
@@ -230,15 +240,15 @@ def hydra_tree(
 
 
 @functools.lru_cache(maxsize=1)
-def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[type, ...]) -> None:
+def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]) -> None:
     """Register with Hydra the schemas of a run, of each prior, and of each family of networks."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for settings in families:
-        store.store(group="model/schema", name=family_name(settings), node=settings)
+    for name, settings in families:
+        store.store(group="model/schema", name=name, node=settings)
     for prior, cls in classes:
         fields: list[Any] = [("name", str, field(default=prior))]
         if prior == "mix_scm":  # Hydra would add the components of a file to the default ones
@@ -256,6 +266,39 @@ def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[st
         except UnicodeDecodeError as wrong:
             problems.append(unreadable_text(path, wrong))
     return problems or [str(error)]
+
+
+def store_objectives() -> None:
+    """Register with Hydra the choices of `objective`, with the defaults of their options."""
+    store = ConfigStore.instance()
+    for name, cls in register.objective.items():
+        node: Any = {"name": name}
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            fields = [("name", str, field(default=name))]
+            node = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
+        store.store(group="objective", name=name, node=node, package="objective")
+
+
+def choose_without_files(
+    folders: tuple[Path, ...], classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]
+) -> None:
+    """Let priors and networks without a file of their own be chosen by name, with the defaults of their options."""
+    store = ConfigStore.instance()
+
+    def has_file(group: str, name: str) -> bool:
+        return any((folder / group / f"{name}.yaml").is_file() for folder in folders)
+
+    choices: dict[str, dict[str, dict]] = {"prior": {}, "model": {}}
+    for name, _ in classes:
+        choices["prior"][name] = {"defaults": [f"schema/{name}"]}
+    for name, _ in families:
+        choices["model"][name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
+    for group, nodes in choices.items():
+        for name, node in nodes.items():
+            if not has_file(group, name):
+                store.store(group=group, name=name, node=node)
+            elif f"{name}.yaml" in store.repo.get(group, {}):  # from before there was a file, in the same process
+                del store.repo[group][f"{name}.yaml"]
 
 
 def is_of_sweep(override: str) -> bool:
@@ -330,6 +373,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
+    config.objective = OmegaConf.to_container(tree.objective, resolve=True) if tree.objective is not None else None
     return config, config.problems()
 
 

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from tabicl_train import register
 from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folders
 from tabicl_train.config.options import MISSING, SweepConfig, usage
 from tabicl_train.config.schema import RunConfig, StageConfig, default_of
 from tabicl_train.console import markdown_table
-from tabicl_train.model.config import FAMILIES, family_name
 
 TRAIN = """\
 Pretrains a TabICL-style model on synthetic tables.
@@ -190,7 +190,8 @@ def reference() -> str:
             sections += [section(f"### `prior={name}`", cls, prefix) for name, cls in own.items()]
             sections.append(section("### `prior.realism`", Realism, "prior.realism."))
         elif field.name == "model":
-            sections += [section(f"{title} of the family {family_name(cls)}", cls, prefix) for cls in FAMILIES]
+            for name, family in register.network.items():
+                sections.append(section(f"{title} of the family {name}", family.settings, prefix))
         elif is_part(field):
             sections.append(section(title, type(default_of(field)), prefix))
         if field.name == "curriculum":

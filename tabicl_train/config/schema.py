@@ -9,18 +9,20 @@ inside the methods that check values, so that the help is fast.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import glob
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
+from tabicl_train import plugins, register
 from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
 from tabicl_train.console import is_first
-from tabicl_train.errors import install, is_installed
+from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.weights import no_such_weights, resolve
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RunConfig", "StageConfig"]
 
 LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
+OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 # Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
@@ -190,7 +193,7 @@ class CurriculumConfig:
         family, problems = family_of(model), list[str]()
         for name, stage in self.stages.items():
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
-            if set(stage.frozen) == set(family.parts):
+            if stage.frozen and set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
             for key, rows in stage.row_ranges.items():
                 if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
@@ -555,6 +558,11 @@ class RunConfig:
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    objective: Any = None
+    """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
+    pinball loss of quantiles). Validation reports that loss in any case."""
+    auxiliary_losses: dict[str, float] = field(default_factory=dict)
+    """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -565,6 +573,11 @@ class RunConfig:
     tensorboard: bool = False
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Callbacks beside those of the run, by the names of `register.callback`, with their options:
+    +callbacks.NAME={KEY: VALUE}."""
+    requires_plugins: list[str] = field(default_factory=list)
+    """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
     def problems(self) -> list[str]:
@@ -577,6 +590,9 @@ class RunConfig:
                 problems += [f"{name}.{problem}" for problem in part.problems()]
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
+        problems += self.plugin_problems()
+        problems += self.callback_problems()
+        problems += self.objective_problems()
         problems += self.prior_problems()
         start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
         if start is not None and not start.strip():
@@ -594,6 +610,74 @@ class RunConfig:
         wrong = not_finite(replace(self, prior=None))  # the prior's options are checked with its classes' declarations
         keys = {line.partition(" ")[0] for line in wrong}
         return wrong + [line for line in problems if line.partition(" ")[0] not in keys]
+
+    def named_parts(self) -> Iterator[tuple[str, str]]:
+        """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
+        from tabicl_train.model.config import family_name
+
+        yield "prior", self.prior["name"]
+        for component in self.prior.get("components") or ():
+            yield "prior", component
+        yield "network", family_name(type(self.model))
+        for value in vars(self.model).values():
+            if isinstance(value, str) and value in register.scaling:
+                yield "scaling", value
+        if self.objective is not None:
+            yield "objective", self.objective["name"]
+        for name in self.callbacks:
+            yield "callback", name
+
+    def plugins_used(self) -> list[dict[str, Any]]:
+        """Return what a checkpoint says of the plug-ins that the run needs, each with what it uses of them."""
+        import priors
+
+        uses: dict[plugins.Plugin, list[list[str]]] = {}
+        for kind, name in self.named_parts():
+            if kind == "prior":
+                plugin = plugins.of_module(priors.prior_class(name).__module__)
+            else:
+                plugin = getattr(register, kind).plugin(name)
+            if plugin is not None and [kind, name] not in uses.setdefault(plugin, []):
+                uses[plugin].append([kind, name])
+        return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
+
+    def plugin_problems(self) -> list[str]:
+        """List the plug-ins that a configuration file asks for and nobody has named."""
+        known = {plugin.module for plugin in plugins.named()}
+        missing = [name for name in self.requires_plugins if Path(name).stem not in known and name not in known]
+        if not missing:
+            return []
+        return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
+
+    def callback_problems(self) -> list[str]:
+        """List what is wrong with the callbacks and their options."""
+        problems = []
+        for name, options in self.callbacks.items():
+            if name not in register.callback:
+                problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
+                continue
+            try:
+                build_options(register.callback[name], options or {})
+            except ConfigError as error:
+                problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
+        return problems
+
+    def objective_problems(self) -> list[str]:
+        """List what is wrong with the objective and its options."""
+        if self.objective is None:
+            return []
+        if not isinstance(self.objective, dict) or self.objective.get("name") not in register.objective:
+            name = self.objective.get("name") if isinstance(self.objective, dict) else self.objective
+            return [f"objective: {register.objective.unknown(str(name))}"]
+        options = {key: value for key, value in self.objective.items() if key != "name"}
+        try:
+            build_options(register.objective[self.objective["name"]], options)
+        except ConfigError as error:
+            return [f"objective.{problem}" for problem in error.problems]
+        if self.model.is_regression == (self.objective["name"] == "cross_entropy") and self.objective["name"] in OURS:
+            kind = "numbers" if self.model.is_regression else "classes"
+            return [f"objective is {self.objective['name']}, but the network predicts {kind}"]
+        return []
 
     def prior_problems(self) -> list[str]:
         """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
@@ -688,6 +772,7 @@ class RunConfig:
 
 # Prefixes of settings that change neither the weights of a run nor its scores.
 HARMLESS = (
+    *("requires_plugins", "callbacks."),
     *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
     *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue", "plan_memory_gb")),
 )
@@ -714,6 +799,45 @@ def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of an option."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def build_options(cls: Any, options: dict[str, Any]) -> Any:
+    """Build an object from options, which are the fields of its dataclass.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+    options : dict
+        Those of its options that differ from their defaults.
+
+    Raises
+    ------
+    ConfigError
+        With everything that is wrong with the options.
+    """
+    known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+    problems = []
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+            problems.append(f"{option}: no such option; {hint}")
+    if problems:
+        raise ConfigError(problems)
+    hints = get_type_hints(cls)
+    for option, value in options.items():
+        kind = get_origin(hints[option]) or hints[option]
+        accepted = (int, float) if kind is float else kind
+        if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
+            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
+    if problems:
+        raise ConfigError(problems)
+    built = cls(**options)
+    problems = built.problems() if hasattr(built, "problems") else []
+    if problems:
+        raise ConfigError(problems)
+    return built
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:

@@ -30,18 +30,12 @@ from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning import memory_problems
 from tabicl_train.precision import choose, set_up_gpu
+from tabicl_train.process import close_process_group, device_of, open_fabric, set_up_process
 from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.state import build_module
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.train import (
-    build_loader,
-    build_module,
-    close_process_group,
-    device_of,
-    open_fabric,
-    set_up_process,
-    start_drawing,
-)
+from tabicl_train.train import build_loader, start_drawing
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
@@ -63,7 +57,7 @@ def preflight(config: RunConfig) -> None:
     prior = build_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
     with build_loader(stream, config.stream, device, launch.local_size) as loader:
-        fabric = open_fabric(config.trainer, launch, ranks, [])
+        fabric = open_fabric(config.trainer, launch, ranks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
         ranks.raise_on_all_ranks(problems + memory_problems(config))
         content = ranks.from_first(lambda: newest_content(config, prior))

@@ -16,10 +16,12 @@ from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
+from tabicl_train.process import device_of, open_fabric, set_up_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
+from tabicl_train.state import build_module
 from tabicl_train.stream import StepStream, draw_table, pack
-from tabicl_train.train import build_loader, build_module, device_of, open_fabric, set_up_process
+from tabicl_train.train import build_loader
 
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
@@ -37,7 +39,7 @@ def replay(run_dir: str, step: int) -> None:
     set_up_process(config.trainer)
     device = device_of(config.trainer, Launch())
     with build_loader(stream, config.stream, device, 1) as loader:
-        fabric = open_fabric(config.trainer, Launch(), Ranks(), [])
+        fabric = open_fabric(config.trainer, Launch(), Ranks())
         module, optimizer = build_module(config, content, Ranks(), fabric)
         for item in loader:
             if item.step == step:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tabicl_train import plugins
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import input_problems, unwritable_folder
@@ -87,7 +88,7 @@ def start_command() -> str:
         name = "tabicl-train"  # python -m tabicl_train
     if name not in ("tabicl-train", "tabicl-sweep"):
         return ""
-    return f": {shlex.join([name, *sys.argv[1:]])}"
+    return f": {shlex.join([name, *sys.argv[1:], *plugins.arguments(hashes=False)])}"
 
 
 def start_problems(config: RunConfig) -> list[str]:
@@ -178,7 +179,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     signaled = False
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:])
+        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:], *plugins.arguments())
     except (SignalException, KeyboardInterrupt):
         signaled = True
     except ChildFailedError as error:

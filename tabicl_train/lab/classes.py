@@ -18,8 +18,8 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
 from tabicl_train.lab.tables import load_classifier
+from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.predict import label_digits, split_classes
 from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:

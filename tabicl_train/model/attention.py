@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tabicl_train import register
 from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.pack import Spans
-from tabicl_train.model.scaling import RULES, SSA, Scaling
+from tabicl_train.model.scaling import SSA, Scaling
 
 CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
 FLASH_BACKWARD = 2**31  # flash attention's backward pass indexes the elements of all queries by 32 bits
@@ -214,8 +215,8 @@ class Attention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
-        build = RULES[scaling].module
-        self.ssmax_layer: Scaling | SSA | None = build and build(num_heads, dim // num_heads, settings)
+        rule = register.scaling[scaling]
+        self.ssmax_layer: Scaling | SSA | None = rule.entry(num_heads, dim // num_heads, settings)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
         if settings.zero_init:

@@ -4,16 +4,16 @@ One dataclass builds a network, is saved in checkpoints and is translated for ex
 use, since torch takes 2 s and the settings do not need it.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from tabicl_train.model.family import Network, NetworkConfig
 
-__all__ = ["SequenceConfig", "TabICLConfig"]
+__all__ = ["NetworkSettings", "SequenceConfig", "TabICLConfig"]
 
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
@@ -183,6 +183,46 @@ class TabICLConfig:
 
 
 @dataclass
+class NetworkSettings:
+    """What every network has; the settings of a network of your own inherit it and add a field `family`."""
+
+    max_classes: int = 10
+    """Number of logits, at least 2; 0 is regression, whose outputs are quantiles."""
+    num_quantiles: int = 999
+    """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
+    dropout: float = 0.0
+    """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
+    checkpoint_rows: int = 0
+    """Recompute activations in the backward pass of packs with a longer table than this, if the network can; 0 never
+    recomputes."""
+
+    missing_values: ClassVar[bool] = False  # whether the network supports NaN in Pack.X
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted, not classes."""
+        return self.max_classes == 0
+
+    @property
+    def outputs(self) -> int:
+        """Values predicted for a query row: logits or quantiles."""
+        return self.num_quantiles if self.is_regression else self.max_classes
+
+    def problems(self) -> list[str]:
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
+        problems = []
+        if self.max_classes != 0 and self.max_classes < 2:
+            problems.append(f"max_classes is {self.max_classes}, must be at least 2, or 0 for regression")
+        if self.num_quantiles < 1:
+            problems.append(f"num_quantiles is {self.num_quantiles}, must be at least 1")
+        if not 0 <= self.dropout < 1:
+            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+        if self.checkpoint_rows < 0:
+            problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
+        return problems
+
+
+@dataclass
 class SequenceConfig:
     """Architecture of a transformer over sequences.
 
@@ -250,10 +290,10 @@ class SequenceConfig:
 
 def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
     """List the problems with the scaling rules in the settings `names`, and with the options of these rules."""
-    from tabicl_train.model.scaling import OPTIONS, RULES  # on first use, as it imports torch
+    from tabicl_train.model.scaling import OPTIONS  # on first use, as it imports torch
 
     causal, problems = isinstance(settings, SequenceConfig), []
-    possible = {name: rule for name, rule in RULES.items() if rule.causal or not causal}
+    possible = {name: rule for name, rule in register.scaling.items() if rule.causal or not causal}
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():
         if value not in possible:
@@ -272,19 +312,41 @@ def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, 
     return problems
 
 
-FAMILIES: dict[type, tuple[str, str]] = {  # settings -> module and class of the network
-    TabICLConfig: ("tabicl_train.model.tabicl", "TabICL"),
-    SequenceConfig: ("tabicl_train.model.sequence", "SequenceModel"),
-}
 FIRST = "tabicl"  # the family whose settings do not name it
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of networks: what is registered by `register.network`.
+
+    Parameters
+    ----------
+    entry : type or str
+        The class of the network, a subclass of `family.Network`, or "module:name", which is imported on first use.
+    settings : type
+        The dataclass of its settings. Except for that of TabICL it has a field `family`, whose default is the name.
+    """
+
+    entry: Any
+    settings: type
+
+    @property
+    def network(self) -> "type[Network]":
+        """The class of the network."""
+        return register.load(self.entry) if isinstance(self.entry, str) else self.entry
+
+
+register.network("tabicl", "tabicl_train.model.tabicl:TabICL", settings=TabICLConfig)
+register.network("sequence", "tabicl_train.model.sequence:SequenceModel", settings=SequenceConfig)
 
 
 def family_of(config: "NetworkConfig") -> "type[Network]":
     """Return the class of the network with these settings; `family_of(config)(config)` builds it."""
-    if type(config) not in FAMILIES:
-        raise ConfigError([f"{type(config).__name__} is not a family of networks; there are {', '.join(families())}"])
-    module, name = FAMILIES[type(config)]
-    return getattr(importlib.import_module(module), name)
+    name = family_name(type(config))
+    if name not in register.network or register.network[name].settings is not type(config):
+        known = ", ".join(register.network)
+        raise ConfigError([f"{type(config).__name__} is not the settings of a registered network; there are {known}"])
+    return register.network[name].network
 
 
 def family_name(settings: type) -> str:
@@ -292,14 +354,9 @@ def family_name(settings: type) -> str:
     return getattr(settings, "family", FIRST)
 
 
-def families() -> dict[str, type]:
-    """Return the classes of settings by the names of families."""
-    return {family_name(settings): settings for settings in FAMILIES}
-
-
 def settings_of(values: dict[str, Any]) -> type:
-    """Return the class of the settings with these values, as a file holds them."""
+    """Return the class of the settings with these values, as a file holds them; ConfigError if it is not registered."""
     name = values.get("family", FIRST)
-    if name not in tuple(families()):  # a list, which has no hash, is a wrong name too
-        raise ConfigError([f"there is no family of networks {name!r}; there are {', '.join(families())}"])
-    return families()[name]
+    if not isinstance(name, str):  # in a file of another program
+        raise ConfigError([register.network.unknown(str(name))])
+    return register.network[name].settings

@@ -1,19 +1,23 @@
 """The interface of a family of networks.
 
 A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`);
-.github/CONTRIBUTING.md describes how to add one. Only TabICL predicts real tables: the estimators, the public format
-and ONNX (prediction/) and evaluation/ support no other family.
+.github/CONTRIBUTING.md describes how to add one. Losses and costs have defaults, so a network of one's own needs its
+settings, `forward` and nothing else.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.counting import counted_costs
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 
 __all__ = ["Network", "NetworkConfig"]
@@ -53,10 +57,13 @@ class Network(nn.Module, ABC):
     overrides `targets` and `means`.
     """
 
-    parts: ClassVar[Mapping[str, str]]  # the parts that a stage can freeze, each with the name of its module
-    predicts_quantiles: ClassVar[bool] = False  # whether numbers are predicted as quantiles
-    predicts_real_tables: ClassVar[bool] = False  # whether estimators exist for it, which validate it on real data
+    parts: ClassVar[Mapping[str, str]] = {}  # the parts that a stage can freeze, each with the name of its module
+    predicts_quantiles: ClassVar[bool] = True  # whether numbers are predicted as quantiles
+    predicts_real_tables: ClassVar[bool] = True  # whether estimators take it, and it is validated on real data
     config: Any  # the settings
+    # The pair that may replace `forward` in predictions, see `encodes`; most networks have neither.
+    encode: Callable[..., Any]
+    decode: Callable[..., Tensor]
 
     @abstractmethod
     def __init__(self, config: Any) -> None:
@@ -80,9 +87,8 @@ class Network(nn.Module, ABC):
             (query rows, outputs).
         """
 
-    @abstractmethod
     def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
-        """Compute the loss of each query row.
+        """Compute the loss of each query row: by default cross entropy of logits, or pinball loss of quantiles.
 
         Parameters
         ----------
@@ -96,15 +102,18 @@ class Network(nn.Module, ABC):
         Tensor
             (query rows,) float32.
         """
+        if self.config.is_regression:
+            return pinball(predictions, self.targets(pack))
+        return F.cross_entropy(predictions.float(), self.targets(pack), reduction="none")
 
     def losses(self, predictions: Tensor, pack: Pack) -> Tensor:
         """Compute the loss of each table (B,), the mean over its query rows; arguments as in `row_losses`."""
         return self.means(self.row_losses(predictions, pack), pack)
 
     @staticmethod
-    @abstractmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
         """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
+        return guess_loss(y, train_size)
 
     def targets(self, pack: Pack) -> Tensor:
         """Return the labels of the query rows of all tables, (query rows,)."""
@@ -114,15 +123,21 @@ class Network(nn.Module, ABC):
         """Average over the query rows of each table, (query rows,) -> (B,)."""
         return pack.means(values)
 
-    @staticmethod
-    @abstractmethod
-    def forward_flops(config: Any, num_rows: int, train_size: int, num_features: int) -> float:
-        """Count the FLOPs of one table's forward pass, by which ranks are balanced; the backward pass is twice that."""
+    @classmethod
+    def forward_flops(cls, config: Any, num_rows: int, train_size: int, num_features: int) -> float:
+        """Count the FLOPs of one table's forward pass, by which ranks are balanced; the backward pass is twice that.
 
-    @staticmethod
-    @abstractmethod
-    def kept_values(config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool = False) -> float:
+        By default they are extrapolated from small tables, see counting.py.
+        """
+        return counted_costs(cls, config).forward_flops(num_rows, train_size, num_features)
+
+    @classmethod
+    def kept_values(
+        cls, config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+    ) -> float:
         """Count the values of one table in memory at the peak of the backward pass.
+
+        By default they are extrapolated from what autograd saves for small tables, see counting.py.
 
         Parameters
         ----------
@@ -137,11 +152,28 @@ class Network(nn.Module, ABC):
         -------
         float
         """
+        return counted_costs(cls, config).kept_values(num_rows, train_size, num_features)
 
     @staticmethod
-    @abstractmethod
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
-        """Count one table against the token budget of a pack."""
+        """Count one table against the token budget of a pack: by default its cells and labels."""
+        return num_rows * (num_features + 1)
+
+    @classmethod
+    def embedding_width(cls, config: Any) -> int:
+        """Return the values of an embedding of a cell, which decide how many query rows are predicted at once.
+
+        By default it is estimated from what a training step keeps: a prediction has about 16 embeddings of each cell
+        in memory at a time (measured with TabICL).
+        """
+        rows, features = 128, 8
+        kept = cls.kept_values(config, rows, rows // 2, features)
+        return max(1, round(kept / (rows * features * 16)))
+
+    @staticmethod
+    def encoded_bytes(config: Any, train_size: int, num_features: int, num_classes: int) -> float:
+        """Count the bytes of what `encode` keeps for a table; without that method, the labeled rows themselves."""
+        return 4 * train_size * (num_features + 1)
 
     @staticmethod
     def size_problem(config: Any, num_rows: int, num_features: int) -> str | None:
@@ -149,9 +181,9 @@ class Network(nn.Module, ABC):
         return None
 
     @staticmethod
-    @abstractmethod
     def to_public(config: Any) -> dict[str, Any]:
         """Return the settings as an exported file has them; raises ConfigError if the format has no such network."""
+        raise ConfigError([f"the public format has no networks such as {type(config).__name__}; use format=hub"])
 
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the modules that take most of the time, for `trainer.compile`; none unless the family names them."""
@@ -160,3 +192,25 @@ class Network(nn.Module, ABC):
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
         return iter(())
+
+
+def encodes(cls: type[Network]) -> bool:
+    """Whether networks of a class predict by the pair `encode` and `decode` instead of `forward`.
+
+    The pair counts unless a more derived class overrides `forward` alone: what is scored is what was trained.
+
+    Parameters
+    ----------
+    cls : type
+        A subclass of `Network`. Its methods are
+
+        - `encode(context, *, num_classes, tokens)`: keep what predictions need of labeled rows, a Pack;
+        - `decode(state, queries, *, temperature, tokens)`: predict the rows of a Pack of query rows.
+    """
+    for base in cls.__mro__:
+        defined = vars(base)
+        if "encode" in defined and "decode" in defined:
+            return True
+        if "forward" in defined:
+            return False
+    return False

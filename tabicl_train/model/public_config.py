@@ -2,9 +2,9 @@
 
 from typing import Any, get_type_hints
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.scaling import RULES
 
 # our names -> the `tabicl` package's
 NAMES = {
@@ -47,12 +47,12 @@ def beyond_public(config: TabICLConfig) -> list[str]:
     found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
     found += ["model.missing_values=true"] if config.missing_values else []
     rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}
-    return found + [f"model.{name}={rule}" for name, rule in rules.items() if RULES[rule].public is None]
+    return found + [f"model.{name}={rule}" for name, rule in rules.items() if register.scaling[rule].public is None]
 
 
 def public_values() -> dict[str, dict[str, Any]]:
     """Return the package's names for the choices of a setting, by setting."""
-    rules = {name: rule.public for name, rule in RULES.items() if rule.public is not None}
+    rules = {name: rule.public for name, rule in register.scaling.items() if rule.public is not None}
     return {"col_grouping": GROUPINGS, "col_scaling": rules, "icl_scaling": rules}
 
 

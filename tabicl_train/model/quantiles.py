@@ -6,7 +6,7 @@ N rows of which the first n are labeled, Q quantiles.
 import torch
 from torch import Tensor
 
-from tabicl_train.model.config import TabICLConfig
+NUM_QUANTILES = 999  # of the labels, which predict without features; TabICLv2 predicts as many
 
 
 def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
@@ -65,7 +65,7 @@ def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
     """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
     # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries, which has 12 million
     # values for a table of stage 3, with 64 such tables in a step.
-    a = levels(TabICLConfig.num_quantiles).double()
+    a = levels(NUM_QUANTILES).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
     sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k

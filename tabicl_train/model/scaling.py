@@ -8,7 +8,7 @@ For head h and element i of a query q, with n keys:
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))          (arXiv 2602.11139)
     ssa, ssa_trainable                q * b_h, and signed averaging in place of softmax      (arXiv 2508.14685)
 
-Rules are registered in `RULES`, at the end; .github/CONTRIBUTING.md describes how to add one.
+Rules are registered at the end; .github/CONTRIBUTING.md describes how to add one.
 
 B tables, H heads, Q queries.
 """
@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OPTIONS", "RULES", "SSA", "QASSMax", "Rule", "SSMax", "SSMaxMLP", "Scaling"]
+from tabicl_train import register
+
+__all__ = ["OPTIONS", "SSA", "QASSMax", "Rule", "SSMax", "SSMaxMLP", "Scaling"]
 
 HIDDEN = 64  # hidden width of the MLPs, that of the released weights
 
@@ -209,9 +211,9 @@ class Rule:
 
     Parameters
     ----------
-    module : callable, optional
+    entry : callable
         Builds the module of a layer from its number of heads, the values of a head and the settings of the network: a
-        `Scaling`, or an `SSA`, which replaces softmax. None leaves queries as they are.
+        `Scaling`, or an `SSA`, which replaces softmax. It may return None, which leaves queries as they are.
     public : str, optional
         The rule's name in the format of the `tabicl` package; None if it has no such rule.
     flops : callable
@@ -227,7 +229,7 @@ class Rule:
         Whether it supports a number of keys that differs from query to query, as in a SequenceModel.
     """
 
-    module: Callable[[int, int, Any], Scaling | SSA] | None
+    entry: Callable[[int, int, Any], Scaling | SSA | None]
     public: str | None = None
     flops: Callable[[int, int], float] = lambda width, heads: 0.0
     kept: Callable[[int, int], float] = lambda width, heads: 1 + heads / width
@@ -238,7 +240,7 @@ class Rule:
     @property
     def averages(self) -> bool:
         """Whether signed averaging replaces softmax."""
-        function = self.module.func if isinstance(self.module, partial) else self.module
+        function = self.entry.func if isinstance(self.entry, partial) else self.entry
         return isinstance(function, type) and issubclass(function, SSA)
 
 
@@ -257,23 +259,38 @@ OPTIONS: dict[str, tuple[Callable[[float], bool], str]] = {
     "scaling_bound": (lambda bound: bound > 0, "above 0"),
     "ssa_exponent": (lambda exponent: 1 < exponent < math.inf, "above 1"),
 }
-RULES: dict[str, Rule] = {
-    "none": Rule(None, "none", kept=lambda width, heads: 0.0, causal=True),
-    "ssmax": Rule(SSMax, "ssmax", options=_BOUND),
-    "ssmax_mlp": Rule(SSMaxMLP, "ssmax-mlp", options=_BOUND),
-    "ssmax_mlp_elementwise": Rule(
-        partial(SSMaxMLP, elementwise=True), "ssmax-mlp-elementwise", kept=lambda width, heads: 2.0, options=_BOUND
-    ),
-    "qassmax": Rule(QASSMax, "qassmax-mlp", gate_flops, gate_kept, _BOUND),
-    "qassmax_elementwise": Rule(
-        partial(QASSMax, elementwise=True),
-        "qassmax-mlp-elementwise",
-        partial(gate_flops, elementwise=True),
-        partial(gate_kept, elementwise=True),
-        _BOUND,
-    ),
-    "ssa": Rule(SSA, kept=lambda width, heads: 1.0, options=_EXPONENT, dropout=False, causal=True),
-    "ssa_trainable": Rule(
-        partial(SSA, trainable=True), kept=lambda width, heads: 1.0, options=_EXPONENT, dropout=False, causal=True
-    ),
-}
+
+
+def unscaled(num_heads: int, head_dim: int, settings: Any) -> None:
+    """Leave queries as they are."""
+
+
+register.scaling("none", unscaled, public="none", kept=lambda width, heads: 0.0, causal=True)
+register.scaling("ssmax", SSMax, public="ssmax", options=_BOUND)
+register.scaling("ssmax_mlp", SSMaxMLP, public="ssmax-mlp", options=_BOUND)
+register.scaling(
+    "ssmax_mlp_elementwise",
+    partial(SSMaxMLP, elementwise=True),
+    public="ssmax-mlp-elementwise",
+    kept=lambda width, heads: 2.0,
+    options=_BOUND,
+)
+register.scaling("qassmax", QASSMax, public="qassmax-mlp", flops=gate_flops, kept=gate_kept, options=_BOUND)
+register.scaling(
+    "qassmax_elementwise",
+    partial(QASSMax, elementwise=True),
+    public="qassmax-mlp-elementwise",
+    flops=partial(gate_flops, elementwise=True),
+    kept=partial(gate_kept, elementwise=True),
+    options=_BOUND,
+)
+# Signed averaging keeps the scaled queries.
+register.scaling("ssa", SSA, kept=lambda width, heads: 1.0, options=_EXPONENT, dropout=False, causal=True)
+register.scaling(
+    "ssa_trainable",
+    partial(SSA, trainable=True),
+    kept=lambda width, heads: 1.0,
+    options=_EXPONENT,
+    dropout=False,
+    causal=True,
+)

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Block, CausalSpans, LayerNorm, run
 from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import RULES, SSA, Scaling
-from tabicl_train.model.tabicl import LabelEncoder
+from tabicl_train.model.scaling import SSA, Scaling
+from tabicl_train.model.stages import LabelEncoder
 
 POSITION_STD = 0.02  # of the first position embeddings, as in GPT-2
 
@@ -33,6 +34,8 @@ class SequenceModel(Network):
     positions by learned vectors. Raises ValueError with every problem of the configuration.
     """
 
+    predicts_quantiles = False
+    predicts_real_tables = False
     parts = {"embedding": "embedding", "blocks": "transformer", "head": "head"}
 
     def __init__(self, config: SequenceConfig):
@@ -121,7 +124,7 @@ class SequenceModel(Network):
         # keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured).
         c, T = config, num_rows * (num_features + 1)
         block: float = T * c.width * (7 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
-        if RULES[c.scaling].averages:
+        if register.scaling[c.scaling].averages:
             block += T * c.width + (2.5 if c.scaling == "ssa" else 3.5) * c.num_heads * T * T
         kept = c.num_blocks * (T * c.width if recomputed else block)
         return kept + (3 if recomputed else 1) * block + 2 * T * c.width

@@ -36,10 +36,11 @@ from priors.real.preprocessing import (
 )
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.encoding import CPU_PART
+from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.polars_frames import as_pandas
-from tabicl_train.prediction.predict import CPU_PART, Learned, answer, learn, learned_bytes, pack_of_queries
+from tabicl_train.prediction.predict import decode, encode, pack_of_queries
 from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
 class Ensemble(BaseEstimator):
     """A pretrained network with the members of an ensemble; see TabICLClassifier for the parameters."""
 
-    model: str | Path | TabICL = "mini"
+    model: str | Path | Network = "mini"
     n_estimators: int = 8
     norm_methods: str | tuple[str, ...] = ("power", "none")  # alone, power is 0.0025 of ROC AUC better than none
     memory_gb: float = 4.0
@@ -65,7 +66,7 @@ class Ensemble(BaseEstimator):
     random_state: int | None = 0
     fine_tune: FineTune | None = None
     _parameter_constraints: ClassVar[dict[str, list]] = {
-        "model": [str, os.PathLike, TabICL],
+        "model": [str, os.PathLike, Network],
         "n_estimators": [Interval(Integral, 1, None, closed="left")],
         "norm_methods": [StrOptions(set(NORM_METHODS)), "array-like"],
         "memory_gb": [Interval(Real, 0, None, closed="neither")],
@@ -85,7 +86,7 @@ class Ensemble(BaseEstimator):
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
         self._move()
-        self._kept: dict[tuple[torch.dtype | None, int], Learned] = {}  # by autocast's dtype, and the first member
+        self._kept: dict[tuple[torch.dtype | None, int], Any] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import fine_tune
@@ -142,25 +143,25 @@ class Ensemble(BaseEstimator):
         is_kept = all((precision, first) in self._kept for first in range(0, len(self.members_), together))
         labeled = {} if is_kept else self._tables(self.X_)
 
-        def learn_some(first: int) -> Learned:
+        def learn_some(first: int) -> Any:
             if (learned := self._kept.get((precision, first))) is not None:
                 return learned
             members = self.members_[first : first + together]
             y = [torch.from_numpy(labels(member)).to(device) for member in members]
             pack = Pack.of((X, own, len(own)) for X, own in zip(self._rows(labeled, members), y, strict=True))
             with torch.autocast(device.type, precision, precision is not None):  # which is set for each thread
-                learned = learn(self.network_, pack, num_classes, tokens)
+                learned = encode(self.network_, pack, num_classes, tokens)
             if first + len(members) <= kept:
                 self._kept[precision, first] = learned
             return learned
 
-        def answer_some(which: tuple[int, Learned, int]) -> np.ndarray:
+        def answer_some(which: tuple[int, Any, int]) -> np.ndarray:
             first, learned, start = which
             members = self.members_[first : first + together]
             some = {method: rows[start : start + size] for method, rows in queries.items()}
             with torch.autocast(device.type, precision, precision is not None):
                 pack = pack_of_queries(self._rows(some, members))
-                found = answer(self.network_, learned, pack, num_classes, temperature, tokens)
+                found = decode(self.network_, learned, pack, temperature, tokens)
             return found.float().cpu().numpy().reshape(len(members), size, -1)
 
         with side_by_side(device) as (run, threads):
@@ -184,19 +185,24 @@ class Ensemble(BaseEstimator):
         return [torch.from_numpy(rows).to(self.device_) for rows in own]
 
     def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
-        """Return members and query rows of a pass, members whose `Learned` is kept, and tokens in memory at a time."""
-        # They depend only on the fitted estimator. Half of the memory is for `Learned`.
-        config, n, features = self.network_.config, len(self.X_), len(self.members_[0].features)
-        width = EMBEDDINGS_PER_TOKEN * config.embed_dim + config.outputs / features  # a row also has 999 quantiles
+        """Return members and query rows of a pass, members whose state is kept, and tokens in memory at a time."""
+        # They depend only on the fitted estimator. Half of the memory is for what `encode` keeps.
+        network, config = type(self.network_), self.network_.config
+        n, features = len(self.X_), len(self.members_[0].features)
+        embedding = network.embedding_width(config)
+        width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
         memory = self.memory_gb * 2**30 / 2
         on_cpu = self.device_.type == "cpu"
         tokens = int(memory / (4 * width) / (torch.get_num_threads() if on_cpu else 1))
-        room = int(memory / learned_bytes(config, n, features, num_classes))
+        room = int(memory / network.encoded_bytes(config, n, features, num_classes))
         # On a GPU, more tables at once take hardly longer; on a CPU, members are computed in parallel threads instead.
         members = 1 if on_cpu else max(1, min(len(self.members_), tokens // (n * features), room))
         device = "cpu" if on_cpu else "cuda"
-        rows = min(PASS_VALUES[device] // config.embed_dim, tokens) // (members * features)
-        rows = 2 ** (min(max(rows, LEAST_ROWS), MOST_ROWS[device]).bit_length() - 1)  # for tiles of matrix products
+        rows = min(PASS_VALUES[device] // embedding, tokens) // (members * features)
+        most = MOST_ROWS[device]
+        if not encodes(network):  # each pass computes the labeled rows again, so it has about as many query rows
+            rows, most = n, MOST_ROWS["cuda"]
+        rows = 2 ** (min(max(rows, LEAST_ROWS), most).bit_length() - 1)  # for tiles of matrix products
         return (members, rows), room, tokens
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
@@ -238,7 +244,7 @@ class Ensemble(BaseEstimator):
         if "_kept" not in state:  # not fitted
             return state
         if self.device_.type != "cpu":
-            networks = {name: value for name, value in state.items() if isinstance(value, TabICL)}
+            networks = {name: value for name, value in state.items() if isinstance(value, Network)}
             state = state | {name: copy.deepcopy(network).cpu() for name, network in networks.items()}
         return state | {"_kept": {}}  # predictions recompute it
 
@@ -296,9 +302,9 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
         yield some
 
 
-def load(model: str | Path | TabICL, regression: bool) -> TabICL:
+def load(model: str | Path | Network, regression: bool) -> Network:
     """Load the network in a file, or copy one, since it may be trained further; raises ValueError for another task."""
-    if isinstance(model, TabICL):
+    if isinstance(model, Network):
         network = copy.deepcopy(model).float()
     else:
         from tabicl_train.prediction.export import load_model

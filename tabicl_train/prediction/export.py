@@ -41,6 +41,8 @@ from tabicl_train.prediction.origin import (
     origin_of,
     without_folders,
 )
+from tabicl_train.prediction.predict import disagreement as different_functions
+from tabicl_train.prediction.predict import outputs_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load, state_dict_problem
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import no_such_weights, resolve
@@ -241,6 +243,8 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen, network = FORMATS[format], build_network(pretrained)
+    if problem := different_functions(network):
+        raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
 
     def check(written: Path) -> None:
@@ -318,7 +322,7 @@ def estimator_name(config: NetworkConfig) -> str:
 
 
 def predictor(network: Network) -> Predictor:
-    return lambda X, y_train: network(Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
+    return lambda X, y_train: outputs_of(network, Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
 
 
 def read_back(path: Path) -> Predictor:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.pack import Columns, Context, Spans, WithinRows
-from tabicl_train.model.tabicl import TabICL, mark_missing
+from tabicl_train.model.stages import mark_missing
+from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import write_atomically
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -1,88 +1,129 @@
-"""Predictions of classes, any number of them, or numbers for tables of any size, in bounded memory.
+"""Predictions of a network of any family: the function that was trained, in bounded memory where the network can.
 
-Query rows do not attend to each other. So `learn` computes keys and values of the labeled rows once, and `answer`
-predicts query rows with them, some at a time.
+A network predicts by `forward`, unless its class has the pair `encode` and `decode` (see model/family.py), which reuse
+what was computed of the labeled rows. `agreement` compares both ways.
 
-More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
-At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
-form a tree, and the in-context learner chooses among the few children of each node.
-
-B tables, N rows of which the first n are labeled, M features, G feature groups, I inducing points, E embedding, D row
-representation, C classes, Q quantiles.
+B tables, N rows of which the first n are labeled, M features, C classes, Q quantiles.
 """
 
 from __future__ import annotations
 
-import itertools
+import copy
+import math
 from collections.abc import Iterable, Iterator
-from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.family import Network
-from tabicl_train.model.pack import (
-    Pack,
-    Rows,
-    Shape,
-    column_layout,
-    context_layout,
-    log_counts,
-    row_layout,
-    within_rows,
-)
-from tabicl_train.model.tabicl import InContextLearner, TabICL, token_groups
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network, encodes
+from tabicl_train.model.pack import Pack
 
-SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
-CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB fit into its cache, 1.3 to 1.7 times faster
+TOKENS = 2**22  # cells (table, row, feature) in memory at a time, by default
+# Of the tables on which both ways are compared: rows, labeled rows, features.
+COMPARED = ((21, 13, 6), (9, 4, 1), (40, 31, 3))
+TOLERANCE = 1e-4  # of the difference between both ways, relative to the largest prediction; TabICL has 1e-6
+PERTURBATION = 0.02  # standard deviation that is added to weights: layers that start at zero hide differences
 
 
-class Node(NamedTuple):
-    """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table."""
+class Context(NamedTuple):
+    """What is kept of the labeled rows for a network without `encode`: the rows themselves."""
 
-    counts: list[int]  # the labeled rows n of each table
-    keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
-    children: list[Node]  # with more classes than the network has, the node of each group of classes
-    sizes: list[int]  # of the groups
-
-
-class Learned(NamedTuple):
-    """What is kept of the labeled rows of tables."""
-
-    columns: list[list[Tensor]]  # keys and values of inducing points by label digit and block, (columns * I, 2, H, d)
-    nodes: list[Node]  # one for all tables; with more classes than the network has, one for each table
-
-
-def learned_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: int) -> int:
-    """Return the bytes of `Learned` for a table, in float32."""
-    many = num_classes > config.max_classes > 0
-    levels = len(label_digits(torch.zeros(1), num_classes, config.max_classes)) if many else 1
-    columns = token_groups(config, num_features) * config.col_num_blocks * config.col_num_inducing * config.embed_dim
-    rows = n * config.icl_num_blocks * config.row_dim
-    return 4 * 2 * (columns * (levels if config.col_target_aware else 1) + rows * levels)
+    num_classes: int
+    labeled: Pack
 
 
 @torch.no_grad()
+def encode(network: Network, context: Pack, num_classes: int, tokens: int = TOKENS) -> Any:
+    """Keep what predictions need of the labeled rows of tables.
+
+    Parameters
+    ----------
+    network : Network
+        A network of any family.
+    context : Pack
+        Tables that have labeled rows only, with labels in 0..num_classes-1, or numbers.
+    num_classes : int
+        C; 0 for regression.
+    tokens : int
+        About so many cells are in memory at a time, or those of the labeled rows of a table if these are more.
+
+    Returns
+    -------
+    object
+        For `decode`.
+
+    Raises
+    ------
+    ConfigError
+        For more classes than the network has, if it cannot divide them.
+    """
+    if encodes(type(network)):
+        return network.encode(context, num_classes=num_classes, tokens=tokens)
+    most = network.config.max_classes
+    if num_classes > most:
+        problem = f"the table has {num_classes} classes, and the network predicts at most {most}"
+        raise ConfigError([f"{problem}; a network with the methods encode and decode can predict more"])
+    return Context(num_classes, context)
+
+
+@torch.no_grad()
+def decode(network: Network, state: Any, queries: Pack, temperature: float = 1.0, tokens: int = TOKENS) -> Tensor:
+    """Predict query rows.
+
+    Parameters
+    ----------
+    network : Network
+        As for `encode`.
+    state : object
+        From `encode`, of tables with the same features.
+    queries : Pack
+        Tables that have query rows only; see `pack_of_queries`.
+    temperature : float
+        Logits are divided by it.
+    tokens : int
+        As for `encode`.
+
+    Returns
+    -------
+    Tensor
+        Logits (query rows, C) or, with num_classes=0, the outputs of the network (query rows, Q).
+    """
+    if encodes(type(network)):
+        return network.decode(state, queries, temperature=temperature, tokens=tokens)
+    joined = []
+    cells = queries.X.split([N * M for N, _, M in queries.shapes])
+    for (labeled, y, n), of_table in zip(state.labeled.tables(), cells, strict=True):
+        rows = of_table.view(labeled.shape[1], -1).t()  # (query rows, M)
+        labels = torch.cat([y, y.new_zeros(len(rows))])
+        joined.append((torch.cat([labeled, rows]), labels, n))
+    predicted = outputs_of(network, Pack.of(joined))
+    if state.num_classes == 0:
+        return predicted
+    return predicted[:, : state.num_classes] / temperature
+
+
 def predict_logits(
-    model: TabICL, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = 2**22
+    network: Network, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = TOKENS
 ) -> Tensor:
-    """Predict logits (query rows, C) of all tables; with more classes than max_classes, logarithms of probabilities."""
-    # Labels are in 0..num_classes-1; with more than max_classes classes, each must occur in every table. About `tokens`
-    # (table, row, feature) are in memory at a time, or those of the labeled rows of a table if these are more.
-    return torch.cat(list(predictions(model, pack, num_classes, temperature, tokens)))
+    """Predict the query rows of all tables, (query rows, C) or (query rows, Q); arguments as in `decode`.
+
+    With more than max_classes classes, each must occur in every table, and logarithms of probabilities are returned.
+    """
+    return torch.cat(list(predictions(network, pack, num_classes, temperature, tokens)))
 
 
-def predictions(model: TabICL, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
-    """Yield what predict_logits returns, or with num_classes=0 quantiles, for some query rows at a time."""
+def predictions(network: Network, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
+    """Yield what `predict_logits` returns for some query rows at a time."""
     for tables in groups_of_tables(pack, tokens):
-        learned = learn(model, Pack.of((X[:n], y[:n], n) for X, y, n in tables), num_classes, tokens)
+        context = Pack.of((X[:n], y[:n], n) for X, y, n in tables)
+        state = encode(network, context, num_classes, tokens)
         size = max(len(X) - n for X, _, n in tables)  # all query rows, except for a table that is too long
         if len(tables) == 1:
             size = max(1, tokens // tables[0][0].shape[1])
         for queries in zip(*(X[n:].split(size) for X, _, n in tables), strict=True):
-            yield answer(model, learned, pack_of_queries(queries), num_classes, temperature, tokens)
+            yield decode(network, state, pack_of_queries(queries), temperature, tokens)
 
 
 def groups_of_tables(pack: Pack, tokens: int) -> list[list[tuple[Tensor, Tensor, int]]]:
@@ -103,160 +144,63 @@ def pack_of_queries(tables: Iterable[Tensor]) -> Pack:
     return Pack.of((X, torch.empty(0, device=X.device), len(X)) for X in tables)
 
 
-@torch.no_grad()
-def learn(model: TabICL, pack: Pack, num_classes: int, tokens: int) -> Learned:
-    """Compute the keys and values of the labeled rows of tables; arguments as in predict_logits, without query rows."""
-    represented, columns = represent(model, pack, num_classes, None, tokens)
-    learner, counts = model.icl_predictor, [n for n, _, _ in pack.shapes]
-    if num_classes <= model.config.max_classes:
-        return Learned(columns, [leaf(learner, represented, pack.y, counts)])
-    rows, labels = represented.split(counts), pack.y.split(counts)
-    return Learned(columns, [tree(learner, *own, num_classes) for own in zip(rows, labels, strict=True)])
-
-
-@torch.no_grad()
-def answer(model: TabICL, learned: Learned, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Tensor:
-    """Predict the query rows of tables, as predict_logits does, or with num_classes=0 quantiles."""
-    # learned: of tables with the same columns; pack: see pack_of_queries
-    represented, _ = represent(model, pack, num_classes, learned.columns, tokens)
-    learner, counts = model.icl_predictor, [N for N, _, _ in pack.shapes]
-    if num_classes <= model.config.max_classes:
-        found = ask(learner, learned.nodes[0], represented, counts)
-        return found[:, :num_classes] / temperature if num_classes > 0 else found
-    own = zip(learned.nodes, represented.split(counts), strict=True)
-    return torch.log(torch.cat([class_probabilities(learner, *one, temperature) for one in own]) + SMALLEST)
-
-
-def represent(
-    model: TabICL, pack: Pack, num_classes: int, known: list[list[Tensor]] | None, tokens: int
-) -> tuple[Tensor, list[list[Tensor]]]:
-    """Represent labeled or query rows, (rows, D), and return the `columns` of Learned, `known` for query rows."""
-    # On a CPU, some columns, and then some rows, are computed at a time.
-    config, column = model.config, model.col_embedder
-    sizes, shapes = model.groups(pack)
-    part = tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
-    columns, points = column_layout(sizes, shapes, config.col_num_inducing), config.col_num_inducing
-    if known is None:
-        labels = pack.y.index_select(0, columns.labels)
-        many = config.col_target_aware and num_classes > config.max_classes
-        digits = label_digits(labels, num_classes, config.max_classes) if many else [labels]
-        cells = [column.read(pack, columns, digit) for digit in digits]
-    else:
-        cells = [column.read(pack, columns, None)] * len(known)
-    embedded = cells[0].new_empty(len(cells[0]), config.embed_dim)
-    kept: list[list[list[Tensor]]] = [[] for _ in cells]  # of each digit and part
-    start = first = 0  # token and column of the next part
-    for some in columns_in_parts(shapes, part):
-        own = torch.tensor(some, device=sizes.device)
-        piece = column_layout(own, some, points)
-        at, keys = slice(start, start + piece.labeled), slice(first * points, (first + len(piece.table)) * points)
-        per_digit = []
-        for digit, of_digit in enumerate(cells):
-            own_keys = None if known is None else [block[keys] for block in known[digit]]
-            found, left = column.embed_known(of_digit[at], piece, log_counts(own), own_keys)
-            per_digit.append(found)
-            kept[digit].append(left)
-        embedded[at] = reduce(torch.add, per_digit) / len(cells)
-        start, first = at.stop, first + len(piece.table)
-    rows = row_layout(sizes, shapes, config.row_num_cls, columns)
-    represented = interact(model, embedded, rows, part).index_select(0, rows.order)
-    if known is None:
-        known = [[torch.cat(of_block) for of_block in zip(*parts, strict=True)] for parts in kept]
-    return represented, known
-
-
-def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
-    """Split the columns into parts of at most so many tokens, or one column: lists of N, n and number of columns."""
-    found: list[list[Shape]] = []
-    room = 0
-    for N, n, G in shapes:
-        while G > 0:
-            if N > room:
-                found.append([])
-                room = max(tokens, N)
-            some = min(G, room // N)
-            found[-1].append((N, n, some))
-            room -= some * N
-            G -= some
-    return found
-
-
-def interact(model: TabICL, embedded: Tensor, rows: Rows, part: int) -> Tensor:
-    """Compute the representations of all rows, (rows, D), for rows with at most `part` tokens at a time."""
-    stage, num_cls = model.row_interactor, model.config.row_num_cls
-    x = stage.add_cls(embedded, rows)  # (rows * T, E)
-    found = []
-    every = rows.within.every.runs
-    assert isinstance(every, Tensor)  # not exported
-    runs = [(count, T) for count, T, *_ in every.tolist()]
-    for of_width, (_, T) in zip(x.split([count * T for count, T in runs]), runs, strict=True):
-        for some in of_width.split(max(1, part // T) * T):
-            count = len(some) // T
-            starts = torch.arange(0, len(some) + 1, T, dtype=torch.int32, device=x.device)
-            found.append(stage.interact(some, within_rows([[count, T]], starts, num_cls)))
-    return torch.cat(found)
-
-
-def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """Return the digits of labels y, most significant first: the fewest possible digits below `most`."""
-    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
-    places = next(k for k in itertools.count(1) if most**k >= num_classes)
-    radix = next(r for r in itertools.count(1) if r**places >= num_classes)
-    return [y // radix**place % radix for place in reversed(range(places))]
-
-
-def split_classes(num_classes: int, most: int) -> list[int]:
-    """Return sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger first."""
-    groups = min(-(-num_classes // most), most)
-    return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
-
-
-def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
-    """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
-    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
-    sizes = torch.tensor(shapes, device=rows.device)
-    return Node(counts, learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes)), [], [])
-
-
-def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
-    """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
-    shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
-    sizes = torch.tensor(shapes, device=queries.device)
-    return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
-
-
-def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
-    """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
-    if num_classes == 1:
-        return Node([len(rows)], [], [], [])
-    if num_classes <= learner.config.max_classes:
-        return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
-    sizes = split_classes(num_classes, learner.config.max_classes)
-    starts = [sum(sizes[:group]) for group in range(len(sizes))]
-    group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
-    below = [
-        tree(learner, rows[group == child], y[group == child] - start, size)
-        for child, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    ]
-    return leaf(learner, rows, group, [len(rows)])._replace(children=below, sizes=sizes)
-
-
-def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
-    """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
-    # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
-    if not node.keys:
-        return queries.new_ones(len(queries), 1)
-    logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
-    p = torch.softmax(logits / temperature, dim=-1)
-    if not node.children:
-        return p
-    within = [class_probabilities(learner, child, queries, temperature) for child in node.children]
-    return torch.cat([p[:, i, None] * own for i, own in enumerate(within)], dim=1)
+def outputs_of(network: Network, pack: Pack) -> Tensor:
+    """Return the predictions of a network, (query rows, outputs), without the auxiliary losses beside them."""
+    predictions = network(pack)
+    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 @torch.no_grad()
 def predict(network: Network, pack: Pack) -> Tensor:
-    """Predict (query rows, outputs) with a network of any family; with a TabICL in bounded memory."""
-    if not isinstance(network, TabICL):
-        return network(pack)
+    """Predict (query rows, outputs) of a pack, as validation does."""
+    if not encodes(type(network)):
+        return outputs_of(network, pack)
     return predict_logits(network, pack, network.config.max_classes)
+
+
+def disagreement(network: Network, perturbed: bool = False) -> str | None:
+    """Compare `forward` with `encode` and `decode` on three small tables.
+
+    Parameters
+    ----------
+    network : Network
+        It is copied, and no random state changes.
+    perturbed : bool
+        Whether noise is added to the weights of the copy first. At the start of a run, layers whose weights are zero
+        would hide differences.
+
+    Returns
+    -------
+    str or None
+        The difference in one line; None if there is none, or only one way.
+    """
+    if not encodes(type(network)):
+        return None
+    network = copy.deepcopy(network).float().eval()
+    config, device = network.config, next(network.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    if perturbed:
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data += PERTURBATION * noise.to(device)
+    tables = []
+    for N, n, M in COMPARED:
+        X = torch.randn(N, M, generator=generator)
+        if config.is_regression:
+            y = torch.randn(N, generator=generator)
+        else:
+            y = torch.randint(config.max_classes, (N,), generator=generator)
+        tables.append((X.to(device), y.to(device), n))
+    with torch.no_grad():
+        trained = outputs_of(network, Pack.of(tables)).float()
+        scored = predict(network, Pack.of(tables)).float()
+    difference = (trained - scored).abs().max().item()
+    if not math.isfinite(difference):
+        return None  # weights that are not finite are refused elsewhere
+    if difference <= TOLERANCE * max(1.0, trained.abs().max().item()):
+        return None
+    name = type(network).__name__
+    return (
+        f"{name}.encode and decode predict something else than {name}.forward, which is trained: logits differ by "
+        f"{difference:.2g}; correct them, or leave both out"
+    )

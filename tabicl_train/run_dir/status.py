@@ -83,7 +83,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 class RunStatus:
-    """Writes status.json, on rank 0 alone; a callback of the training loop."""
+    """Writes status.json, on rank 0 alone."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -112,7 +112,8 @@ class RunStatus:
         if (self.records.json(STATUS) or {}).get("status") != "finished":
             self.write(status="finished", step=step, saved=step)
 
-    def on_train_batch_end(self, step: int, **_) -> None:
+    def update(self, step: int) -> None:
+        """Note the number of steps done, and write it every ten seconds."""
         self.values["step"] = step
         if time.monotonic() - self.written >= EVERY:
             self.write()

@@ -6,7 +6,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from short_runs import beside
 
 import priors
 from priors.prior import Prior
@@ -78,5 +77,5 @@ def configured(run_dir, *overrides: str, best: str = "own", **prior):
 
 
 def run(run_dir, *overrides: str, best: str = "own", callbacks: tuple = (), **prior) -> str:
-    with installed(), beside(*callbacks):
-        return training.train(configured(run_dir, *overrides, best=best, **prior))
+    with installed():
+        return training.train(configured(run_dir, *overrides, best=best, **prior), callbacks)

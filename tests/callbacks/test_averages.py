@@ -16,7 +16,7 @@ def train(averages: Averages, steps: range) -> Averages:
     for step in steps:
         with torch.no_grad():
             network.weight.fill_(step)
-        averages.on_train_batch_end(step=step, module=module)
+        averages.after_step(SimpleNamespace(step=step, module=module), None)
     return averages
 
 

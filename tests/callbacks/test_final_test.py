@@ -37,8 +37,8 @@ class At:
     def __init__(self, step: int, action) -> None:
         self.step, self.action = step, action
 
-    def on_train_batch_end(self, step, **_) -> None:
-        if step == self.step:
+    def after_step(self, state, item) -> None:
+        if state.step == self.step:
             with watch_signals() as stop:  # that of the run
                 self.action(stop)
 

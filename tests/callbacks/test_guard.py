@@ -13,12 +13,11 @@ from runs import last, metrics
 from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, module_of, run
 
 from tabicl_train import module
-from tabicl_train import train as training
 from tabicl_train.callbacks import guard as guard_module
 from tabicl_train.callbacks.averages import Averages
-from tabicl_train.callbacks.checkpoints import CheckpointFiles
+from tabicl_train.callbacks.callback import LoggedSteps
+from tabicl_train.callbacks.checkpoints import Checkpoints
 from tabicl_train.callbacks.guard import Diverged, Guard
-from tabicl_train.callbacks.metrics import LoggedSteps
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
@@ -36,24 +35,16 @@ class Look:
 
     def __init__(self, before: int) -> None:
         self.before = before
-        self.averages: Averages | None = None
 
-    def keep(self, config) -> Averages:
-        """In place of the class: the averages of a run."""
-        self.averages = Averages(config)
-        return self.averages
-
-    def on_train_start(self, optimizer, **_) -> None:
-        self.of_run = optimizer
-
-    def on_train_batch_start(self, item, module, **_) -> None:
+    def before_step(self, state, item) -> None:
         if item.step == self.before:
-            self.weights = {k: v.clone() for k, v in module.state_dict().items()}
-            states = self.of_run.state_dict()["state"]
+            self.weights = {k: v.clone() for k, v in state.module.state_dict().items()}
+            states = state.optimizer.state_dict()["state"]
             self.optimizer = {i: {k: v.clone() for k, v in state.items()} for i, state in states.items()}
-            self.loss_scale = module.loss_scale.scale.clone()
-            if self.averages is not None:
-                self.ema = {k: v.clone() for k, v in self.averages.ema.items()}
+            self.loss_scale = state.module.loss_scale.scale.clone()
+            averages = self.context.find(Averages)
+            if averages is not None:
+                self.ema = {k: v.clone() for k, v in averages.ema.items()}
 
 
 def incidents(run_dir: Path) -> list[dict]:
@@ -67,10 +58,15 @@ def config() -> RunConfig:
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
     """A guard that looks at every so many steps."""
-    stream = StepStream(None, config.curriculum, config.model, config.seed, range(16))
-    files, ranks = CheckpointFiles(config.checkpoint, config.curriculum), Ranks()
-    limits = GuardConfig(**limits)
-    return Guard(limits, stream, LoggedSteps(every, 16), Records(folder), files, ranks, [])
+    guard = Guard(GuardConfig(**limits))
+    guard.context = SimpleNamespace(
+        config=config, stream=StepStream(None, config.curriculum, config.model, config.seed, range(16)),
+        logged=LoggedSteps(every, 16), records=Records(folder), ranks=Ranks(),
+        find=lambda cls: checkpoints, callbacks=[],
+    )  # fmt: skip
+    checkpoints = Checkpoints()
+    checkpoints.context = SimpleNamespace(config=config, status=None)
+    return guard
 
 
 def feed(guard: Guard, *steps: tuple[float, float], first: int = 0, model=None, scale: float | None = None) -> None:
@@ -79,7 +75,8 @@ def feed(guard: Guard, *steps: tuple[float, float], first: int = 0, model=None, 
     for number, (loss, norm) in enumerate(steps, first):
         values = {"loss": torch.tensor(loss), "grad_norm": torch.tensor(norm)}
         module = SimpleNamespace(**values, loss_scale=loss_scale, model=model or SimpleNamespace(named_scalings=dict))
-        guard.on_train_batch_end(step=number + 1, item=SimpleNamespace(step=number), module=module, optimizer=None)
+        state = SimpleNamespace(step=number + 1, module=module, network=module.model, optimizer=None)
+        guard.after_step(state, SimpleNamespace(step=number))
 
 
 FINE, BAD = (1.0, 1.0), (math.nan, math.nan)
@@ -250,10 +247,9 @@ def short_memory(monkeypatch):
     monkeypatch.setattr(guard_module, "MEMORY", 0.5)
 
 
-def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, monkeypatch, capsys):
+def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
-    monkeypatch.setattr(training, "Averages", after.keep)
     run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr

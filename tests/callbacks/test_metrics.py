@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from tabicl_train import train as training
 from tabicl_train.callbacks import metrics
-from tabicl_train.callbacks.metrics import LoggedSteps, Metrics, Progress
+from tabicl_train.callbacks.callback import LoggedSteps
+from tabicl_train.callbacks.metrics import Metrics, Progress
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.ranks import Ranks
@@ -32,8 +33,13 @@ def printed(monkeypatch) -> list[str]:
 
 def watch(config, folder, ranks: Ranks | None = None) -> Metrics:
     """Metrics of steps of which the even ones are logged."""
-    loader, line = SimpleNamespace(waited=0.0), SimpleNamespace(show=lambda row: None, start=lambda step: 0)
-    return Metrics(config.curriculum, LoggedSteps(2, 100), Records(folder), loader, ranks or Ranks(), line)
+    watching = Metrics()
+    watching.progress = SimpleNamespace(show=lambda row: None, start=lambda step: 0)
+    watching.context = SimpleNamespace(
+        config=config, logged=LoggedSteps(2, 100), records=Records(folder), loader=SimpleNamespace(waited=0.0),
+        ranks=ranks or Ranks(),
+    )  # fmt: skip
+    return watching
 
 
 class TwoRanks(Ranks):
@@ -63,7 +69,7 @@ def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_p
     own_flops = 2 * 3 * (2 * forward(config.model, 40, 20, 3) + forward(config.model, 60, 30, 5))
     other_cells, other_flops, other_guess = 10_000, 5e12, 3.5  # the sum of five losses
     watching = watch(config, tmp_path, TwoRanks([other_cells, other_flops, 10, 14, other_guess]))
-    watching.on_train_start(step=0)
+    watching.start(SimpleNamespace(step=0))
     module = SimpleNamespace(
         device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"), loss=torch.tensor(1.0),
         grad_norm=torch.tensor(2.0), skipped=torch.tensor(0),
@@ -72,7 +78,7 @@ def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_p
     for step in (0, 1):
         item = StepItem(step, "smoke", 8, packs)
         item.rejections["split"] = 1
-        watching.on_train_batch_end(step=step + 1, item=item, module=module)
+        watching.after_step(SimpleNamespace(step=step + 1, module=module), item)
     (row,) = Records(tmp_path).rows("metrics.csv")
     assert float(row["tables_per_s"]) == 2 * 8 / 4
     assert float(row["cells_per_s"]) == (own_cells + other_cells) / 4

@@ -28,10 +28,11 @@ def test_a_profiled_step_that_runs_out_of_memory_leaves_a_snapshot(tmp_path, mon
     written = []
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
-    callback = Profile(ProfileConfig(step=0), tmp_path)
-    module = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    callback.on_exception(torch.OutOfMemoryError("no memory"), module)
+    callback = Profile(ProfileConfig(step=0))
+    callback.context = SimpleNamespace(records=SimpleNamespace(folder=tmp_path))
+    state = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    callback.on_exception(state, torch.OutOfMemoryError("no memory"))
     assert not written, "nothing was profiled"
     callback.profiler = object()
-    callback.on_exception(torch.OutOfMemoryError("no memory"), module)
+    callback.on_exception(state, torch.OutOfMemoryError("no memory"))
     assert written == [str(tmp_path / "profile" / "out-of-memory.pickle")]

@@ -9,7 +9,6 @@ import pytest
 import short_runs
 from runs import last
 
-from priors.real import real_tables
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.config.compose import compose
@@ -39,12 +38,12 @@ def mixture(tmp_path_factory) -> list[str]:
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
     prior = build_prior(config.prior)
-    seen = TablesSeen(real_tables(prior).sources(), Ranks())
+    seen = TablesSeen(SimpleNamespace(prior=prior, ranks=Ranks()))
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)
         rows = Counter(rows for (_, rows), count in item.sources.items() for _ in range(count))
         assert rows == Counter(rows for pack in item.packs for rows, _, _ in pack.shapes)
-        seen.on_train_batch_start(item)
+        seen.before_step(None, item)
     return seen
 
 
@@ -64,7 +63,7 @@ def test_counts_of_ranks_add_up_and_are_told(mixture):
         f"{share:.0%} real tables, {statistics.median(epochs):.3g} epochs over the median one, {max(epochs):.3g} over"
     )
     assert one.line().startswith(start)
-    again = TablesSeen(one.sizes, Ranks())
+    again = seen_by(config, [])
     again.load_state_dict({"counts": state["counts"][:-1] + ', ["tables", "gone.csv", 3, 90]]'})
     assert again.state_dict() == state
 

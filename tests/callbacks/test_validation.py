@@ -13,7 +13,6 @@ import pytest
 import torch
 from command_line import command
 from runs import assert_same_end, assert_same_state, read
-from short_runs import beside
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
@@ -52,13 +51,13 @@ class States:
     def __init__(self) -> None:
         self.seen = []
 
-    def on_train_batch_start(self, module, **_) -> None:
-        self.seen.append((torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), module.model.training))
+    def before_step(self, state, item) -> None:
+        states = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+        self.seen.append((*states, state.network.training))
 
 
 def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
-    with beside(*callbacks):
-        return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]))
+    return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]), callbacks)
 
 
 def streams_of(make, *overrides: str):
@@ -240,20 +239,21 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
             return result
 
     config = compose([*SETTINGS, *VALIDATED])
-    streams = {SYNTHETIC: streams_of(validation_streams)}
-    records = SimpleNamespace(folder=Path("nowhere"), rows=lambda name: [])
-    stop = SimpleNamespace(asked=False)
-    waiting = Validation(config.validation, {}, 8, streams, records, Signaled(), stop, [])
-    network = torch.nn.Linear(1, 1)
-    waiting.validate_if_due(8, SimpleNamespace(model=network, precision=None))
+    waiting = Validation()
+    waiting.context = SimpleNamespace(
+        config=config, prior=build_prior(config.prior), ranks=Signaled(), stop=SimpleNamespace(asked=False),
+        records=SimpleNamespace(folder=Path("nowhere"), rows=lambda name: []),
+    )  # fmt: skip
+    module = SimpleNamespace(model=torch.nn.Linear(1, 1), precision=None)
+    waiting.validate_if_due(SimpleNamespace(step=8, module=module))
     assert waiting.postponed and not waiting.has_ended
 
 
 def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
     class Break:
-        def on_train_batch_end(self, module, **_) -> None:
+        def after_step(self, state, item) -> None:
             with torch.no_grad():
-                module.model.icl_predictor.ln.weight.fill_(3e38)  # finite, so that they are saved
+                state.network.icl_predictor.ln.weight.fill_(3e38)  # finite, so that they are saved
 
     run(tmp_path / "run", *VALIDATED, "validation.rows=[]", "trainer.max_steps=1", callbacks=(Break(),))
     rows = read(tmp_path / "run/validation.csv")

@@ -7,15 +7,16 @@ import pytest
 from problems import problems
 
 import priors
+from tabicl_train import register
 from tabicl_train.config import options
 from tabicl_train.config.compose import Composer, compose, parse_options
 from tabicl_train.config.documentation import field_docs
 from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
+FAMILIES = [family.settings for family in register.network.values()]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
 PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
 

@@ -8,14 +8,14 @@ import pytest
 
 import priors
 import tabicl_train
+from tabicl_train import register
 from tabicl_train.config import options
 from tabicl_train.config.compose import CONFIG_DIR, compose
 from tabicl_train.config.documentation import field_docs, reference
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
-from tabicl_train.model.config import FAMILIES
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
-PARTS += [settings for settings in FAMILIES if settings not in PARTS]
+PARTS += [family.settings for family in register.network.values() if family.settings not in PARTS]
 PRIORS = [priors.prior_class(name) for name in priors.prior_names()]
 SOURCES = [path for package in (priors, tabicl_train) for path in Path(package.__file__).parent.rglob("*.py")]
 COMMANDS = [cls for cls in vars(options).values() if dataclasses.is_dataclass(cls)]
@@ -32,7 +32,9 @@ def test_every_option_has_a_sentence(cls):
 def test_every_key_that_a_message_names_is_a_setting():
     keys = set(flatten(dataclasses.asdict(compose(["experiment=smoke"]))))
     keys |= {f"prior.{field.name}" for cls in PRIORS for field in dataclasses.fields(cls)} | {"prior.components.disk"}
-    keys |= {f"model.{field.name}" for cls in FAMILIES for field in dataclasses.fields(cls)}
+    keys |= {
+        f"model.{field.name}" for family in register.network.values() for field in dataclasses.fields(family.settings)
+    }
     tops = "|".join({key.partition(".")[0] for key in keys if "." in key})
     texts = [node.value for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if is_text(node)]
     named = {key.rstrip(".") for text in texts for key in re.findall(rf"(?<![\w./])(?:{tops})\.[a-z_][a-z_.]*", text)}

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from runs import metrics
 from short_runs import SETTINGS, run
 
-from tabicl_train import module, stream
-from tabicl_train import train as training
+from tabicl_train import module, process, stream
+from tabicl_train import state as training_state
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging import preflight as checks
@@ -27,7 +27,7 @@ from tabicl_train.stream import StepStream
 
 BF16 = [*SETTINGS, "trainer.precision=bf16", "preflight_steps=3"]
 QUERY_LOSSES = module.query_losses
-DRAW, EXCHANGE, WEIGHTS = stream.draw_table, Gradients.exchange, training.broadcast_weights
+DRAW, EXCHANGE, WEIGHTS = stream.draw_table, Gradients.exchange, training_state.broadcast_weights
 
 
 def test_fp32_has_nothing_to_compare(capsys):
@@ -118,7 +118,7 @@ FAULTS = {
     f"step 1: {ALONE}": (stream, "draw_table", other_tables),
     f"step 0: {ALONE}the loss, by 5.0e-01 of their norm": (Gradients, "exchange", averaged),
     "step 0: the weights differ from those of rank 0 in model.icl_predictor.decoder.0.weight (rank 1)": (
-        training,
+        training_state,
         "broadcast_weights",
         other_weights,
     ),
@@ -128,20 +128,20 @@ FAULTS = {
 def check_faults(folder: str) -> None:
     """The check of the exchange with each fault; writes what it reports on this rank."""
     config = compose([*SETTINGS, "curriculum.stages.smoke.clip=inf"])
-    training.set_up_process(config.trainer)
+    process.set_up_process(config.trainer)
     launch = read_launch()
     ranks, found = Ranks(launch), {}
-    fabric = training.open_fabric(config.trainer, launch, ranks, [])
+    fabric = process.open_fabric(config.trainer, launch, ranks)
     prior = build_prior(config.prior)
     own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
     for fault, patch in FAULTS.items():
         with mock.patch.object(*patch):
             try:
-                checks.check_exchange(*training.build_module(config, None, ranks, fabric), own, ranks)
+                checks.check_exchange(*training_state.build_module(config, None, ranks, fabric), own, ranks)
             except ConfigError as error:
                 found[fault] = error.problems
     Path(folder, f"{launch.rank}.json").write_text(json.dumps(found))
-    training.close_process_group(ranks)
+    process.close_process_group(ranks)
 
 
 def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):

@@ -3,6 +3,7 @@
 Each signal comes once, at the beginning of the step; a file in FOLDER notes it.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ class Signals:
     def __init__(self, folder: Path, signals: dict[tuple[int, int], int]) -> None:
         self.folder, self.signals = folder, signals
 
-    def on_train_batch_start(self, step, **_) -> None:
+    def before_step(self, state, item) -> None:
+        step = state.step
         rank = int(os.environ.get("RANK", 0))
         number = self.signals.get((rank, step))
         done = self.folder / f"signal-{rank}-{step}"
@@ -31,7 +33,6 @@ if __name__ == "__main__":
     folder, wanted, *settings = sys.argv[1:]
     triples = [text.split(":") for text in wanted.split(",") if text]
     signals = Signals(Path(folder), {(int(rank), int(step)): signal.Signals[name] for rank, step, name in triples})
-    chosen = training.build_callbacks
-    training.build_callbacks = lambda *a: [signals, *chosen(*a)]
+    training.train = functools.partial(training.train, callbacks=[signals])
     sys.argv = ["tabicl-train", *settings]
     commands.train()

@@ -8,7 +8,7 @@ from small_networks import draw, logits_of, small_network
 
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack, column_layout, log_counts
-from tabicl_train.model.tabicl import feature_index
+from tabicl_train.model.stages import feature_index
 from tabicl_train.prediction.predict import predict_logits
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")

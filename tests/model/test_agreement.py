@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from small_networks import draw, logits_of, peer_of, randomize, small_network
 from torch import nn
 
+from tabicl_train import register
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import to_public
-from tabicl_train.model.scaling import RULES
 
 V1 = {name: getattr(TabICLConfig.v1(), name) for name in (
     "col_affine", "col_grouping", "col_target_aware", "col_scaling", "row_rope_interleaved", "icl_scaling", "zero_init"
@@ -40,7 +40,7 @@ def assert_agreement(network, batch):
         assert difference < 1e-4 * max(largest, 1e-3), name
 
 
-@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.public])
+@pytest.mark.parametrize("rule", [name for name, rule in register.scaling.items() if rule.public])
 def test_scaling_rules(rule):
     assert_agreement(small_network(col_scaling=rule, icl_scaling=rule), draw(2, 24, 5, 15))
 

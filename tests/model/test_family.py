@@ -9,10 +9,11 @@ import torch
 from short_runs import module_of
 from torch import Tensor, nn
 
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import FAMILIES, SequenceConfig, family_of, settings_of
+from tabicl_train.model.config import SequenceConfig, family_of, settings_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
@@ -77,8 +78,9 @@ class Line(Network):
 
 @pytest.fixture
 def line(monkeypatch, tmp_path):
-    """A third family: a class in FAMILIES, and a YAML file in the folder that is returned."""
-    monkeypatch.setitem(FAMILIES, LineConfig, (__name__, "Line"))
+    """A third family: a registered class, and a YAML file in the folder that is returned."""
+    monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
+    register.network("line", Line, settings=LineConfig)
     (tmp_path / "configs/model").mkdir(parents=True)
     file = "defaults:\n  - override /model/schema@_global_.model: line\n"
     (tmp_path / "configs/model/line.yaml").write_text(file)
@@ -129,9 +131,11 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
 
 
 def test_an_unknown_family_is_refused_with_the_list_of_families():
-    with pytest.raises(ConfigError, match="there is no family of networks 'line'; there are tabicl, sequence"):
+    with pytest.raises(ConfigError, match="there is no network 'line'; there are tabicl, sequence"):
         settings_of({"family": "line"})
-    with pytest.raises(ConfigError, match="LineConfig is not a family of networks; there are tabicl, sequence"):
+    with pytest.raises(
+        ConfigError, match="LineConfig is not the settings of a registered network; there are tabicl, sequence"
+    ):
         family_of(LineConfig())
 
 

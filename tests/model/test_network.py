@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.pack import Pack, column_layout
 from tabicl_train.model.quantiles import Pinball, pinball
-from tabicl_train.model.tabicl import feature_index
+from tabicl_train.model.stages import feature_index
 from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from small_networks import draw, logits_of, small_network
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.public_config import to_public
-from tabicl_train.model.scaling import RULES
 
 PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"
 
@@ -19,15 +19,14 @@ PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"
 @pytest.fixture
 def page():
     """The names that the page's Python defines, while its rule is registered."""
-    known, names = dict(RULES), {}
+    known, names = dict(register.scaling._entries), {}
     section = PAGE.read_text().partition("## Add a scaling rule")[2].partition("\n## ")[0]
     try:
         for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
             exec(code, names)
         yield names
     finally:
-        RULES.clear()
-        RULES.update(known)
+        register.scaling._entries = known
 
 
 def test_the_rule_of_the_page_is_trained_and_refused_where_it_does_not_exist(page):
@@ -53,5 +52,5 @@ def test_the_rule_of_the_page_is_trained_and_refused_where_it_does_not_exist(pag
 
 def gates(config: TabICLConfig) -> float:
     """FLOPs of the gates of QASSMax in a table of 20 rows, of which 12 are labeled."""
-    rule = RULES[config.icl_scaling]
+    rule = register.scaling[config.icl_scaling]
     return (20 * (config.icl_num_blocks - 1) + 8) * rule.flops(config.row_dim, config.icl_num_heads)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from small_networks import logits_of, small_network
 
+from tabicl_train import register
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.scaling import RULES as REGISTERED
 from tabicl_train.model.scaling import Scaling
 
-RULES = [name for name, rule in REGISTERED.items() if rule.module is not None and not rule.averages]
+RULES = [name for name, rule in register.scaling.items() if name != "none" and not rule.averages]
 
 
 def scaling(rule, num_heads=3, head_dim=8, bound=None) -> Scaling:
-    return REGISTERED[rule].module(num_heads, head_dim, TabICLConfig(scaling_bound=bound))
+    return register.scaling[rule].entry(num_heads, head_dim, TabICLConfig(scaling_bound=bound))
 
 
 def mlp(layers, x):

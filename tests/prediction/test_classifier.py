@@ -19,10 +19,10 @@ from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import FineTune, TabICLClassifier
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
+from tabicl_train.model.encoding import encoded_bytes
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction import ensemble, predict
 from tabicl_train.prediction.classifier import best_temperature
-from tabicl_train.prediction.predict import learned_bytes
 
 CHECKS = list(
     estimator_checks_generator(
@@ -95,7 +95,7 @@ def test_an_ensemble_averages_logits_of_different_members():
 
 
 def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]]:
-    """The list that will hold the calls of learn and answer, with their tables and the rows of each."""
+    """The list that will hold the calls of encode and decode, with their tables and the rows of each."""
     found = []
 
     def watched(name, call):
@@ -106,7 +106,7 @@ def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]
 
         return wrapped
 
-    for name in ("learn", "answer"):
+    for name in ("encode", "decode"):
         monkeypatch.setattr(ensemble, name, watched(name, getattr(predict, name)))
     return found
 
@@ -123,12 +123,12 @@ def test_memory_limit_changes_nothing_but_the_size_of_passes_and_what_is_kept(cl
         monkeypatch.setattr(model, "_sizes", lambda _, own=((together, rows), kept, tokens): own)  # 2: as on a GPU
         calls = passes_of(model, monkeypatch)
         found += [model.predict_proba(X[60:]), model.predict_proba(X[60:])]
-        answers = [("answer", together, rows)] * -(-50 // rows)
-        of_first = 4 // together * [("learn", together, 60), *answers]
+        answers = [("decode", together, rows)] * -(-50 // rows)
+        of_first = 4 // together * [("encode", together, 60), *answers]
         again = [call for first in range(0, 4, together) for call in of_first[: 1 + len(answers)][first < kept :]]
         assert calls == of_first + again
         assert (gb, min(kept, 4)) in ((4.0, 4), (3e-4, 4 if classes == 3 else 2), (3e-5, 0))
-        of_a_member = learned_bytes(model.network_.config, 60, 5, classes)
+        of_a_member = encoded_bytes(model.network_.config, 60, 5, classes)
         stored = sum(x.nbytes for x in tensors(model._kept))
         assert stored == min(kept, 4) * of_a_member <= gb * 2**30 / 2
     assert all(np.allclose(p, found[0], atol=1e-5) for p in found)
@@ -315,7 +315,7 @@ def in_double_precision(predict) -> np.ndarray:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("file", [FILE, "mini"])
+@pytest.mark.parametrize("file", [FILE, "mini"], ids=["file", "name"])
 def test_the_state_of_torch_neither_changes_nor_matters(file):
     X, y = table()
 

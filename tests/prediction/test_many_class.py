@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import draw, logits_of, peer_of, small_network
 
+from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import ColumnEmbedding
-from tabicl_train.prediction.predict import label_digits, predict_logits, split_classes
+from tabicl_train.model.stages import ColumnEmbedding
+from tabicl_train.prediction.predict import predict_logits
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 TEMPERATURE = 0.9  # of every node in the `tabicl` package, whatever it is told

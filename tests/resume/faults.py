@@ -46,7 +46,7 @@ class Faults:
         rank, *rest = self.faults.get(fault, [None])
         return rest if rank == self.rank else None
 
-    def on_train_batch_start(self, item, **_) -> None:
+    def before_step(self, state, item) -> None:
         self.step = item.step
         with open(f"{self.run_dir}.tables", "a") as file:
             for pack in item.packs:
@@ -64,13 +64,12 @@ class Faults:
             return loss + 0 * Fails.apply(model.row_interactor.cls_tokens).sum()
         return loss
 
-    def on_train_end(self, module, **_) -> None:
-        values = b"".join(p.detach().numpy().tobytes() for p in module.model.parameters())
+    def end(self, state, reason) -> None:
+        values = b"".join(p.detach().numpy().tobytes() for p in state.network.parameters())
         (self.run_dir / f"weights.{self.rank}").write_text(hashlib.sha256(values).hexdigest())
 
 
 QUERY_LOSSES = module.query_losses
-BUILD_CALLBACKS = training.build_callbacks
 
 
 def train(*overrides: str) -> str:
@@ -78,8 +77,5 @@ def train(*overrides: str) -> str:
     injected = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
     config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])
     faults = Faults(Path(config.run_dir), injected)
-    with (
-        mock.patch.object(module, "query_losses", faults.query_losses),
-        mock.patch.object(training, "build_callbacks", lambda *a: [faults, *BUILD_CALLBACKS(*a)]),
-    ):
-        return training.train(config)
+    with mock.patch.object(module, "query_losses", faults.query_losses):
+        return training.train(config, [faults])

@@ -22,10 +22,10 @@ class Spoil:
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def on_train_batch_end(self, step, module, **_) -> None:
-        if step == self.after:
+    def after_step(self, state, item) -> None:
+        if state.step == self.after:
             with torch.no_grad():
-                next(module.model.parameters()).view(-1)[0] = math.inf
+                next(state.network.parameters()).view(-1)[0] = math.inf
 
 
 def steps(run_dir: Path) -> list[int]:

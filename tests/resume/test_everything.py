@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import short_runs
 from forked import run_ranks
 from kills import arm
 from runs import assert_same_end, last, metrics
@@ -29,8 +28,8 @@ SETTINGS = [
 class StopRank1:
     """SIGINT to one rank, in the third step that it trains."""
 
-    def on_train_batch_start(self, step, **_) -> None:
-        if os.environ["RANK"] == "1" and step == 2:
+    def before_step(self, state, item) -> None:
+        if os.environ["RANK"] == "1" and state.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -39,8 +38,7 @@ def train(folder: Path, point: str, config: RunConfig) -> None:
     if point and os.environ["RANK"] == "0":
         arm(point)
     callbacks = (StopRank1(),) if config.stream.num_workers else ()
-    with short_runs.beside(*callbacks):
-        assert training.train(config) == ("preempted" if callbacks else "finished")
+    assert training.train(config, callbacks) == ("preempted" if callbacks else "finished")
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one_and_the_tabicl_package_predicts_with_it(tmp_path):

@@ -75,9 +75,9 @@ class ReadStatus:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.values = run_dir, []
 
-    def on_train_batch_end(self, step: int, **_) -> None:
+    def after_step(self, state, item) -> None:
         values = read_status(self.run_dir)
-        self.values.append((values["status"], values["step"] - step))
+        self.values.append((values["status"], values["step"] - state.step))
 
 
 def test_the_status_tells_the_step_while_a_run_is_trained_and_that_it_was_killed(tmp_path, monkeypatch):
@@ -106,8 +106,8 @@ def test_records_that_name_a_checkpoint_which_is_gone_are_an_error(four_steps, t
 
 
 class Kill:
-    def on_train_batch_start(self, step: int, **_) -> None:
-        if step == 1:
+    def before_step(self, state, item) -> None:
+        if state.step == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

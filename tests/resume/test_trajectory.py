@@ -31,8 +31,8 @@ RATES = [0.01 / 3, 0.02 / 3, 0.01, 0.002, *(0.001 + 0.003 * (1 + math.cos(math.p
 class Initial:
     """Keeps the weights before the first step."""
 
-    def on_train_start(self, module, **_) -> None:
-        self.weights = {name: w.clone() for name, w in module.model.state_dict().items()}
+    def start(self, state) -> None:
+        self.weights = {name: w.clone() for name, w in state.network.state_dict().items()}
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """Short runs in this process, with callbacks of the test beside those of training."""
 
-import contextlib
 import math
 from pathlib import Path
-from unittest import mock
 
 import torch
 
@@ -27,15 +25,9 @@ STAGES = [  # three stages of six steps
 REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
 
 
-def beside(*callbacks) -> contextlib.AbstractContextManager:
-    """Within the context these callbacks are called before those of training."""
-    chosen = training.build_callbacks
-    return mock.patch.object(training, "build_callbacks", lambda *a: [*callbacks, *chosen(*a)])
-
-
 def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
-    with beside(*callbacks):
-        return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]))
+    """A run with these callbacks beside its own."""
+    return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]), callbacks)
 
 
 def module_of(config: RunConfig) -> Pretraining:
@@ -49,13 +41,13 @@ class Poison:
     def __init__(self, steps: set[int]) -> None:
         self.steps, self.states = steps, []
 
-    def on_train_batch_start(self, item, **_) -> None:
+    def before_step(self, state, item) -> None:
         if item.step in self.steps:
             item.packs[-1].X[0] = math.inf
 
-    def on_train_batch_end(self, module, optimizer, **_) -> None:
-        state = [p.detach().clone() for p in module.model.parameters()]
-        self.states.append(state + [v.clone() for s in optimizer.state.values() for v in s.values()])
+    def after_step(self, state, item) -> None:
+        values = [p.detach().clone() for p in state.network.parameters()]
+        self.states.append(values + [v.clone() for s in state.optimizer.state.values() for v in s.values()])
 
 
 class Ruin:
@@ -64,9 +56,9 @@ class Ruin:
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def on_train_batch_start(self, item, module, **_) -> None:
+    def before_step(self, state, item) -> None:
         if item.step == self.after:
-            module.loss_scale.scale.fill_(2)
+            state.module.loss_scale.scale.fill_(2)
             with torch.no_grad():
-                for p in module.model.icl_predictor.decoder.parameters():
+                for p in state.network.icl_predictor.decoder.parameters():
                     p.mul_(100)

@@ -1,0 +1,97 @@
+"""What a table costs in a TabICL: FLOPs and values kept for the backward pass, counted from the configuration.
+
+N rows, of which n are labeled, M features, G feature groups, E embedding, T tokens of a row, D row representation.
+"""
+
+from __future__ import annotations
+
+from tabicl_train import register
+from tabicl_train.model.config import TabICLConfig
+
+
+def token_groups(config: TabICLConfig, num_features: int) -> int:
+    """Return G, the column tokens of a row."""
+    return -(-num_features // config.group_size) if config.col_grouping == "disjoint" else num_features
+
+
+def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
+    """Count a transformer block: projections of queries, keys and values, attention, and the feed-forward network."""
+    per_query = 2 * width * width * (2 + 2 * config.ff_factor)  # query and output projections, two linear layers
+    per_key = 2 * width * 2 * width
+    return queries * per_query + keys * per_key + 4 * queries * keys * width
+
+
+def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
+    E, inducing, G = config.embed_dim, config.col_num_inducing, token_groups(config, num_features)
+    # The inducing vectors are shared by all columns; projecting and scaling them once per pass is not counted.
+    block = block_flops(config, E, inducing, n) - 2 * E * E * inducing + block_flops(config, E, N, inducing)
+    affine = 4 * E * E * N if config.col_affine else 0
+    return G * (2 * N * config.group_size * E + config.col_num_blocks * block + affine)
+
+
+def row_flops(config: TabICLConfig, N: int, G: int) -> float:
+    T, E, cls = G + config.row_num_cls, config.embed_dim, config.row_num_cls
+    return N * ((config.row_num_blocks - 1) * block_flops(config, E, T, T) + block_flops(config, E, cls, T))
+
+
+def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
+    D, queries = config.row_dim, N - n
+    gate = register.scaling[config.icl_scaling].flops(D, config.icl_num_heads)
+    inner = block_flops(config, D, N, n) + N * gate
+    last = block_flops(config, D, queries, n) + queries * gate  # query rows only
+    decoder = 2 * queries * (D * 2 * D + 2 * D * config.outputs)
+    labels = 2 * n * config.label_width * D
+    return (config.icl_num_blocks - 1) * inner + last + decoder + labels
+
+
+def kept_by_part(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+) -> dict[str, float]:
+    """Count the values of one table that each part keeps for the backward pass; arguments as in `kept_values`."""
+    # Values outside of blocks are always kept: the cells and labels that the column stage reads, the rows before their
+    # last norm, the decoder's values and, for the loss, the quantiles. A recomputed block keeps only its input.
+    c, N, n = config, num_rows, train_size
+    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    T = G + c.row_num_cls
+    cells = c.group_size + (c.label_width + 1 if c.col_target_aware else 0)
+    outside = {
+        "column": G * N * (cells + (3 * E if c.col_affine else 0)),
+        "row": N * D,
+        "icl": 6 * (N - n) * D + quantile_values(c, N - n),
+    }
+    blocks: dict[str, float]
+    if recomputed:
+        blocks = {
+            "column": c.col_num_blocks * G * N * E,
+            "row": c.row_num_blocks * N * T * E + N * D,
+            "icl": c.icl_num_blocks * N * D,
+        }
+    else:
+        counts = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
+        values = block_values(c, N, n, num_features)
+        blocks = {part: (counts[part] - 1) * inner + last for part, (inner, last) in values.items()}
+    return {part: outside[part] + blocks[part] for part in blocks}
+
+
+def quantile_values(config: TabICLConfig, queries: int) -> int:
+    """Count the quantiles of the query rows; the few logits of a classifier are not counted."""
+    return queries * config.num_quantiles if config.is_regression else 0
+
+
+def block_values(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int
+) -> dict[str, tuple[float, float]]:
+    """Count the values of one table that a block of each part keeps, and those that its last block keeps."""
+    # A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
+    # the output of attention, and the hidden layer of the feed-forward network before and after its activation. For
+    # each key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
+    c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
+    G = token_groups(config, num_features)
+    T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
+    column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
+    icl_query = query + register.scaling[c.icl_scaling].kept(D, c.icl_num_heads)
+    return {
+        "column": (column, column),
+        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # with rotated queries and keys
+        "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
+    }

@@ -1,0 +1,137 @@
+"""What a table costs in a network that has no formulas of its own: counted once, on small tables.
+
+FLOPs are counted by torch, and values are those that autograd saves for the backward pass. Both are fitted by a
+polynomial in N rows, n labeled rows and M features. Counts are no times, so they are the same on every machine with the
+same version of torch, and the division of tables among ranks and packs stays equal when a run is resumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tabicl_train.model.pack import Pack
+
+__all__ = ["Costs", "counted_costs"]
+
+# Shapes N, n, M on which costs are counted; in the terms below they are far from a common surface.
+SHAPES = tuple(
+    (N, n, M)
+    for N, labeled in ((6, (2, 4)), (11, (3, 8)), (17, (5, 13)), (24, (6, 19)))
+    for n in labeled
+    for M in (1, 2, 4, 7)
+)  # fmt: skip
+_counted: dict[tuple[type, str], Costs] = {}  # by network and settings
+DIGITS = 6  # significant digits of a coefficient; rounding of the fit is far below
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Polynomials of the costs of a table.
+
+    Parameters
+    ----------
+    flops : tuple of float
+        Coefficients of the FLOPs of a forward pass, in the order of `terms`.
+    kept : tuple of float
+        Coefficients of the values kept for the backward pass.
+    """
+
+    flops: tuple[float, ...]
+    kept: tuple[float, ...]
+
+    def forward_flops(self, num_rows: int, train_size: int, num_features: int) -> float:
+        """Return the FLOPs of one table's forward pass."""
+        return evaluate(self.flops, num_rows, train_size, num_features)
+
+    def kept_values(self, num_rows: int, train_size: int, num_features: int) -> float:
+        """Return the values of one table that are kept for the backward pass."""
+        return evaluate(self.kept, num_rows, train_size, num_features)
+
+
+def terms(N: int, n: int, M: int) -> list[float]:
+    """Return the terms of the polynomials: what layers over cells, rows and columns cost, and attention among them."""
+    q = N - n
+    return [1, N, n, M, N * M, n * M, N * n, N * N, N * n * M, q * q, N * N * M, n * n * M, N * M * M, n * M * M]
+
+
+def evaluate(coefficients: tuple[float, ...], N: int, n: int, M: int) -> float:
+    value = sum(coefficient * term for coefficient, term in zip(coefficients, terms(N, n, M), strict=True))
+    return max(value, float(N * M))  # the fit of a network with other terms may fall below zero
+
+
+def counted_costs(network: type[nn.Module], config: Any) -> Costs:
+    """Count the costs of the networks of a class with these settings.
+
+    Parameters
+    ----------
+    network : type
+        A subclass of `family.Network`.
+    config : NetworkConfig
+        Its settings.
+
+    Returns
+    -------
+    Costs
+    """
+    key = (network, repr(config))
+    if key not in _counted:
+        _counted[key] = count_on_small_tables(network, config)
+    return _counted[key]
+
+
+def count_on_small_tables(network: Any, config: Any) -> Costs:
+    """Count costs of all SHAPES and fit them."""
+    flops = []
+    kept = []
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):  # the weights do not matter, and the state of the run must not change
+        built = network(config).train()
+        for N, n, M in SHAPES:
+            flops_of_table, kept_of_table = count(built, small_table(config, N, n, M, generator))
+            flops.append(flops_of_table)
+            kept.append(kept_of_table)
+    return Costs(fit(flops), fit(kept))
+
+
+def small_table(config: Any, N: int, n: int, M: int, generator: torch.Generator) -> Pack:
+    """Draw a table of this shape."""
+    X = torch.randn(N, M, generator=generator)
+    if config.is_regression:
+        y = torch.randn(N, generator=generator)
+    else:
+        y = torch.randint(config.max_classes, (N,), generator=generator)
+    return Pack.of([(X, y, n)])
+
+
+def count(network: nn.Module, pack: Pack) -> tuple[float, float]:
+    """Return the FLOPs of a forward pass, and the values that it saves for the backward pass."""
+    parameters = {parameter.data_ptr() for parameter in network.parameters()}
+    saved: dict[int, int] = {}  # sizes of the tensors by their memory, so that none counts twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = max(saved.get(tensor.data_ptr(), 0), tensor.numel())
+        held.append(tensor)  # otherwise its memory could be used again
+        return tensor
+
+    held: list[Tensor] = []
+    counter = FlopCounterMode(display=False)
+    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(pack)
+    return float(counter.get_total_flops()), float(sum(saved.values()))
+
+
+def fit(counts: list[float]) -> tuple[float, ...]:
+    """Fit a polynomial by least squares; coefficients have few digits, so that they are the same on every machine."""
+    matrix = torch.tensor([terms(*shape) for shape in SHAPES], dtype=torch.float64)
+    target = torch.tensor(counts, dtype=torch.float64)
+    scale = matrix.norm(dim=0)
+    # The terms are nearly dependent on few shapes; gelsd cuts what the counts do not decide.
+    solution = torch.linalg.lstsq(matrix / scale, target[:, None], rcond=1e-9, driver="gelsd").solution[:, 0] / scale
+    largest = solution.abs().max().item()
+    return tuple(0.0 if abs(c) < 1e-9 * largest else float(f"{c:.{DIGITS}g}") for c in solution.tolist())

@@ -1,0 +1,279 @@
+"""Prediction with a TabICL in bounded memory: labeled rows are encoded once, query rows decoded some at a time.
+
+Query rows do not attend to each other. So `encode` computes keys and values of the labeled rows, and `decode` predicts
+query rows with them; together they compute what `TabICL.forward` does.
+
+More classes than the network was trained for are predicted by many predictions among few (TabICLv2, arXiv 2602.11139).
+At the input, labels are written in digits, and the column stage sees one digit at a time. At the output, the classes
+form a tree, and the in-context learner chooses among the few children of each node.
+
+B tables, N rows of which the first n are labeled, M features, G feature groups, I inducing points, E embedding, D row
+representation, C classes, Q quantiles. A `network` here is a TabICL, whose module imports this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.costs import token_groups
+from tabicl_train.model.pack import (
+    Columns,
+    Pack,
+    Rows,
+    Shape,
+    column_layout,
+    context_layout,
+    log_counts,
+    row_layout,
+    within_rows,
+)
+from tabicl_train.model.stages import InContextLearner
+
+SMALLEST = 1e-6  # added to the probabilities of many classes before their logarithm is taken
+CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB fit into its cache, 1.3 to 1.7 times faster
+
+
+class Node(NamedTuple):
+    """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table."""
+
+    counts: list[int]  # the labeled rows n of each table
+    keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
+    children: list[Node]  # with more classes than the network has, the node of each group of classes
+    sizes: list[int]  # of the groups
+
+
+class Encoded(NamedTuple):
+    """What is kept of the labeled rows of tables."""
+
+    num_classes: int  # 0 for regression
+    columns: list[list[Tensor]]  # keys and values of inducing points by label digit and block, (columns * I, 2, H, d)
+    nodes: list[Node]  # one for all tables; with more classes than the network has, one for each table
+
+
+class ColumnPart(NamedTuple):
+    """Some columns of a pack, which are embedded at once."""
+
+    layout: Columns
+    log_n: Tensor  # (columns,) float32
+    tokens: slice  # the tokens of these columns
+    points: slice  # their inducing points
+
+
+def encoded_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: int) -> int:
+    """Return the bytes of `Encoded` for a table, in float32."""
+    levels = 1
+    if num_classes > config.max_classes > 0:
+        levels = len(label_digits(torch.zeros(1), num_classes, config.max_classes))
+    column_levels = levels if config.col_target_aware else 1
+    points = token_groups(config, num_features) * config.col_num_inducing
+    columns = points * config.col_num_blocks * config.embed_dim * column_levels
+    rows = n * config.icl_num_blocks * config.row_dim * levels
+    return 4 * 2 * (columns + rows)
+
+
+@torch.no_grad()
+def encode(network: Any, context: Pack, num_classes: int, tokens: int) -> Encoded:
+    """Compute the keys and values of the labeled rows of tables; see `TabICL.encode`."""
+    represented, columns = represent_labeled(network, context, num_classes, tokens)  # (labeled rows, D)
+    learner = network.icl_predictor
+    counts = [n for n, _, _ in context.shapes]
+    if num_classes <= network.config.max_classes:
+        return Encoded(num_classes, columns, [leaf(learner, represented, context.y, counts)])
+    nodes = []
+    for rows, labels in zip(represented.split(counts), context.y.split(counts), strict=True):
+        nodes.append(tree(learner, rows, labels, num_classes))
+    return Encoded(num_classes, columns, nodes)
+
+
+@torch.no_grad()
+def decode(network: Any, encoded: Encoded, queries: Pack, temperature: float, tokens: int) -> Tensor:
+    """Predict the query rows of tables, (query rows, C) or (query rows, Q); see `TabICL.decode`."""
+    represented = represent_queries(network, queries, encoded.columns, tokens)  # (query rows, D)
+    learner = network.icl_predictor
+    counts = [N for N, _, _ in queries.shapes]
+    if encoded.num_classes <= network.config.max_classes:
+        predicted = ask(learner, encoded.nodes[0], represented, counts)
+        if encoded.num_classes == 0:
+            return predicted  # quantiles
+        return predicted[:, : encoded.num_classes] / temperature
+    probabilities = []
+    for node, rows in zip(encoded.nodes, represented.split(counts), strict=True):
+        probabilities.append(class_probabilities(learner, node, rows, temperature))
+    return torch.log(torch.cat(probabilities) + SMALLEST)
+
+
+# The column and row stages, some columns and some rows at a time
+
+
+def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -> tuple[Tensor, list[list[Tensor]]]:
+    """Represent labeled rows, (rows, D), and return the `columns` of Encoded."""
+    config, column = network.config, network.col_embedder
+    sizes, shapes = network.groups(pack)
+    size = part_size(config, pack, tokens)
+    layout = column_layout(sizes, shapes, config.col_num_inducing)
+    labels = pack.y.index_select(0, layout.labels)  # (tokens,)
+    digits = [labels]
+    if config.col_target_aware and num_classes > config.max_classes:
+        digits = label_digits(labels, num_classes, config.max_classes)
+    cells = [column.read(pack, layout, digit) for digit in digits]  # each (tokens, K)
+
+    embedded = cells[0].new_empty(len(cells[0]), config.embed_dim)  # (tokens, E)
+    kept: list[list[list[Tensor]]] = [[] for _ in digits]  # keys by digit, part and block
+    for part in column_parts(config, shapes, sizes.device, size):
+        of_digits = []
+        for digit, read in enumerate(cells):
+            found, keys = column.embed_known(read[part.tokens], part.layout, part.log_n)
+            of_digits.append(found)
+            kept[digit].append(keys)
+        embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
+
+    columns = []
+    for of_digit in kept:
+        columns.append([torch.cat(of_block) for of_block in zip(*of_digit, strict=True)])
+    return represent_rows(network, embedded, sizes, shapes, layout, size), columns
+
+
+def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tokens: int) -> Tensor:
+    """Represent query rows, (rows, D), with the `columns` of Encoded."""
+    config, column = network.config, network.col_embedder
+    sizes, shapes = network.groups(pack)
+    size = part_size(config, pack, tokens)
+    layout = column_layout(sizes, shapes, config.col_num_inducing)
+    cells = column.read(pack, layout, None)  # (tokens, K)
+
+    embedded = cells.new_empty(len(cells), config.embed_dim)  # (tokens, E)
+    for part in column_parts(config, shapes, sizes.device, size):
+        of_digits = []
+        for keys in columns:
+            known = [of_block[part.points] for of_block in keys]
+            found, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
+            of_digits.append(found)
+        embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
+    return represent_rows(network, embedded, sizes, shapes, layout, size)
+
+
+def part_size(config: TabICLConfig, pack: Pack, tokens: int) -> int:
+    """Return how many tokens are computed at once."""
+    return tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+
+
+def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:
+    """Yield the columns in parts of at most `size` tokens, or of one column."""
+    inducing = config.col_num_inducing
+    first_token = first_column = 0
+    for some in columns_in_parts(shapes, size):
+        sizes = torch.tensor(some, device=device)
+        layout = column_layout(sizes, some, inducing)
+        end_token = first_token + layout.labeled  # the rows of a pack here are all labeled, or all query rows
+        end_column = first_column + len(layout.table)
+        tokens = slice(first_token, end_token)
+        points = slice(first_column * inducing, end_column * inducing)
+        yield ColumnPart(layout, log_counts(sizes), tokens, points)
+        first_token, first_column = end_token, end_column
+
+
+def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
+    """Split the columns into parts of at most so many tokens, or one column: lists of N, n and number of columns."""
+    parts: list[list[Shape]] = []
+    room = 0
+    for N, n, columns in shapes:
+        while columns > 0:
+            if N > room:
+                parts.append([])
+                room = max(tokens, N)
+            some = min(columns, room // N)
+            parts[-1].append((N, n, some))
+            room -= some * N
+            columns -= some
+    return parts
+
+
+def represent_rows(
+    network: Any, embedded: Tensor, sizes: Tensor, shapes: list[Shape], columns: Columns, size: int
+) -> Tensor:
+    """Embeddings of cells (tokens, E) -> representations of rows (rows, D), in the order of the tables."""
+    rows = row_layout(sizes, shapes, network.config.row_num_cls, columns)
+    return interact(network, embedded, rows, size).index_select(0, rows.order)
+
+
+def interact(network: Any, embedded: Tensor, rows: Rows, size: int) -> Tensor:
+    """Compute the representations of all rows, (rows, D), for rows with at most `size` tokens at a time."""
+    stage, num_cls = network.row_interactor, network.config.row_num_cls
+    x = stage.add_cls(embedded, rows)  # (rows * T, E)
+    every = rows.within.every.runs
+    assert isinstance(every, Tensor)  # not exported
+    runs = [(count, T) for count, T, *_ in every.tolist()]
+    represented = []
+    for of_width, (_, T) in zip(x.split([count * T for count, T in runs]), runs, strict=True):
+        for some in of_width.split(max(1, size // T) * T):
+            count = len(some) // T
+            starts = torch.arange(0, len(some) + 1, T, dtype=torch.int32, device=x.device)
+            represented.append(stage.interact(some, within_rows([[count, T]], starts, num_cls)))
+    return torch.cat(represented)
+
+
+# In-context learning among any number of classes
+
+
+def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
+    """Return the digits of labels y, most significant first: the fewest possible digits below `most`."""
+    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
+    places = next(k for k in itertools.count(1) if most**k >= num_classes)
+    radix = next(r for r in itertools.count(1) if r**places >= num_classes)
+    return [y // radix**place % radix for place in reversed(range(places))]
+
+
+def split_classes(num_classes: int, most: int) -> list[int]:
+    """Return sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger first."""
+    groups = min(-(-num_classes // most), most)
+    return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
+
+
+def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
+    """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
+    shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
+    sizes = torch.tensor(shapes, device=rows.device)
+    return Node(counts, learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes)), [], [])
+
+
+def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
+    """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
+    shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
+    sizes = torch.tensor(shapes, device=queries.device)
+    return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
+
+
+def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
+    """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
+    if num_classes == 1:
+        return Node([len(rows)], [], [], [])
+    if num_classes <= learner.config.max_classes:
+        return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
+    sizes = split_classes(num_classes, learner.config.max_classes)
+    starts = [sum(sizes[:group]) for group in range(len(sizes))]
+    group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
+    children = []
+    for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        is_inside = group == number
+        children.append(tree(learner, rows[is_inside], y[is_inside] - start, size))
+    return leaf(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
+
+
+def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
+    """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
+    # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
+    if not node.keys:
+        return queries.new_ones(len(queries), 1)
+    logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
+    p = torch.softmax(logits / temperature, dim=-1)  # (query rows, children)
+    if not node.children:
+        return p
+    within = [class_probabilities(learner, child, queries, temperature) for child in node.children]
+    return torch.cat([p[:, i, None] * of_child for i, of_child in enumerate(within)], dim=1)

@@ -1,0 +1,248 @@
+"""The three stages of a TabICL: column embedding, row interaction and in-context learning.
+
+N rows, of which the first n are labeled, G feature groups, E embedding, I inducing points, T = row_num_cls + G tokens
+of a row, D = row_num_cls * E row representation, C logits or quantiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
+from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.pack import Columns, Context, Pack, Rows, Shape, WithinRows, positions_by_kind, starts_of
+
+
+class LabelEncoder(nn.Linear):
+    """A linear map of the one-hot label, or of a number."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
+        return super().forward(label_values(y, self.in_features).to(self.weight.dtype))
+
+
+def label_values(y: Tensor, width: int) -> Tensor:
+    """Return classes (rows,) one-hot, (rows, width), or numbers as (rows, 1)."""
+    return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
+
+
+class InducedAttention(nn.Module):
+    """Induced set attention (ISAB, arXiv 1810.00825): rows -> I inducing points -> rows, linear in the rows."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.multihead_attn1 = Block(c.embed_dim, c.col_num_heads, c.col_scaling, c, c.col_attention_fp32)
+        # without scaling, since its number of keys is always I
+        self.multihead_attn2 = Block(c.embed_dim, c.col_num_heads, "none", c, c.col_attention_fp32)
+        self.ind_vectors = nn.Parameter(torch.empty(c.col_num_inducing, c.embed_dim))
+        nn.init.trunc_normal_(self.ind_vectors, std=0.02)
+
+    def forward(self, tokens: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
+        """Tokens (tokens, E) of all columns -> (tokens, E); inducing points see only labeled rows."""
+        labeled = tokens[: columns.labeled]
+        hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
+        return self.multihead_attn2(tokens, hidden, columns.from_inducing)
+
+    def keys(self, labeled: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
+        """Compute the keys and values of `multihead_attn2` from the labeled tokens, (columns * I, 2, H, d)."""
+        return self.multihead_attn2.keys(self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n))
+
+
+class ColumnEmbedding(nn.Module):
+    """Groups of features -> set transformer over the rows of each group -> embeddings of cells."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        self.in_linear = nn.Linear(c.group_size, c.embed_dim)
+        if c.missing_values:  # zeros: at first, a missing value counts as the mean of a standardized column
+            self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
+        self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
+        if c.col_target_aware:
+            self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
+        if c.col_affine:
+            self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
+            self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
+
+    def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Compute the embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
+        cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
+        return self.embed(cells, columns, log_n, recompute)
+
+    def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
+        """Return the input of each token, (tokens, K)."""
+        # These are the features of its group, with model.missing_values which of them are missing, and, if the network
+        # is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others. labels: (labeled
+        # tokens,), or None without labeled rows
+        size, width = self.config.group_size, self.config.label_width
+        index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
+        X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
+        features = mark_missing(X[index]) if self.config.missing_values else X[index]
+        if not self.config.col_target_aware:
+            return features
+        size = features.shape[1]
+        cells = X.new_zeros(len(index), size + width + 1)
+        cells[:, :size] = features
+        if labels is not None:
+            cells[: columns.labeled, size:-1] = label_values(labels, width)
+            cells[: columns.labeled, -1] = 1
+        return cells
+
+    def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Cells (tokens, K) -> (tokens, E); any subset of columns, since they do not depend on each other."""
+        tokens = self.project(cells)
+        for block in self.tf_col["blocks"].children():
+            tokens = run(block, tokens, columns, log_n, recompute=recompute)
+        return self.finish(tokens, cells)
+
+    def embed_known(
+        self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute `embed` of labeled rows and the keys of each block; or of query rows with these keys as `known`."""
+        tokens, keys = self.project(cells), []
+        for i, block in enumerate(self.tf_col["blocks"].children()):
+            assert isinstance(block, InducedAttention)
+            keys.append(block.keys(tokens, columns, log_n) if known is None else known[i])
+            tokens = block.multihead_attn2(tokens, keys[-1], columns.from_inducing)
+        return self.finish(tokens, cells), keys
+
+    def project(self, cells: Tensor) -> Tensor:
+        """Cells (tokens, K) -> inputs of the first block, (tokens, E)."""
+        weights = [self.in_linear.weight]
+        if self.config.missing_values:
+            weights.append(self.missing_values)
+        if self.config.col_target_aware:
+            weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
+        weight = torch.cat(weights, dim=1)  # one product for all, since each pass over all tokens is slow
+        return F.linear(cells, weight, self.in_linear.bias)
+
+    def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
+        """Turn the output of the last block into embeddings of cells, (tokens, E)."""
+        if self.config.col_affine:
+            tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
+        return tokens
+
+
+def mark_missing(features: Tensor) -> Tensor:
+    """Features (..., size), NaN where missing -> (..., 2 size): 0 instead of NaN, and whether they are missing."""
+    missing = features.isnan()
+    return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
+
+
+def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
+    """Return the cells that each token sees: positions in Pack.X, (tokens, size)."""
+    # Grouping none: one feature per token, G = M. circular: token j sees features j + 1, j + 2, j + 4, ... modulo M,
+    # G = M. disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
+    N, n, M = sizes.unbind(1)
+    first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
+    N, n, M = (values[columns.table] for values in (N, n, M))
+    number = torch.arange(size, device=sizes.device)
+    if grouping == "circular":
+        features = (columns.group[:, None] + 2**number) % M[:, None]  # (columns, size)
+    else:
+        features = columns.group[:, None] * size + number
+    start = first + features * N[:, None]
+    if grouping == "disjoint":
+        start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
+    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labeled)
+
+
+class Merge(torch.autograd.Function):
+    """Merges two sets of tokens at given positions; the rules of autograd would copy all tokens twice."""
+
+    @staticmethod
+    def forward(ctx, tokens: Tensor, positions: Tensor, others: Tensor, other_positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions, other_positions)
+        merged = tokens.new_empty(len(tokens) + len(others), tokens.shape[1])
+        return merged.index_copy_(0, positions, tokens).index_copy_(0, other_positions, others)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        positions, other_positions = ctx.saved_tensors
+        return grad.index_select(0, positions), None, grad.index_select(0, other_positions), None
+
+
+class RowInteraction(nn.Module):
+    """A transformer over the tokens of each row; the outputs of its CLS tokens represent the row."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        blocks = (Block(c.embed_dim, c.row_num_heads, "none", c) for _ in range(c.row_num_blocks))
+        rope = Rotary(c.embed_dim // c.row_num_heads, c.row_rope_base, c.row_rope_interleaved)
+        self.tf_row = nn.ModuleDict({"blocks": nn.ModuleList(blocks), "rope": rope})
+        self.cls_tokens = nn.Parameter(torch.empty(c.row_num_cls, c.embed_dim))
+        self.out_ln = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
+        nn.init.trunc_normal_(self.cls_tokens, std=0.02)
+
+    def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
+        """Tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
+        return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
+
+    def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """Put the CLS tokens of each row before the tokens of its cells, (rows * T, E)."""
+        cls_tokens = self.cls_tokens.to(tokens.dtype).repeat(len(rows.order), 1)  # (rows * row_num_cls, E)
+        return Merge.apply(tokens, rows.tokens, cls_tokens, rows.within.cls)
+
+    def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
+        """X (rows * T, E) -> representations (rows, D)."""
+        tables, interleaved = self.tf_row["rope"](within.every.most_keys), self.config.row_rope_interleaved
+        cos, sin = (table.index_select(0, within.position)[:, None] for table in tables)  # (rows * T, 1, head_dim)
+        of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
+        *blocks, last = self.tf_row["blocks"].children()
+        for block in blocks:
+            x = run(block, x, None, RowSpans(within.every, (cos, sin), (cos, sin), interleaved), recompute=recompute)
+        spans = RowSpans(within.collecting, of_cls, (cos, sin), interleaved)
+        collected = run(last, x.index_select(0, within.cls), x, spans, recompute=recompute)  # (rows * row_num_cls, E)
+        return self.out_ln(collected).view(-1, self.config.row_dim)
+
+
+class InContextLearner(nn.Module):
+    """A transformer over the rows of a table, with the labels added to the labeled rows."""
+
+    def __init__(self, config: TabICLConfig):
+        super().__init__()
+        c = config
+        self.config = c
+        blocks = (Block(c.row_dim, c.icl_num_heads, c.icl_scaling, c) for _ in range(c.icl_num_blocks))
+        self.tf_icl = nn.ModuleDict({"blocks": nn.ModuleList(blocks)})
+        self.ln = LayerNorm(c.row_dim, bias=not c.bias_free_ln)
+        self.y_encoder = LabelEncoder(c.label_width, c.row_dim)
+        self.decoder = nn.Sequential(
+            nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.outputs)
+        )
+
+    def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
+        """Predict the query rows (query rows, C) from rows (rows, D), in the order of `context`, and their labels y."""
+        n = context.labeled
+        rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
+        *blocks, last = self.tf_icl["blocks"].children()
+        for block in blocks:
+            rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
+        # The last block computes query rows only, since labeled rows are not read after it.
+        queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
+        return self.decoder(self.ln(queries))
+
+    def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
+        """Compute the keys and values of each block from labeled rows (rows, D) with labels y."""
+        # In `context`, the labeled rows are the query rows of their own tables.
+        rows, keys = rows + self.y_encoder(y), []
+        for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
+            assert isinstance(block, Block)
+            keys.append(block.keys(rows))
+            if number < self.config.icl_num_blocks:  # labeled rows are not read after the last block
+                rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
+        return keys
+
+    def answer(self, queries: Tensor, keys: list[Tensor], context: Context, log_n: Tensor) -> Tensor:
+        """Predict query rows (query rows, D) with the keys of the labeled rows, (query rows, C)."""
+        for block, own in zip(self.tf_icl["blocks"].children(), keys, strict=True):
+            queries = block(queries, own, context.queries, log_n, context.table[context.labeled :])
+        return self.decoder(self.ln(queries))

@@ -1,0 +1,330 @@
+"""Plug-ins: modules outside this repository that register priors, networks, objectives, callbacks and others.
+
+A plug-in is named by the person who starts a command, as in `plugins=[my_package.gp,./gp.py]`, or installed by them as
+an entry point of the group `tabicl_train.plugins`. Nothing is imported because a file says so: checkpoints and exports
+only record which plug-ins they need, and a command that misses one says what to add.
+
+A loose file becomes a module with the name of the file. Child processes get the plug-ins of this one in the form
+`/absolute/gp.py#HASH` and refuse a file that has changed since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tabicl_train.console import print_line
+from tabicl_train.errors import ConfigError
+
+__all__ = ["Plugin", "load"]
+
+GROUP = "tabicl_train.plugins"
+OPTION = "plugins="
+SHORT_HASH = 16  # hexadecimal digits of a hash in a command
+OURS = ("tabicl_train", "priors")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A loaded plug-in.
+
+    Parameters
+    ----------
+    module : str
+        Its name in Python.
+    source : str
+        What names it on a command line: the name of a module, or the absolute path of a file.
+    version : str or None
+        Of the package that it belongs to, if it was installed.
+    sha256 : str
+        Of all source files of its module or package.
+    files : tuple of str
+        Their names, without folders outside the package.
+    """
+
+    module: str
+    source: str
+    version: str | None
+    sha256: str
+    files: tuple[str, ...]
+
+    @property
+    def argument(self) -> str:
+        """The plug-in as a child process gets it: with its hash."""
+        return f"{self.source}#{self.sha256[:SHORT_HASH]}"
+
+    def record(self) -> dict[str, Any]:
+        """Return what checkpoints and exports say of it."""
+        return {"module": self.module, "version": self.version, "sha256": self.sha256, "files": list(self.files)}
+
+
+_named: dict[str, Plugin] = {}  # named by the user, by module
+_broken: dict[str, str] = {}  # installed plug-ins that could not be imported: why, by name
+_installed_loaded = False
+
+
+def load(sources: Iterable[str]) -> list[Plugin]:
+    """Import plug-ins.
+
+    Parameters
+    ----------
+    sources : iterable of str
+        Names of modules, or paths of Python files; `#` and a hash at the end refuse any other content.
+
+    Returns
+    -------
+    list of Plugin
+        In the same order.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be imported, with the reason in one line.
+    """
+    return [_load_one(str(source)) for source in sources]
+
+
+def named() -> list[Plugin]:
+    """Return the plug-ins that were named by the user of this process, in the order of loading."""
+    return list(_named.values())
+
+
+def arguments(hashes: bool = True) -> list[str]:
+    """Return the arguments that load the same plug-ins in another process; none without plug-ins.
+
+    Parameters
+    ----------
+    hashes : bool
+        Whether the other process refuses plug-ins that have changed, as children do; a command that a person may
+        repeat tomorrow has no hashes.
+    """
+    if not _named:
+        return []
+    sources = [plugin.argument if hashes else plugin.source for plugin in named()]
+    return [f"{OPTION}[{','.join(sources)}]"]
+
+
+def take(words: Sequence[str]) -> list[str]:
+    """Load the plug-ins that a command line names with `plugins=`, and return its other words.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot be imported.
+    """
+    others = []
+    for word in words:
+        if word.startswith(OPTION):
+            load(_sources(word.removeprefix(OPTION)))
+        else:
+            others.append(word)
+    return others
+
+
+def _sources(text: str) -> list[str]:
+    """Return the elements of `[a,b]`, or the only one of `a`."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    return [source.strip().strip("'\"") for source in text.split(",") if source.strip()]
+
+
+def _load_one(source: str) -> Plugin:
+    place, _, expected = source.partition("#")
+    is_file = place.endswith(".py")
+    module = Path(place).stem if is_file else place
+    path = Path(place).absolute() if is_file else None
+    if path is not None and not path.is_file():
+        raise ConfigError([f"plugins: there is no file {place}"])
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError([f"plugins: {place!r} is no name of a module, nor a file NAME.py whose name could be one"])
+    known = _named.get(module)
+    source = str(path) if path is not None else module
+    if known is not None and known.source != source:
+        raise ConfigError([f"plugins: {source} and {known.source} are both the module {module}; rename one of them"])
+    files = [path] if path is not None else source_files(module)
+    sha256 = hash_files(files)
+    if expected and not sha256.startswith(expected):
+        raise ConfigError([f"plugins: {source} has changed since the command that started this process"])
+    if known is None:
+        _import(module, path)
+        known = _named[module] = Plugin(module, source, _version(module), sha256, _names(files))
+    return known
+
+
+def _import(module: str, path: Path | None) -> ModuleType:
+    """Import a module, from a file if a path is given; ConfigError with the reason and line if that fails."""
+    try:
+        if path is None:
+            return importlib.import_module(module)
+        known = sys.modules.get(module)
+        if known is not None and _file_of(known) == path.resolve():
+            return known
+        found = None if known is not None else importlib.util.find_spec(module)
+        if found is not None and found.origin is not None and Path(found.origin).resolve() == path.resolve():
+            return importlib.import_module(module)  # its folder is searched, as with python -m
+        if known is not None or found is not None:
+            raise ConfigError([f"plugins: {path} has the name of another module, {module}; rename the file"])
+        return _import_file(module, path)
+    except ConfigError:
+        raise
+    except Exception as error:  # a plug-in may fail in any way
+        raise ConfigError([f"plugins: {path or module} cannot be imported: {_describe(error)}"]) from error
+
+
+def _import_file(module: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(module, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[module] = loaded  # before it runs: dataclasses look up their module there
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[module]
+        raise
+    return loaded
+
+
+def _describe(error: BaseException) -> str:
+    """Describe an error in one line, with the last line of code that it passed."""
+    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    trace = error.__traceback__
+    if trace is None:
+        return text
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{text} ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return None if file is None else Path(file).resolve()
+
+
+def load_installed() -> None:
+    """Import the installed plug-ins, once. One that is broken fails only what asks for it, see `broken`."""
+    global _installed_loaded
+    if _installed_loaded:
+        return
+    _installed_loaded = True
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:  # a plug-in may fail in any way
+            _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
+
+
+def broken() -> list[str]:
+    """List why installed plug-ins are missing."""
+    return list(_broken.values())
+
+
+def _owner(entry: EntryPoint) -> str:
+    package = f" of the package {entry.dist.name}" if entry.dist else ""
+    return f"the plug-in {entry.name}{package}"
+
+
+def of_module(module: str) -> Plugin | None:
+    """Return the plug-in that a module belongs to; None for this package itself.
+
+    Parameters
+    ----------
+    module : str
+        As in `__module__` of a class. A script that registers something is the plug-in of its file.
+    """
+    if module.partition(".")[0] in OURS:
+        return None
+    if module == "__main__":
+        file = _file_of(sys.modules["__main__"])
+        files = [file] if file is not None else []
+        name = file.stem if file is not None else "__main__"
+        return Plugin(name, str(file or name), None, hash_files(files), _names(files))
+    if module in _named:
+        return _named[module]
+    top = module.partition(".")[0]
+    files = source_files(top)
+    return Plugin(top, top, _version(top), hash_files(files), _names(files))
+
+
+def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: object) -> None:
+    """Refuse to use a file whose plug-ins are not loaded; nothing is imported because a file names it.
+
+    Parameters
+    ----------
+    records : iterable of dict
+        What the file says of its plug-ins, see `Plugin.record` and `uses`.
+    kinds : collection of str
+        The kinds of things that are needed now, such as network and scaling.
+    what : object
+        What messages call the file.
+
+    Raises
+    ------
+    ConfigError
+        With what to add to the command line.
+    """
+    load_installed()
+    problems = []
+    for record in records:
+        names = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
+        if not names:
+            continue
+        module = record["module"]
+        if module not in sys.modules:
+            file = record["files"][0] if record["files"] == [f"{module}.py"] else module
+            problems.append(
+                f"{what} needs the plug-in {module} ({', '.join(names)}); add plugins=[{file}] to the command"
+            )
+        elif module in _named and _named[module].sha256 != record["sha256"]:
+            print_line(f"warning   the plug-in {module} is another one than when {what} was written")
+    if problems:
+        raise ConfigError([*problems, *broken()])
+
+
+def source_files(module: str) -> list[Path]:
+    """Return the source files of a module, or of the whole package that it is in, in the order of their names."""
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        known = _file_of(sys.modules[top]) if top in sys.modules else None
+        return [known] if known is not None else []
+    if spec.submodule_search_locations:
+        folders = [Path(folder) for folder in spec.submodule_search_locations]
+        return sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return [Path(spec.origin)] if spec.origin and spec.origin.endswith(".py") else []
+
+
+def hash_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of the names and contents of files."""
+    total = hashlib.sha256()
+    for name, path in zip(_names(files), files, strict=True):
+        content = path.read_bytes()
+        total.update(f"{name} {len(content)}\n".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def _names(files: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of files relative to the folder that holds them all; never a folder above it."""
+    if not files:
+        return ()
+    folder = min((path.parent for path in files), key=lambda parent: len(parent.parts))
+    return tuple(path.relative_to(folder).as_posix() for path in files)
+
+
+def _version(module: str) -> str | None:
+    """Return the version of the installed package that a module belongs to, or None."""
+    top = module.partition(".")[0]
+    packages = packages_distributions().get(top, [])
+    return version(packages[0]) if packages else None

@@ -1,0 +1,125 @@
+"""This process as one of the ranks of a run: its device, its stop signals, and the other ranks.
+
+The ranks are opened by Lightning's Fabric, after the workers that draw tables are forked.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
+
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.distributed.processes import Launch, Stop, read_launch, watch_signals
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.precision import set_up_gpu, uses_cuda
+
+__all__ = ["Process"]
+
+T = TypeVar("T")
+
+
+class Process:
+    """One rank of a run.
+
+    Attributes
+    ----------
+    launch : Launch
+        Its place among the ranks.
+    device : torch.device
+        Where it computes.
+    stop : Stop
+        Whether it was asked to stop.
+    ranks : Ranks
+        What all ranks decide together, once they are connected.
+    fabric : Fabric
+        Lightning's, once the ranks are connected.
+    """
+
+    fabric: Fabric
+
+    def __init__(self, settings: TrainerConfig, launch: Launch, stop: Stop, resources: ExitStack) -> None:
+        self.settings = settings
+        self.launch = launch
+        self.device = device_of(settings, launch)
+        self.stop = stop
+        self.ranks = Ranks(launch)
+        self.resources = resources
+
+    @classmethod
+    @contextmanager
+    def open(cls, settings: TrainerConfig) -> Iterator[Process]:
+        """Watch stop signals and set up torch; there are no threads, process groups or CUDA contexts yet."""
+        with watch_signals() as stop, ExitStack() as resources:
+            if settings.max_hours is not None:
+                stop.limit = 3600 * settings.max_hours
+            set_up_process(settings)
+            process = cls(settings, read_launch(), stop, resources)
+            yield process
+            # After an error the other ranks may be gone, and closing would wait for them.
+            close_process_group(process.ranks)
+
+    def enter(self, resource: AbstractContextManager[T]) -> T:
+        """Enter a context that ends with the process."""
+        return self.resources.enter_context(resource)
+
+    def connect(self) -> Ranks:
+        """Open the process groups."""
+        self.fabric = open_fabric(self.settings, self.launch, self.ranks)
+        return self.ranks
+
+
+def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
+    """Return the device of a rank."""
+    return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
+
+
+def set_up_process(settings: TrainerConfig) -> None:
+    """Set up torch and Lightning in a process that trains."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # a deprecation in torch 2.13 that lightning 2.6 uses
+    # With a second thread that shares its core with a busy worker, a step took 30 times as long (0.13 s -> 4 s on two
+    # cores); and sums are rounded differently for another number of threads.
+    torch.set_num_threads(1)
+    set_up_gpu(settings)
+    # cuDNN attention makes a plan for each new shape, and crashed on some; flash and memory-efficient attention remain.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> Fabric:
+    """Open Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
+    on_cuda = uses_cuda(settings)
+    several = launch.size > 1
+    timeout = timedelta(seconds=settings.timeout)
+    fabric = Fabric(
+        accelerator="cuda" if on_cuda else "cpu",
+        devices=launch.local_size if several or not on_cuda else [launch.local_rank],
+        num_nodes=launch.size // launch.local_size,
+        # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass
+        # and waits forever for those that an out-of-memory error there leaves out.
+        strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo", timeout=timeout)
+        if several
+        else "auto",
+        plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
+    )
+    fabric.launch()
+    ranks.connect(settings.timeout)
+    return fabric
+
+
+def close_process_group(ranks: Ranks) -> None:
+    """Wait for all ranks, after their last write, and close the groups."""
+    ranks.barrier()
+    if dist.is_initialized():
+        dist.destroy_process_group()

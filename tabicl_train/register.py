@@ -1,0 +1,174 @@
+"""The doors: a registry for each kind of thing that has a name, filled the same way by us and by others.
+
+    from tabicl_train import register
+
+    @register.scaling("power", options=("scaling_bound",))
+    class Power(Scaling): ...
+
+    register.callback("lowest_loss", LowestLoss)
+
+An entry may also be the text "module:name", which is imported when it is asked for, since the help of a command must
+not wait two seconds for torch. Names that are not known are looked for in the installed plug-ins, see plugins.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tabicl_train import plugins
+from tabicl_train.errors import ConfigError
+
+__all__ = ["Registry", "callback", "experiment", "export_format", "network", "objective", "prior", "scaling", "suite"]
+
+
+class Registry(Mapping[str, Any]):
+    """The things of one kind, by name.
+
+    Parameters
+    ----------
+    kind : str
+        What messages call them, such as "scaling rule".
+    home : str
+        The module that registers those of this package, imported on first use.
+    record : str, optional
+        "module:name" of a class that is called with each entry and the facts about it; by default there are no facts.
+    """
+
+    def __init__(self, kind: str, home: str, record: str | None = None) -> None:
+        self.kind = kind
+        self.home = home
+        self.record = record
+        self._entries: dict[str, Any] = {}
+
+    def __call__(self, name: str, entry: Any = None, **facts: Any) -> Any:
+        """Register an entry under a name; without an entry, return a decorator that does.
+
+        Parameters
+        ----------
+        name : str
+            What configurations and commands call it.
+        entry : object, optional
+            The class or function, or "module:name", which is imported on first use.
+        **facts
+            What is known of it, see the page Extend.
+
+        Returns
+        -------
+        object
+            The entry, or the decorator.
+
+        Raises
+        ------
+        ConfigError
+            If something else has the name.
+        """
+        if entry is None:
+            return lambda decorated: self(name, decorated, **facts)
+        known = self._entries.get(name)
+        if known is not None and self.place(name) != place_of(entry):
+            problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
+            raise ConfigError([f"{problem}; rename one of them"])
+        self._entries[name] = entry if self.record is None else load(self.record)(entry, **facts)
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        """Whether something is registered under a name, by an installed plug-in too."""
+        if name not in self._entries:
+            self._fill()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all names."""
+        self._fill()
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        """Count all names."""
+        self._fill()
+        return len(self._entries)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what is registered under a name.
+
+        Raises
+        ------
+        ConfigError
+            If there is nothing; the line has the most similar name, or all names, and why installed plug-ins are
+            missing.
+        """
+        if name not in self:
+            raise ConfigError([self.unknown(name)])
+        if isinstance(self._entries[name], str):
+            self._entries[name] = load(self._entries[name])
+        return self._entries[name]
+
+    def unknown(self, name: str) -> str:
+        """Return the message for a name that is not registered."""
+        near = difflib.get_close_matches(name, list(self), n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self)}"
+        line = f"there is no {self.kind} {name!r}; {hint}"
+        return "; ".join([line, *plugins.broken()])
+
+    def place(self, name: str) -> str:
+        """Return where the entry of a name is defined, "module:name"."""
+        return place_of(self._entries[name])
+
+    def plugin(self, name: str) -> plugins.Plugin | None:
+        """Return the plug-in that has registered a name; None for those of this package, and for unknown names."""
+        if name not in self:
+            return None
+        return plugins.of_module(self.place(name).partition(":")[0])
+
+    def _fill(self) -> None:
+        """Import the module with our own entries, and the installed plug-ins."""
+        importlib.import_module(self.home)
+        plugins.load_installed()
+
+
+def place_of(entry: Any) -> str:
+    """Return where an entry is defined, "module:name"."""
+    if isinstance(entry, str):
+        return entry
+    entry = getattr(entry, "entry", entry)  # of a record
+    entry = getattr(entry, "func", entry)  # of a partial
+    if isinstance(entry, str):
+        return entry
+    named = entry if hasattr(entry, "__qualname__") else type(entry)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def load(place: str) -> Any:
+    """Import "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def prior(name: str, entry: Any = None) -> Any:
+    """Register a prior, a subclass of `priors.Prior` whose fields are its options; also as a decorator.
+
+    Parameters
+    ----------
+    name : str
+        What `prior=` takes.
+    entry : type, optional
+        The class, or "module:name".
+
+    Returns
+    -------
+    object
+        The class, or the decorator.
+    """
+    priors: Callable[..., Any] = load("priors:register")  # on first use, since priors import torch
+    return priors(name, entry)
+
+
+network = Registry("network", "tabicl_train.model.config", "tabicl_train.model.config:Family")
+scaling = Registry("scaling rule", "tabicl_train.model.scaling", "tabicl_train.model.scaling:Rule")
+objective = Registry("objective", "tabicl_train.objectives")
+callback = Registry("callback", "tabicl_train.callbacks.build")
+suite = Registry("suite", "tabicl_train.evaluation.suites")
+export_format = Registry("export format", "tabicl_train.prediction.export")
+experiment = Registry("experiment", "tabicl_train.lab.experiments")

@@ -1,0 +1,266 @@
+"""The run directory while a run uses it: its lock, status, records and loggers, and how it begins and ends.
+
+Rank 0 alone reads and writes; the other ranks get what it has found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from priors.real import real_tables
+from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
+from tabicl_train.callbacks.final_test import TEST, is_test_missing
+from tabicl_train.callbacks.guard import failure_of
+from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
+from tabicl_train.callbacks.validation import BEST, START, VALIDATION, end_by_patience, is_validation_missing
+from tabicl_train.callbacks.wandb_logger import WandbLogger
+from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.console import counted, first_line, info
+from tabicl_train.distributed.processes import Stop, shares_store, start_command
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.distributed.submit import requeue
+from tabicl_train.errors import Diverged
+from tabicl_train.model.config import family_of
+from tabicl_train.outputs import make_folder
+from tabicl_train.planning import run_plan
+from tabicl_train.precision import policy
+from tabicl_train.resume import ResumePoint, find_resume_point
+from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import RunLock, RunStatus
+from tabicl_train.run_dir.summary import end_lines
+from tabicl_train.state import TrainState
+
+__all__ = ["RunFolder", "Start"]
+
+
+@dataclass
+class Start:
+    """Where this start of the run begins, as rank 0 has found it.
+
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps done.
+    last : int
+        Steps after which the run ends.
+    content : dict or None
+        The content of its newest checkpoint.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+    ended : str or None
+        Why validation has ended the run before, if it has.
+    nothing_left : bool
+        Whether all steps, validations and tests are done.
+    is_beyond : bool
+        Whether more steps are done than this command asks for.
+    """
+
+    steps: int
+    last: int
+    content: dict | None
+    real_tables: str | None
+    ended: str | None
+    nothing_left: bool
+    is_beyond: bool
+
+
+class RunFolder:
+    """The run directory of a run."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self.config = config
+        self.values = asdict(config)
+        self.ranks = ranks
+        self.path = Path(config.run_dir)
+        self.records = Records(self.path)
+        self.status = RunStatus(self.records)
+        self.lock = RunLock(self.path)
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: RunConfig, ranks: Ranks) -> Iterator[RunFolder]:
+        """Use a folder, until the end of the context; `find_start` locks it."""
+        folder = cls(config, ranks)
+        try:
+            yield folder
+        finally:
+            folder.lock.release()
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes."""
+        return self.ranks.rank == 0
+
+    def find_start(self) -> Start:
+        """Lock the folder and find where the run begins.
+
+        Raises
+        ------
+        ConfigError
+            On all ranks, if another process uses the folder, if it belongs to another run, or if its checkpoints are
+            gone.
+        """
+        real = real_tables(build_prior(self.config.prior))
+        fingerprint = None if real is None else real.fingerprint()
+
+        def lock_and_read() -> tuple[ResumePoint, dict | None]:
+            make_folder("run_dir", self.path)
+            self.lock.acquire()
+            checkpoint.sweep(self.path)
+            checkpoint.sweep(self.path / "checkpoints")
+            return find_resume_point(self.values, fingerprint, self.config.plugins_used())
+
+        point, content = self.ranks.from_first(lock_and_read)
+        self.ranks.raise_on_all_ranks(point.problems(self.config.seed, fingerprint))
+        ended, nothing_left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
+        total = self.config.total_steps
+        is_beyond = ended is None and total < point.steps
+        last = point.steps if ended is not None else total
+        return Start(point.steps, last, content, point.real_tables, ended, nothing_left or is_beyond, is_beyond)
+
+    def _what_is_left(self, step: int) -> tuple[str | None, bool]:
+        """Return why validation has ended the run, if it has, and whether nothing at all is left to do."""
+        ended = end_by_patience(self.config, self.records, step)
+        if ended is None and step < self.config.total_steps:
+            return None, False
+        is_missing = is_validation_missing(self.config, self.records, step)
+        is_missing = is_missing or is_test_missing(self.config.validation, self.records, step)
+        return ended, not is_missing
+
+    def finish_earlier(self, start: Start) -> str:
+        """Say that the run was finished before; returns its status. Raises Diverged if it had failed all the same."""
+        if start.is_beyond:
+            done = f"{start.steps} steps are done, and this command asks for {self.config.total_steps}"
+            info(f"{self.path}: nothing to do, {done}; the run and its status stay as they are")
+            return "finished"
+        failure = self.ranks.from_first(lambda: failure_of(self.path))
+        if failure is not None:
+            if self.is_writer:
+                cause = f"Diverged: {failure}"
+                self.status.write(status="failed", step=start.steps, saved=start.steps, cause=cause)
+            raise Diverged(failure)
+        ended = f"; {start.ended}" if start.ended else ""
+        info(f"{self.path}: finished already, {start.steps} steps are done{ended}")
+        if self.is_writer:
+            self.status.finish_earlier(start.steps)
+            self._print_end()
+        return "finished"
+
+    def begin(self, state: TrainState, start: Start, context: RunContext) -> None:
+        """Remove the rows of steps that will be repeated, record this start, and print the settings in force."""
+        origin = describe_origin()
+        machines = self.ranks.gather(describe_machine(context.device))
+        device = machines[0]["gpu"] or platform.machine()
+        context.facts |= {
+            "plugins": self.config.plugins_used(),
+            "real_tables": start.real_tables,
+            "ranks": self.ranks.size,
+            "device": device,
+            **origin,
+        }
+        if not self.is_writer:
+            return
+        self.records.loggers = self._build_loggers(start.steps)
+        self.status.values |= {"step": start.steps, "saved": start.steps}
+        self.status.write()
+        if start.content is None:
+            self._clear(context.callbacks)
+        else:
+            self._rewind(context.callbacks, start.steps)
+        if start.last > start.steps:
+            self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
+            record_start(self.records, start.steps, origin, machines)
+            self._introduce(state, context)
+
+    def _build_loggers(self, step: int) -> list[Any]:
+        """Build the loggers for other programs."""
+        loggers: list[Any] = []
+        if self.config.wandb.mode != "disabled":
+            loggers.append(WandbLogger(self.config.wandb, self.path, self.values))
+        if self.config.tensorboard:
+            loggers.append(TensorBoardLogger(self.path, step))
+        return loggers
+
+    def _clear(self, callbacks: list[Any]) -> None:
+        """Remove the records of an earlier start that ended before its first checkpoint; its settings may differ."""
+        for name in (*row_files(callbacks), VALIDATION, TEST, START, BEST):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _rewind(self, callbacks: list[Any], step: int) -> None:
+        """Remove the rows of steps that will be repeated."""
+        for name in row_files(callbacks):
+            self.records.rewind(name, step)
+        self.records.rewind(VALIDATION, step or -1)  # at step 0 also the row of the initial weights
+
+    def _introduce(self, state: TrainState, context: RunContext) -> None:
+        """Print the settings in force; each rank has `drawers` processes that draw tables."""
+        config = self.config
+        drawers = counted(context.loader.drawers, "Ray actor" if config.stream.name == "ray" else "worker")
+        info(f"run       {config.run_dir}" + (f", resumed at step {state.step}" if state.step else ""))
+        info(f"prior     {config.prior['name']}, seed {config.seed}, {drawers}")
+        real = real_tables(context.prior)
+        described = real.describe() if real else []
+        eligible = config.curriculum.eligible_tables(context.prior, config.model.is_regression)
+        for line in [*described, *eligible]:
+            info(f"          {line}")
+        has_blocks = next(state.network.blocks(), None) is not None
+        compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile and has_blocks else ""
+        info(f"device    {self.ranks.size} x {state.device.type}{compiled}")
+        if config.trainer.compile and not has_blocks:
+            info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
+        if shares_store():
+            info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
+        for line in [*policy(config.trainer), *run_plan(config)]:
+            info(line)
+
+    @contextmanager
+    def failures(self, callbacks: Callbacks, state: TrainState) -> Iterator[None]:
+        """Record an error that ends training."""
+        try:
+            yield
+        except BaseException as error:
+            callbacks.on_exception(state, error)
+            if self.is_writer:
+                with contextlib.suppress(OSError):  # on a full disk, which is then the error that is raised
+                    self.status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
+            self.records.close_loggers(1)
+            raise
+
+    def close(self, state: TrainState, reason: Reason, start: Start, stop: Stop) -> str:
+        """Record and print how this start of the run has ended; returns the status, finished or preempted."""
+        self.records.close_loggers()
+        status = "finished" if reason.is_end else "preempted"
+        if not self.is_writer:
+            return status
+        self.status.write(status=status, step=state.step)
+        if status == "finished":
+            skipped = int(state.module.skipped)
+            info(f"finished  {state.step} steps" + (f", {skipped} of them skipped" if skipped else ""))
+            self._print_end()
+            return status
+        path = self.path / "checkpoints" / f"step-{state.step:08d}.ckpt"
+        cause = reason.value if reason == Reason.NO_TABLES else stop.cause
+        command = start_command()
+        info(f"preempted at step {state.step} ({cause}): saved to {path}; the same command continues{command}")
+        if state.step > start.steps or reason != Reason.NO_TABLES:
+            requeue(self.config.trainer)
+        return status
+
+    def _print_end(self) -> None:
+        for line in end_lines(self.path, family_of(self.config.model).predicts_real_tables):
+            info(line)
+
+
+def row_files(callbacks: list[Any]) -> list[str]:
+    """Return the files to which callbacks add rows while a run trains."""
+    return [name for callback in callbacks for name in getattr(callback, "files", ())]

@@ -1,0 +1,109 @@
+"""The state of training: weights, optimizer, and how many steps are done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+
+from tabicl_train import compiling
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import info
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.model.family import Network
+from tabicl_train.module import Pretraining
+from tabicl_train.objectives import build_objective
+from tabicl_train.optimizer import MuonAdamW
+from tabicl_train.precision import choose
+from tabicl_train.resume import initial_weights
+from tabicl_train.stream import StepItem
+
+__all__ = ["TrainState"]
+
+
+@dataclass
+class TrainState:
+    """What a step changes, equal on all ranks.
+
+    Parameters
+    ----------
+    module : Pretraining
+        The network, and what is known of the last step: its loss, its gradient norm, and whether it was skipped.
+    optimizer : MuonAdamW
+        The optimizer.
+    step : int
+        Optimizer steps done.
+    last : int
+        Steps after which the run ends.
+    rank : int
+        The rank of this process.
+    """
+
+    module: Pretraining
+    optimizer: MuonAdamW
+    step: int
+    last: int
+    rank: int = 0
+
+    @property
+    def network(self) -> Network:
+        """The network that is trained."""
+        return self.module.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.module.device
+
+    def take_step(self, item: StepItem) -> None:
+        """Take one optimizer step with this rank's tables."""
+        self.module.training_step(item, self.step, self.rank, self.optimizer)
+        self.step += 1
+
+
+def build_module(
+    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
+) -> tuple[Pretraining, MuonAdamW]:
+    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
+    torch.manual_seed(config.seed)
+    module = Pretraining(
+        config.model,
+        config.curriculum,
+        config.optimizer,
+        choose(config.trainer),
+        config.seed,
+        build_objective(config.objective),
+        config.auxiliary_losses,
+    )
+    fabric.to_device(module)
+    module.on_fit_start()
+    if config.trainer.compile:
+        compiling.compile_blocks(module.model)
+    if config.trainer.triton and not compiling.use_triton(module.model):
+        info("warning   trainer.triton has no effect: no layer of the network has the query-aware scalable softmax")
+    optimizer = module.configure_optimizers()
+    if content is not None:
+        load_training(content, module, optimizer)
+    elif config.init_weights is not None:
+        source = config.init_weights
+        weights = ranks.from_first(lambda: initial_weights(source, config.model))
+        module.model.load_state_dict(weights)
+    broadcast_weights(module)
+    return module, optimizer
+
+
+def load_training(content: dict, module: Pretraining, optimizer: MuonAdamW) -> None:
+    """Load weights and optimizer from the content of a checkpoint."""
+    module.on_load_checkpoint(content)
+    module.load_state_dict(content["state_dict"])
+    for state in content["optimizer_states"]:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_weights(module: Pretraining) -> None:
+    """Give all ranks the weights of rank 0."""
+    if dist.is_initialized():
+        for value in module.state_dict().values():
+            dist.broadcast(value, 0)

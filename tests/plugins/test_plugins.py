@@ -1,0 +1,168 @@
+"""Plug-ins: files and packages outside this repository, named on the command line or installed."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import command
+from runs import metrics, read
+from short_runs import run
+
+import priors
+from tabicl_train import plugins, register
+from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        compose(list(overrides))
+    return caught.value.problems
+
+
+SOURCE = (Path(__file__).parents[1] / "support/outside.txt").read_text()
+SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
+    for registry in (register.network, register.scaling, register.callback):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
+    for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
+        monkeypatch.setattr(plugins, name, value)
+    folder = tmp_path / "out side"
+    folder.mkdir()
+    (folder / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(folder)
+    yield folder
+    for name in ("mine", "other"):
+        sys.modules.pop(name, None)
+
+
+def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fresh):
+    settings = [*SMOKE, "plugins=[./mine.py]", "prior=ring", "prior.radius=1.2", "model=doubled", "model.factor=3"]
+    settings += ["model.embed_dim=16", "model.col_num_blocks=1", "model.icl_num_blocks=1", "model.icl_scaling=power"]
+    settings += ["+callbacks.lowest_loss={factor: 2}", f"run_dir={fresh}/run"]
+    for steps in (2, 4):
+        run(fresh / "run", *settings[len(SMOKE) :], f"trainer.max_steps={steps}", settings=SMOKE)
+    losses = [2 * float(row["loss"]) for row in metrics(fresh / "run")]
+    lowest = [float(row["lowest"]) for row in read(fresh / "run/lowest_loss.csv")]
+    assert lowest == pytest.approx([min(losses[: number + 1]) for number in range(4)])
+    content = torch.load(fresh / "run/checkpoints/step-00000004.ckpt", weights_only=True)
+    assert content["config"]["model"]["family"] == "doubled" and "LowestLoss" in content["callbacks"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["prior=ring", "prior.radiu=2"], "prior.radiu: no such setting; did you mean prior.radius?"),
+        (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
+        (["+callbacks.lowest_loss={factr: 1}"], "callbacks.lowest_loss.factr: no such option; did you mean factor?"),
+        (["+callbacks.lowest_loss={factor: big}"], "callbacks.lowest_loss.factor is 'big'; it must be of type float"),
+        (["+requires_plugins=[other]"], "the configuration needs plug-ins; if you trust them, add plugins=[other]"),
+    ],
+)
+def test_options_of_plug_ins_are_checked_like_ours(settings, words, fresh):
+    (problem,) = problems(*SMOKE, "plugins=./mine.py", *settings)
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("x = 1 +", "SyntaxError: invalid syntax"),
+        (
+            "import nothing_of_this_name",
+            r"ModuleNotFoundError: No module .* \(other.py, line 1\)",
+        ),
+        (
+            SOURCE.replace('"ring"', '"mlp_scm"'),
+            "two priors are called 'mlp_scm': .* and other:Ring",
+        ),
+        (SOURCE.replace('"power"', '"ssmax"'), "two scaling rules are called 'ssmax': .* and other:Power"),
+    ],
+)
+def test_a_broken_plug_in_is_one_line(content, words, fresh):
+    (fresh / "other.py").write_text(content)
+    with pytest.raises(ConfigError, match=words) as error:
+        plugins.load(["./other.py"])
+    assert len(error.value.problems) == 1 and "\n" not in error.value.problems[0]
+    assert "other" not in sys.modules
+
+
+@pytest.mark.parametrize("source", ["./missing.py", "json.py", "no-name.py", "nothing_of_this_name"])
+def test_files_and_modules_that_cannot_be_plug_ins_are_named(source, fresh):
+    if source != "./missing.py":
+        (fresh / "json.py").write_text("")
+        (fresh / "no-name.py").write_text("")
+    with pytest.raises(ConfigError, match=f"plugins: .*{source.removeprefix('./')}"):
+        plugins.load([source])
+
+
+def test_a_child_gets_absolute_paths_and_refuses_a_file_that_has_changed(fresh):
+    (plugin,) = plugins.load(["./mine.py"])
+    (argument,) = plugins.arguments()
+    assert argument == f"plugins=[{fresh}/mine.py#{plugin.sha256[:16]}]"
+    assert plugin.record() == {"module": "mine", "version": None, "sha256": plugin.sha256, "files": ["mine.py"]}
+    assert plugins.take(["a=1", argument]) == ["a=1"]
+    (fresh / "mine.py").write_text(SOURCE + "\n")
+    with pytest.raises(ConfigError, match="has changed since the command"):
+        plugins.take([argument])
+
+
+def test_an_installed_plug_in_that_is_broken_fails_only_what_asks_for_it(fresh, monkeypatch):
+    metadata = fresh / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[tabicl_train.plugins]\nbroken = missing_module\nmine = mine\n")
+    monkeypatch.syspath_prepend(fresh)
+    assert compose([*SMOKE, "prior=ring"]).prior["name"] == "ring"
+    (problem,) = problems(*SMOKE, "+callbacks.other={}")
+    assert "the plug-in broken of the package broken cannot be imported: ModuleNotFoundError" in problem
+
+
+def test_two_ranks_load_a_file_of_the_command(fresh):
+    settings = [
+        *SMOKE[:2],
+        "plugins=./mine.py",
+        "prior=ring",
+        "run_dir=run",
+        "trainer.devices=2",
+        "trainer.max_steps=2",
+    ]
+    result = command("train", *settings)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((fresh / "run/status.json").read_text())["status"] == "finished"
+    again = command("export", "checkpoint=run", "output=hub")
+    assert again.returncode == 0, again.stderr  # the prior is not needed
+
+
+def test_registered_records_name_the_file_that_they_come_from(fresh):
+    plugins.load(["./mine.py"])
+    assert register.scaling.plugin("power").files == ("mine.py",)
+    assert register.scaling.plugin("ssmax") is None and register.network.plugin("tabicl") is None
+    assert dataclasses.is_dataclass(register.network["doubled"].settings)
+
+
+def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_needs(fresh):
+    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0"]
+    assert command("train", *settings, "trainer.max_steps=2").returncode == 0
+    content = torch.load(fresh / "run/checkpoints/step-00000002.ckpt", weights_only=True)
+    (record,) = content["run"]["plugins"]
+    assert record["module"] == "mine" and record["files"] == ["mine.py"] and record["uses"] == [["prior", "ring"]]
+    assert str(fresh) not in str(record)
+    with pytest.raises(ConfigError, match=r"run needs the plug-in nowhere \(prior ring\); add plugins=\[nowhere.py\]"):
+        plugins.require([record | {"module": "nowhere", "files": ["nowhere.py"]}], {"prior"}, "run")
+    plugins.require([record | {"module": "nowhere"}], {"network"}, "run")  # the prior is not needed
+
+    (fresh / "mine.py").write_text(SOURCE + "\n")
+    plugins._named.clear()
+    sys.modules.pop("mine")
+    refused = command("train", *settings)
+    assert refused.returncode == 2 and "the hash of the plug-in mine was" in refused.stderr
+    assert command("train", *settings, "resume.allow_changes=true", "trainer.max_steps=3").returncode == 0
