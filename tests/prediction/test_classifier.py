@@ -315,7 +315,7 @@ def in_double_precision(predict) -> np.ndarray:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("file", [FILE, "mini"])
+@pytest.mark.parametrize("file", [FILE, "mini"], ids=["file", "name"])
 def test_the_state_of_torch_neither_changes_nor_matters(file):
     X, y = table()
 
