@@ -416,7 +416,7 @@ class GuardConfig:
     # At 512 labeled rows, the largest multiplier outside the first in-context block is 5.9 in the weights of `mini` and
     # 5.4 in those of its regressor (both in column.0), and 6.8 among the initial weights of all recipes with ten seeds
     # each (icl.6 of tabicl_v2).
-    other_multiplier: float = 20.0
+    other_multiplier: float = field(default=20.0, metadata=MAY_BE_INFINITE)
     """The same limit for all other layers with a scaling rule: about three times the largest multiplier in the shipped
     weights and in the initial weights of all recipes, 6.8; inf switches it off."""
     multiplier_loss: float = 0.65

@@ -89,7 +89,7 @@ def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
 
 
 def test_a_run_with_another_table_stream_is_refused(tmp_path):
-    content = {"global_step": 4, "config": dataclasses.asdict(compose(["experiment=smoke"]))}
+    content = {"global_step": 4, "state_dict": {}, "config": dataclasses.asdict(compose(["experiment=smoke"]))}
     (tmp_path / "checkpoints").mkdir()
     torch.save(content | {"run": {"stream_version": 999}}, tmp_path / "checkpoints/step-00000004.ckpt")
     with pytest.raises(ConfigError, match=r"04\.ckpt cannot be replayed: the version of the table stream was 999"):

@@ -94,7 +94,8 @@ assert sys.argv[1:4] == ["-m", "tabicl_train", "experiment=smoke"]
 run, mode, rank = Path({run!r}), {mode!r}, os.environ["RANK"]
 def write(status):
     if rank == "0" and mode != "stopped before it began":
-        values = {{"status": status, "launch": os.environ["TORCHELASTIC_RUN_ID"], "cause": "OSError: no space"}}
+        values = {{"status": status, "step": 0, "cause": "OSError: no space"}}
+        values["launch"] = os.environ["TORCHELASTIC_RUN_ID"]
         (run / "status.json").write_text(json.dumps(values))
 def stop(*_):
     write("failed" if mode == "failed after a signal" else "preempted")

@@ -281,7 +281,7 @@ def test_a_page_is_whole_or_absent(runs, tmp_path, monkeypatch):
     page, run_dir = tmp_path / "page.html", tmp_path / "run"
     run_dir.mkdir()
     shutil.copy(runs[1] / "config.yaml", run_dir)
-    arguments = ("report", f"run_dir={run_dir}", f"output={page}")
+    arguments = ("report", f"run_dir={run_dir}", f"output={page}", "overwrite=true")
     assert command(*arguments).returncode == 0
     before = page.read_bytes()
 
