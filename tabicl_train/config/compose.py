@@ -182,14 +182,19 @@ class Composer:
             raise ConfigError(problems)
         return sweep
 
-    def file(self, group: str, choice: Any) -> Path:
-        """Return the file of a choice; of several with the same name the first one counts, as for Hydra."""
+    def file(self, group: str, choice: Any) -> Path | None:
+        """Return the file of a choice; of several with the same name the first one counts, as for Hydra.
+
+        None if there is none: what a plug-in registers needs no file.
+        """
         paths = (folder / group / f"{choice}.yaml" for folder in self.folders)
-        return next(path for path in paths if path.is_file())
+        return next((path for path in paths if path.is_file()), None)
 
     def file_problem(self, group: str, choice: Any) -> str | None:
         """Return why a file in the folder of --config-dir cannot be used: it is empty or not in UTF-8; or None."""
         path = self.file(group, choice)
+        if path is None:
+            return None
         # Some of ours, and perhaps of an installed package, hold nothing but a comment about the defaults.
         is_of_user = self.config_dir is not None and path.is_relative_to(Path(self.config_dir).absolute())
         if not is_of_user or path.is_relative_to(CONFIG_DIR):

@@ -12,7 +12,7 @@ import torch
 from runs import last, metrics
 from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, module_of, run
 
-from tabicl_train import module
+from tabicl_train import module, register
 from tabicl_train.callbacks import guard as guard_module
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import LoggedSteps
@@ -22,7 +22,6 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.scaling import RULES
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records
@@ -197,7 +196,7 @@ def test_shipped_and_initial_weights_have_no_runaway_multiplier(config, tmp_path
         model = TabICL(settings)
         model.load_state_dict(weights)
         assert guard.passed_limit(model, 0.8) is None
-    for rule in RULES:
+    for rule in register.scaling:
         settings = TabICLConfig(col_scaling=rule, icl_scaling=rule)
         assert guard.passed_limit(TabICL(settings), 0.8) is None
 

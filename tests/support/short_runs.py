@@ -1,7 +1,10 @@
 """Short runs in this process, with callbacks of the test beside those of training."""
 
+import contextlib
+import functools
 import math
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -23,6 +26,11 @@ STAGES = [  # three stages of six steps
     ),
 ]  # fmt: skip
 REWIND = ("guard.after=3", "guard.loss=10", "guard.action=rewind", "checkpoint.keep=9")
+
+
+def beside(*callbacks) -> contextlib.AbstractContextManager:
+    """Within the context a command trains with these callbacks beside its own."""
+    return mock.patch.object(training, "train", functools.partial(training.train, callbacks=callbacks))
 
 
 def run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SETTINGS) -> str:
