@@ -38,7 +38,7 @@ def test_every_setting_of_a_run_is_refused_in_one_line(number):
     keys = [key for key, value in values.items() if isinstance(value, float) and not key.startswith("prior.")]
     keys += ["trainer.max_hours", "model.scaling_bound"]  # null by default
     if number == "inf":
-        for key in ("curriculum.stages.smoke.clip", "guard.loss", "guard.multiplier"):
+        for key in ("curriculum.stages.smoke.clip", "guard.loss", "guard.multiplier", "guard.other_multiplier"):
             keys.remove(key)
             compose(["experiment=smoke", f"{key}=inf"])
     lists = ["optimizer.betas", "curriculum.stages.smoke.train_share"]
