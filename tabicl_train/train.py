@@ -221,6 +221,7 @@ def fit(
 ) -> int:
     """Train until the last step, or until a rank is asked to stop."""
     fabric.call("on_train_start", step=step, module=module, optimizer=optimizer)
+    validation.warn_of_range(module)
     validation.validate_if_due(step, module)  # the run may have been killed between save and validation
     while step < last and not validation.has_ended:
         item = loader.next() if not validation.postponed else None  # waits for tables, or for a stop signal
@@ -303,7 +304,9 @@ def build_module(
     if content is not None:
         load_training(content, module, optimizer)
     elif (source := config.init_weights) is not None:
-        module.model.load_state_dict(ranks.from_first(lambda: initial_weights(source, config.model)))
+        start = ranks.from_first(lambda: initial_weights(source, config.model))
+        module.model.load_state_dict(start.tensors)
+        module.inherited_range = None if start.trained_range is None else start.trained_range.recorded()
     broadcast_weights(module)
     return module, optimizer
 

@@ -38,7 +38,7 @@ def predict_files(options: PredictOptions) -> None:
     if output.exists() and not options.overwrite:
         raise ConfigError([f"output is {options.output!r}, which is there already: set overwrite=true"])
     train, y, test, wants_numbers = read_tables(options)
-    network = load_model(resolve(options.checkpoint, wants_numbers))
+    network = load_model(resolve(options.checkpoint, wants_numbers), options.weights)
     wants_numbers = kind_of_prediction(options, network, y, wants_numbers)
     check_output(output)
 
