@@ -254,10 +254,6 @@ def export() -> None:
     from tabicl_train.prediction.export import export as write
 
     print(write(args.checkpoint, args.output, args.weights, args.format))
-    if args.weights == "best":
-        from tabicl_train.prediction.origin import best_in_words
-
-        print(best_in_words(Path(args.checkpoint)))
 
 
 @plain_end()

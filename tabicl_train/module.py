@@ -85,6 +85,8 @@ class Pretraining(L.LightningModule):
         Whether both are finite, (); if not, all ranks have skipped the step.
     skipped : Tensor
         Steps skipped in the whole run, ().
+    inherited_range : dict or None
+        The trained range of the weights that the run started from, as files hold it; checkpoints keep it.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Pretraining(L.LightningModule):
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)
+        self.inherited_range: dict[str, list[int]] | None = None
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
         self.gradients: Gradients | None = None
@@ -241,13 +244,15 @@ class Pretraining(L.LightningModule):
         return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Add the number of skipped steps and the loss scale."""
+        """Add the number of skipped steps, the loss scale and the inherited range."""
         checkpoint["skipped"] = self.skipped
+        checkpoint["inherited_range"] = self.inherited_range
         checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load what `on_save_checkpoint` added; the state of another optimizer is dropped from the checkpoint."""
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
+        self.inherited_range = checkpoint.get("inherited_range")  # earlier versions did not keep it
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # its state does not fit this optimizer

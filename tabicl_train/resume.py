@@ -33,7 +33,8 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name
 from tabicl_train.model.family import NetworkConfig
-from tabicl_train.prediction.export import load_checkpoint
+from tabicl_train.prediction.export import read_weights
+from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import resolve
@@ -257,13 +258,14 @@ def change(key: str, before: dict, now: dict) -> str:
     return text
 
 
-def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
+def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
     """Read the weights of the run, checkpoint, export or name that `init_weights` gives."""
     # A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
     try:
-        file_config, weights = load_checkpoint(resolve(path, model.is_regression))
+        pretrained = read_weights(resolve(path, model.is_regression))
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+    file_config, weights = pretrained.config, pretrained.tensors
     names = [family_name(type(settings)) for settings in (file_config, model)]
     if names[0] != names[1]:
         raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
@@ -283,7 +285,7 @@ def initial_weights(path: str, model: NetworkConfig) -> dict[str, torch.Tensor]:
     if different:
         setting = model_name(file_config) or " ".join(different)
         raise ConfigError([f"init_weights: its network is another one than the configuration's; set {setting}"])
-    return weights
+    return dataclasses.replace(pretrained, tensors=weights)
 
 
 def model_name(settings: NetworkConfig) -> str | None:

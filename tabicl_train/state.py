@@ -88,8 +88,9 @@ def build_module(
         load_training(content, module, optimizer)
     elif config.init_weights is not None:
         source = config.init_weights
-        weights = ranks.from_first(lambda: initial_weights(source, config.model))
-        module.model.load_state_dict(weights)
+        start = ranks.from_first(lambda: initial_weights(source, config.model))
+        module.model.load_state_dict(start.tensors)
+        module.inherited_range = None if start.trained_range is None else start.trained_range.recorded()
     broadcast_weights(module)
     return module, optimizer
 

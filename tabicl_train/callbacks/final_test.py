@@ -110,8 +110,7 @@ class FinalTest(Callback):
             info(f"test      {sentence}")
         folder = self.context.records.folder
         output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
-        # The default is the weights of the last step.
-        command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}", "weights=best"])
+        command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}"])
         info(f"          the best weights are those of step {best_step}: {command}")
 
     def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.precision import Precision
+from tabicl_train.prediction.origin import OUTSIDE
 from tabicl_train.prediction.predict import predict
 from tabicl_train.stream import StepItem
 
@@ -30,6 +31,8 @@ class Scored:
     rows: int  # of a table
     scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
     losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
+    sizes: dict[str, int] | None = None  # of a public real table, see Task.sizes; None for drawn tables
+    trained_range: str = ""  # inside, outside or empty, the column of validation.csv; Validation knows it
 
 
 def score_network(
@@ -113,10 +116,12 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
 
 
 def cluster_means(found: Iterable[Scored], part: str) -> dict[Hashable, float]:
-    """Return the mean loss of each cluster of a part of the prior."""
+    """Return the mean loss of each cluster of a part of the prior, without sets outside the trained range."""
     by_cluster: dict[Hashable, list[float]] = {}
     for scored in found:
-        for cluster, loss in scored.losses if scored.data == part else ():
+        if scored.data != part or scored.trained_range == OUTSIDE:
+            continue
+        for cluster, loss in scored.losses:
             by_cluster.setdefault(cluster, []).append(loss)
     return {cluster: statistics.fmean(losses) for cluster, losses in by_cluster.items()}
 
@@ -145,10 +150,24 @@ def diabetes(rows: int) -> Pack:
     return Pack.of([(table[:, :-1], table[:, -1], n)])
 
 
+def sizes_of(task: Any) -> dict[str, int]:
+    """Return the sizes of a public real table."""
+    if not isinstance(task, Pack):
+        return task.sizes
+    _, labeled_rows, features = task.shapes[0]
+    return {"labeled_rows": labeled_rows, "features": features}
+
+
+def name_of(task: Any) -> str:
+    """Return the name of a public real table."""
+    return "diabetes" if isinstance(task, Pack) else task.name
+
+
 def score_real(network: Network, task: Any, precision: Precision) -> Scored:
     """Score a public real table; classes are predicted by a TabICLClassifier with one ensemble member, in fp32."""
     if isinstance(task, Pack):
-        return Scored("diabetes", task.shapes[0][0], score_packs(network, [task], precision)[0])
+        scores, _ = score_packs(network, [task], precision)
+        return Scored(name_of(task), task.shapes[0][0], scores, sizes=sizes_of(task))
     from tabicl_train.evaluation.evaluate import score_task
     from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -159,4 +178,4 @@ def score_real(network: Network, task: Any, precision: Precision) -> Scored:
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
         scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
     found = {"loss": scores["log_loss"], "accuracy": scores["accuracy"], "roc_auc": scores["roc_auc"]}
-    return Scored(task.name, len(task.y), found)
+    return Scored(name_of(task), len(task.y), found, sizes=sizes_of(task))

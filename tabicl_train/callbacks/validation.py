@@ -9,6 +9,8 @@ loss, accuracy  of the query rows: mean cross entropy, share of correct predicti
 roc_auc         one versus rest, for public real tables
 guess_loss      of predicting the frequencies of the labels, for validation tables
 is_best         1 if the weights of this step became the best ones, otherwise 0
+trained_range   inside or outside, where the tables lie; empty for tables drawn from real ones. Sets that are outside do
+                not count in means. A set of synthetic tables is outside if none of its sizes is one of training.
 
 For regression, in units of the target's standard deviation (see scores.score_packs):
 
@@ -23,7 +25,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ from priors.real import real_tables
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import Callback, Reason, state_name
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.scores import Scored, cluster_means, score_network
+from tabicl_train.callbacks.scores import Scored, cluster_means, real_tasks, score_network, sizes_of
 from tabicl_train.callbacks.validation_history import (
     History,
     falling,
@@ -62,14 +65,17 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.outputs import save_atomically
 from tabicl_train.prediction.export import load_checkpoint
+from tabicl_train.prediction.origin import TrainedRange, position, range_of_stages, trained_range
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
+from tabicl_train.run_dir.choice import BEST_FILE
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
-START, BEST = "checkpoints/start.ckpt", "checkpoints/best.ckpt"  # in the run directory
+START, BEST = "checkpoints/start.ckpt", BEST_FILE  # in the run directory
 VALIDATION = "validation.csv"
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
@@ -180,6 +186,7 @@ class Validation(Callback):
         self.has_ended = state.step == state.last and state.step < self.context.config.total_steps
         if self.settings.every:
             _ = self.streams  # which warns of tables that are too long
+        self.warn_of_range(state.module)
         self.validate_if_due(state)
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
@@ -224,26 +231,68 @@ class Validation(Callback):
         started = time.perf_counter()
         found = self.score(copy.deepcopy(module.model).eval(), module)
         columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
-        rows = [
-            {"step": step, "data": one.data, "rows": one.rows, **{c: one.scores.get(c) for c in columns}, "is_best": 0}
-            for one in found
-        ]
+        rows: list[dict[str, Any]] = []
+        for one in found:
+            scores = {column: one.scores.get(column) for column in columns}
+            marks = {"is_best": 0, "trained_range": one.trained_range}
+            rows.append({"step": step, "data": one.data, "rows": one.rows, **scores, **marks})
         if self.is_best(step, rows, cluster_means(found, self.settings.best), module):
             rows = [row | {"is_best": 1} for row in rows]
             self.save(step, module)
+        self.context.records.add_columns(VALIDATION, rows[0])
         self.context.records.append_rows(VALIDATION, *rows)
-        scores = read_scores(rows)[step]
-        self.context.records.log_metrics(validation_values(rows, scores), step)
-        means = [f"loss {scores[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in scores]
-        means += [f"{real_score(rows)} on real data {scores[REAL]:.4f}"] if REAL in scores else []
-        info(f"validation step {step}: {', '.join(means)} ({time.perf_counter() - started:.1f} s)")
+        means = read_scores(rows)[step]
+        self.context.records.log_metrics(validation_values(rows, means, columns), step)
+        in_words = ", ".join(means_in_words(rows, means))
+        info(f"validation step {step}: {in_words} ({time.perf_counter() - started:.1f} s)")
         if (fall := falling(self.history(step).scores, real_score(rows))) is not None:
             info(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
             self.context.records.append_line("incidents.jsonl", line)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
-        return score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
+        """Score a network, and mark what lies outside the trained range; raises StopRequested."""
+        found = score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
+        trained = self.trained_range(module)
+        return [replace(one, trained_range=self.position(one.data, one.rows, one.sizes, trained)) for one in found]
+
+    def trained_range(self, module: Pretraining) -> TrainedRange:
+        """Return the range of the whole run, which is the same at each validation."""
+        content = {
+            "config": self.context.values,
+            "global_step": self.context.config.total_steps,
+            "inherited_range": module.inherited_range,
+        }
+        return trained_range(content)
+
+    def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
+        """Return inside or outside for a public data set, or for synthetic tables with so many rows; else ""."""
+        # Tables drawn from real ones have the sizes of the tables that the run trains on.
+        if sizes is not None:
+            return position(trained, sizes)
+        stages = self.streams[data].curriculum.stages.values() if data == SYNTHETIC else ()
+        for stage in stages:
+            if stage.rows[0] == rows:
+                of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
+                return INSIDE if trained.overlaps(of_set) else OUTSIDE
+        return ""
+
+    def warn_of_range(self, module: Pretraining) -> None:
+        """Print a warning if nothing that decides about the best weights lies inside the trained range."""
+        kind = self.settings.best
+        if self.context.ranks.rank > 0 or not self.settings.every or kind == OWN:
+            return
+        trained, real = self.trained_range(module), []
+        if kind == REAL:  # read now instead of in the first validation
+            real = real_tasks(module.model.config.is_regression, self.settings.real_rows)
+        positions = [position(trained, sizes_of(task)) for task in real]
+        if kind == SYNTHETIC:
+            positions = [self.position(kind, rows, None, trained) for rows in self.settings.rows]
+        if positions and INSIDE not in positions:
+            what = "data set" if kind == REAL else "set of synthetic tables"
+            advice = "choose validation.best=synthetic" if kind == REAL else "change validation.rows and .features"
+            info(f"warning   no {what} of validation lies inside the trained range ({trained}), so none counts, and no")
+            info(f"          weights are kept as the best ones by validation.best={kind}: {advice}")
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
@@ -292,16 +341,31 @@ class Validation(Callback):
             "format_version": FORMAT_VERSION,
             "config": self.context.values,
             "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
+            "inherited_range": module.inherited_range,
         }
         for path in (self.start_file, self.best_file) if step == 0 else (self.best_file,):
             save_atomically(to_host(content), path)
 
 
-def validation_values(rows: list[dict[str, Any]], means: dict[str, float]) -> dict[str, float]:
+def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[str]:
+    """Describe the means of a validation, and how many public data sets lie inside the trained range."""
+    texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
+    real = [row for row in rows if kind_of(row["data"]) == REAL]
+    inside = [row for row in real if counts(row)]
+    if not real:
+        return texts
+    if not inside:
+        return [*texts, f"none of {len(real)} real data sets is inside the trained range"]
+    sets = "real data" if len(inside) == len(real) else f"{len(inside)} of {len(real)} real data sets"
+    return [*texts, f"{real_score(rows)} on {sets} {means[REAL]:.4f}"]
+
+
+def validation_values(rows: list[dict[str, Any]], means: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
     """Return the values to log: validation/DATA_ROWS/SCORE, validation/NAME/SCORE (real), validation/mean/KIND."""
     values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
     for row in rows:
         name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"
-        scores = {score: row[score] for score in list(row)[3:-1] if row[score] is not None}
-        values |= {f"validation/{name}/{score}": value for score, value in scores.items()}
+        for score in columns:
+            if row[score] is not None:
+                values[f"validation/{name}/{score}"] = row[score]
     return values

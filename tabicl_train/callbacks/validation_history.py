@@ -11,6 +11,7 @@ from typing import Any
 
 from tabicl_train.config.schema import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
 from tabicl_train.console import counted
+from tabicl_train.run_dir.curves import counts
 
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
@@ -48,12 +49,14 @@ def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | N
 
 
 def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
-    """Return the scores of a History."""
+    """Return the scores of a History: means over the sets inside the trained range."""
     by_step: dict[int, dict[str, list[float]]] = {}
     for row in rows:
-        kind = kind_of(row["data"])
-        score = float(row[judged_by(row) if kind == REAL else "loss"])
-        by_step.setdefault(int(row["step"]), {}).setdefault(kind, []).append(score)
+        of_step = by_step.setdefault(int(row["step"]), {})
+        if counts(row):
+            kind = kind_of(row["data"])
+            score = float(row[judged_by(row) if kind == REAL else "loss"])
+            of_step.setdefault(kind, []).append(score)
     return {
         step: {kind: statistics.fmean(values) for kind, values in scores.items()} for step, scores in by_step.items()
     }
@@ -74,12 +77,12 @@ def is_improvement(rows: list[Row], of_best: list[Row], settings: ValidationConf
 
 
 def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
-    """Identify the tables of this kind in the rows of a validation."""
+    """Identify the tables of this kind that count in the rows of a validation."""
     # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
         for row in rows
-        if kind_of(row["data"]) == kind
+        if kind_of(row["data"]) == kind and counts(row)
     }
 
 

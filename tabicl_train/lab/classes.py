@@ -49,13 +49,16 @@ class Options:
     folder: str = MISSING
     """Folder to write."""
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
 
 def run(options: Options) -> None:
-    network = load_classifier(options.checkpoint)
+    network = load_classifier(options.checkpoint, options.weights)
     folder, most = Folder("classes", options), network.config.max_classes
     predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
     tables = itertools.product(*(([4, 23], [0]) if options.small else (CLASSES, range(TABLES))))

@@ -45,7 +45,10 @@ class Options:
     folder: str = MISSING
     """Folder to write."""
     checkpoint: str = MISSING
-    """Folder of a run (its newest checkpoint is taken), a checkpoint, or an export: a public file or a hub folder."""
+    """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     prior: str = "graph_scm"
     """Prior that draws the tables, with its default options."""
     rows: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000])
@@ -60,7 +63,7 @@ def run(options: Options) -> None:
     problems = at_least(10, rows=min(options.rows, default=0)) + one_of("prior", options.prior, priors.prior_names())
     if problems:
         raise ConfigError(problems)
-    network = load_model(options.checkpoint)
+    network = load_model(options.checkpoint, options.weights)
     folder, found = Folder("entropy", options), []
     for n in sorted(set(options.rows))[: 2 if options.small else None]:
         for table in range(1 if options.small else TABLES):

@@ -13,9 +13,9 @@ from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict_files import read
 
 
-def load_classifier(checkpoint: str) -> TabICL:
+def load_classifier(checkpoint: str, weights: str | None = None) -> TabICL:
     """The network of a checkpoint; raises ConfigError if it predicts numbers."""
-    network = load_model(checkpoint)
+    network = load_model(checkpoint, weights)
     if network.config.is_regression:
         raise ConfigError([f"checkpoint is {checkpoint!r}; its network predicts numbers, and here classes are needed"])
     return network

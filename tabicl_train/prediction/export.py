@@ -31,10 +31,11 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
-from tabicl_train.prediction.hub_format import CONFIG, KINDS, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.prediction.hub_format import CONFIG, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import (
     Pretrained,
+    best_in_words,
     checked_origin,
     mismatches,
     network_config,
@@ -43,8 +44,8 @@ from tabicl_train.prediction.origin import (
 )
 from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.prediction.predict import outputs_of
-from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, load, state_dict_problem
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, state_dict_problem
+from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights
 from tabicl_train.weights import no_such_weights, resolve
 
 __all__ = ["export", "load_network"]
@@ -58,36 +59,35 @@ SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
 
 
-def load_checkpoint(checkpoint: str | Path, weights: str = "trained") -> tuple[Any, dict[str, Tensor]]:
+def load_checkpoint(checkpoint: str | Path, weights: str | None = None) -> tuple[Any, dict[str, Tensor]]:
     """Read the settings of a network and its weights by name."""
     pretrained = read_weights(checkpoint, weights)
     return pretrained.config, pretrained.tensors
 
 
-def read_weights(checkpoint: str | Path, weights: str = "trained") -> Pretrained:
+def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrained:
     """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
-    # checkpoint: text may be a name, of a classifier by default. weights: trained; ema or last, averages that the run
-    # keeps; or best, the best by validation. Raises ConfigError if they do not exist or cannot be read.
-    if problems := one_of("weights", weights, tuple(KINDS)):
+    # checkpoint: text may be a name, of a classifier by default. weights: which ones of a run, see run_dir/choice.py.
+    # Raises ConfigError if they do not exist or cannot be read.
+    if problems := choice_problems(weights):
         raise ConfigError(problems)
     path = resolve(checkpoint)
     if path.suffix == ".onnx":
         raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
+    kind = weights or TRAINED
     if path.suffix == ".safetensors":
         content = read_safetensors(path)
     elif is_hub_folder(path):
         content = {}
-    elif weights == "best":
-        path, content = load(str(best_file(path)))
     else:
-        path, content = load(str(path))
+        path, content, kind = find_weights(path, weights)
     if is_run_checkpoint(content):
         check_run_settings(path, content["config"])
-        config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, weights)
+        config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, kind)
         if problems := mismatches(config, tensors):
             raise ConfigError([f"{path}: {problem}" for problem in problems])
-        return Pretrained(config, tensors, origin_of(path, content, weights))
-    if weights != "trained":
+        return Pretrained(config, tensors, origin_of(path, content, kind))
+    if kind not in (TRAINED, NEWEST):
         raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
     if is_hub_folder(path):
         return load_hub(path)
@@ -147,30 +147,18 @@ def files_of_weights(checkpoint: str | Path) -> list[Path]:
     return [path, *(path / "checkpoints").glob("*.ckpt"), path / WEIGHTS, path / CONFIG]
 
 
-def best_file(run_dir: Path) -> Path:
-    """Find the checkpoint with the best weights of a run; raises ConfigError if there is none."""
-    if run_dir.is_file():
-        raise ConfigError([f"checkpoint is {str(run_dir)!r}; weights=best needs a run directory"])
-    path = run_dir / "checkpoints" / "best.ckpt"
-    if run_dir.exists() and not path.exists():
-        if any(row["is_best"] == "1" for row in Records(run_dir).rows("validation.csv")):
-            raise ConfigError([f"{path}, the best weights of the run, is missing"])
-        raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
-    return path
-
-
 def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
-    if weights in ("trained", "best"):
+    if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
     if not (tensors := averaged(content, weights)):
         raise ConfigError([f"{path} keeps no such average: averages.{weights} was 0, or the run has just begun"])
     return tensors
 
 
-def load_model(checkpoint: str | Path) -> TabICL:
+def load_model(checkpoint: str | Path, weights: str | None = None) -> TabICL:
     """Load a TabICL as `load_network` does; raises ConfigError if the network is of another family."""
-    return build_model(read_weights(checkpoint))
+    return build_model(read_weights(checkpoint, weights))
 
 
 def build_model(pretrained: Pretrained) -> TabICL:
@@ -182,13 +170,16 @@ def build_model(pretrained: Pretrained) -> TabICL:
     return network
 
 
-def load_network(checkpoint: str | Path) -> Network:
+def load_network(checkpoint: str | Path, weights: str | None = None) -> Network:
     """Load a network of any family.
 
     Parameters
     ----------
     checkpoint : str or Path
         A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
+    weights : str, optional
+        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
+        default the best by validation if there are any, otherwise the newest.
 
     Returns
     -------
@@ -200,7 +191,7 @@ def load_network(checkpoint: str | Path) -> Network:
     ConfigError
         If the file cannot be read.
     """
-    return build_network(read_weights(checkpoint))
+    return build_network(read_weights(checkpoint, weights))
 
 
 def build_network(pretrained: Pretrained) -> Network:
@@ -210,7 +201,7 @@ def build_network(pretrained: Pretrained) -> Network:
     return network.eval()
 
 
-def export(checkpoint: str, output: str, weights: str = "trained", format: str | None = None) -> str:
+def export(checkpoint: str, output: str, weights: str | None = None, format: str | None = None) -> str:
     """Write a file or folder, and compare its predictions with the network's before it takes its place.
 
     Parameters
@@ -219,15 +210,15 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
         What to export: a run directory, a checkpoint of a run, an export, or a name of weights in the package.
     output : str
         File or folder to write; its name decides the format.
-    weights : str
-        trained; ema or last, averages that the run keeps; or best, the best by validation.
+    weights : str, optional
+        Which weights of a run, as in `load_network`.
     format : str, optional
         tabicl, safetensors, hub or onnx; needed for a folder with a dot in its name.
 
     Returns
     -------
     str
-        A line about what was written, and how to load it.
+        Lines about what was written, how to load it, and the validation of the best weights.
 
     Raises
     ------
@@ -237,7 +228,11 @@ def export(checkpoint: str, output: str, weights: str = "trained", format: str |
     chosen = check_output(output, format)  # before weights are read, which takes longer
     if problems := input_problems("output", output, [("checkpoint", path) for path in files_of_weights(checkpoint)]):
         raise ConfigError(problems)
-    return export_weights(read_weights(checkpoint, weights), output, chosen)
+    pretrained = read_weights(checkpoint, weights)
+    written = export_weights(pretrained, output, chosen)
+    if pretrained.origin.get("weights") == BEST:
+        written += f"\n{best_in_words(pretrained.origin)}"
+    return written
 
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:

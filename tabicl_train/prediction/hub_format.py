@@ -31,6 +31,7 @@ from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
 from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config
 from tabicl_train.run_dir.checkpoint import check_version
+from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
 
 FORMAT_VERSION = 1
@@ -287,6 +288,8 @@ def scores(pretrained: Pretrained) -> list[str]:
         others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
         of_task = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
         columns = ["data", "rows", *(score for score in of_task if score != "guess_loss")]
+        if any(row.get("trained_range") == OUTSIDE for row in rows):
+            columns.append("trained_range")
         units = " Losses and RMSE are in standard deviations of the target." if pretrained.config.is_regression else ""
         sections.append(
             f"## Validation\n\nAfter step {step:,}{others}, on validation tables of the prior and on scikit-learn's "

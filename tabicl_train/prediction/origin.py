@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -19,28 +19,82 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.checkpoint import non_finite
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE
 from tabicl_train.run_dir.records import Records, number
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 
+UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
+
+
 @dataclass(frozen=True)
 class TrainedRange:
-    """(lowest, highest) over the tables of all stages that a run has started, without query rows."""
+    """The sizes of the tables that a network was trained on, without query rows.
 
-    labeled_rows: tuple[int, int]
+    These are the tables of all stages that its run has started, and those that the weights it started from have seen.
+    """
+
+    labeled_rows: tuple[int, int]  # the fewest and the most
     features: tuple[int, int]
+    classes: int | None = None  # the most; None for numbers
 
-    def holds(self, labeled_rows: int, features: int) -> bool:
-        """Whether both numbers of a task lie inside, bounds included."""
+    def holds(self, labeled_rows: int, features: int, classes: int | None = None) -> bool:
+        """Whether all sizes of a task lie inside, bounds included."""
+        if classes is not None and self.classes is not None and classes > self.classes:
+            return False
         return (
             self.labeled_rows[0] <= labeled_rows <= self.labeled_rows[1]
             and self.features[0] <= features <= self.features[1]
         )
 
+    def overlaps(self, other: TrainedRange) -> bool:
+        """Whether there are sizes that lie inside both ranges."""
+        both = self.common(other)
+        return both.labeled_rows[0] <= both.labeled_rows[1] and both.features[0] <= both.features[1]
+
+    def common(self, other: TrainedRange) -> TrainedRange:
+        """Return the range of the sizes that lie inside both; it holds nothing if they do not overlap."""
+        known = [classes for classes in (self.classes, other.classes) if classes is not None]
+        return TrainedRange(
+            common_bounds(self.labeled_rows, other.labeled_rows),
+            common_bounds(self.features, other.features),
+            min(known, default=None),
+        )
+
+    def with_those_of(self, other: TrainedRange) -> TrainedRange:
+        """Return the range of tables of both."""
+        return TrainedRange(
+            widest_bounds([self.labeled_rows, other.labeled_rows]),
+            widest_bounds([self.features, other.features]),
+            self.classes,
+        )
+
+    def recorded(self) -> dict[str, list[int]]:
+        """Return what files hold: all but the classes, which are those of the network's settings."""
+        return {"labeled_rows": list(self.labeled_rows), "features": list(self.features)}
+
     def __str__(self) -> str:
         (fewest, most), (narrowest, widest) = self.labeled_rows, self.features
-        return f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
+        text = f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
+        return text if self.classes is None else f"{text}, up to {self.classes} classes"
+
+
+def common_bounds(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def widest_bounds(bounds: Iterable[Iterable[int]]) -> tuple[int, int]:
+    values = [bound for pair in bounds for bound in pair]
+    return min(values), max(values)
+
+
+def position(trained: TrainedRange | None, sizes: Mapping[str, Any]) -> str:
+    """Return where a task of these sizes lies: labeled_rows, features and, if it has classes, their number."""
+    if trained is None:
+        return UNKNOWN
+    is_inside = trained.holds(sizes["labeled_rows"], sizes["features"], sizes.get("classes"))
+    return INSIDE if is_inside else OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -55,7 +109,7 @@ class Pretrained:
     def trained_range(self) -> TrainedRange | None:
         """The sizes of the tables that the network was trained on; None if unknown."""
         sizes = self.origin.get("trained_range")
-        return TrainedRange(**{name: tuple(bounds) for name, bounds in sizes.items()}) if sizes else None
+        return as_range(sizes, self.config.max_classes) if sizes else None
 
     @property
     def summary(self) -> dict[str, str]:
@@ -180,7 +234,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "command": [word for word in made.get("command", [])[1:] if not word.startswith("run_dir=")],
         "versions": made.get("versions", {}),
         "stream_version": made.get("stream_version"),
-        "trained_range": dataclasses.asdict(trained_range(content)),
+        "trained_range": trained_range(content).recorded(),
         "config": {key: value for key, value in config.items() if key != "run_dir"},
         "validation": validation_rows(records, step),
         "evaluation": evaluation_means(records),
@@ -190,12 +244,32 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint."""
+    # It needs `config`, `global_step` and, from a run with init_weights, `inherited_range`: what was recorded of those
+    # weights. Files of earlier versions lack it, as do weights of other programs; then only the run's own tables count.
     stages = content["config"]["curriculum"]["stages"]
+    max_classes = content["config"]["model"]["max_classes"]
     lengths = {name: stage["steps"] for name, stage in stages.items()}
     started = [stages[name] for name in steps_of_stages(lengths, max(content["global_step"], 1))]
-    labeled = [round(rows * share) for stage in started for rows, share in extremes(stage)]
-    features = [bound for stage in started for bound in stage["features"]]
-    return TrainedRange((min(labeled), max(labeled)), (min(features), max(features)))
+    own = range_of_stages(started, max_classes)
+    inherited = content.get("inherited_range")
+    if inherited is None:
+        return own
+    before = as_range(inherited, max_classes)
+    return own.with_those_of(before) if content["global_step"] > 0 else before
+
+
+def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
+    """Return the range of the tables of stages, for a network with so many classes (0: numbers)."""
+    stages = list(stages)
+    labeled = [round(rows * share) for stage in stages for rows, share in extremes(stage)]
+    features = widest_bounds(stage["features"] for stage in stages)
+    return TrainedRange((min(labeled), max(labeled)), features, max_classes or None)
+
+
+def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
+    """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
+    (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
+    return TrainedRange((fewest, most), (narrowest, widest), max_classes or None)
 
 
 def extremes(stage: dict) -> list[tuple[int, float]]:
@@ -216,14 +290,17 @@ def validation_rows(records: Records, step: int) -> list[dict]:
     return [{key: number(value) for key, value in row.items() if value} for row in rows if int(row["step"]) == last]
 
 
-def best_in_words(run_dir: Path) -> str:
-    """Describe the validation of the best weights of a run."""
-    best = torch.load(run_dir / "checkpoints" / "best.ckpt", map_location="cpu", weights_only=True, mmap=True)
-    step = best["global_step"]
-    rows = [row for row in validation_rows(Records(run_dir), step) if row["step"] == step]
-    names = [row["data"] + (" tables" if kind_of(row["data"]) != REAL else "") for row in rows]
-    scores = [f"{name} of {row['rows']} rows (loss {row['loss']:.4f})" for name, row in zip(names, rows, strict=True)]
-    return f"the best weights are of step {step}" + (f", by validation on {', '.join(scores)}" if rows else "")
+def best_in_words(origin: dict) -> str:
+    """Describe the validation of weights that are the best ones of a run, from their origin."""
+    scores = []
+    for row in origin.get("validation", []):
+        if row["step"] != origin["step"]:
+            continue
+        name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']} tables"
+        mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
+        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
+    by = f", by validation on {', '.join(scores)}" if scores else ""
+    return f"the best weights are of step {origin['step']}{by}"
 
 
 def evaluation_means(records: Records) -> list[dict]:

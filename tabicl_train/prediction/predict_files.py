@@ -44,7 +44,7 @@ def predict_files(options: PredictOptions) -> None:
     if problems := input_problems("output", output, inputs) or existing_problems("output", output, options.overwrite):
         raise ConfigError(problems)
     train, y, test, wants_numbers = read_tables(options)
-    network = load_model(resolve(options.checkpoint, wants_numbers))
+    network = load_model(resolve(options.checkpoint, wants_numbers), options.weights)
     wants_numbers = kind_of_prediction(options, network, y, wants_numbers)
     check_output(output)
 

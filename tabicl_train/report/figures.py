@@ -21,6 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.console import counted
 from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, ranked, summarize
+from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
 
 WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
@@ -46,7 +47,7 @@ Runs = dict[str, pd.DataFrame]
 
 def draw_training(metrics: Runs, validation: Runs) -> Figure:
     """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
-    points = {name: of_kind(rows, OWN, SYNTHETIC) for name, rows in validation.items()}
+    points = {name: inside(of_kind(rows, OWN, SYNTHETIC)) for name, rows in validation.items()}
     ratios, points = (
         {name: loss_ratios(rows) for name, rows in runs.items() if "guess_loss" in rows} for runs in (metrics, points)
     )
@@ -158,19 +159,27 @@ def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
     return validation[validation["data"].map(kind_of).isin(kinds)]
 
 
+def inside(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of scores that count in means: those that are not outside the trained range."""
+    return rows[rows["trained_range"] != OUTSIDE] if "trained_range" in rows else rows  # earlier versions lack it
+
+
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
     """Draw the mean of a column over the sets of tables for each run; for a single run also a curve for each set."""
     for i, (name, validation) in enumerate(runs.items()):
         is_real = validation["data"].map(kind_of) == REAL
         sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
-        table = validation.pivot_table(column, "step", sets.rename("set"), sort=False)
+        counting = inside(validation)
+        sets = sets.where(validation.index.isin(counting.index), sets + " (outside)").rename("set")
+        table = validation.pivot_table(column, "step", sets, sort=False)
         if table.empty:
             continue
         if len(runs) == 1:
             for j, (label, values) in enumerate(table.items(), start=1):
                 axes.plot(values.index, values, ".-", color=f"C{j}", linewidth=0.9, label=label)
         mean = "mean" if len(runs) == 1 else name
-        axes.plot(table.index, table.mean(axis=1), "o-", color=f"C{i}", linewidth=2, label=mean)
+        means = counting.groupby("step")[column].mean()
+        axes.plot(means.index, means, "o-", color=f"C{i}", linewidth=2, label=mean)
         axes.legend(fontsize="small")
 
 

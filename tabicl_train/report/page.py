@@ -42,7 +42,9 @@ from tabicl_train.report.figures import (
     draw_throughput,
     draw_training,
     draw_validation,
+    inside,
 )
+from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records, csv_text
 from tabicl_train.run_dir.status import read_status
 
@@ -98,6 +100,7 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         parent = os.path.commonpath([folder.resolve() for folder in folders])
         names = [str(folder.resolve().relative_to(parent)) for folder in folders]  # full paths would fill the legends
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    mark_together(runs)
     with rc_context({"text.parse_math": False}):  # a run may be called $x
         page = fill(TEMPLATE, runs=runs, **sections(runs))
     try:
@@ -132,6 +135,24 @@ def read_table(records: Records, name: str) -> pd.DataFrame | None:
     return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
 
 
+def mark_together(runs: list[Run]) -> None:
+    """Mark in all runs what lies outside the trained range of one of them, so that means are over the same data."""
+    if len(runs) == 1:
+        return
+    for source in ("validation", "evaluation"):
+        tables = tables_of(runs, source).values()
+        outside = set[str]()
+        for table in tables:
+            if "trained_range" in table:
+                # Of validations the last one counts: a stage that was added to a run widens its range.
+                last = table[table["step"] == table["step"].max()] if source == "validation" else table
+                outside |= set(last["data"][last["trained_range"] == OUTSIDE])
+        for table in tables:
+            marks = table["trained_range"] if "trained_range" in table else pd.Series("", table.index)
+            is_public = table["data"].map(kind_of) == REAL
+            table["trained_range"] = marks.astype(object).mask(is_public & table["data"].isin(outside), OUTSIDE)
+
+
 def sections(runs: list[Run]) -> dict[str, Any]:
     """Return the variables of the template."""
     metrics = tables_of(runs, "metrics")
@@ -150,6 +171,7 @@ def sections(runs: list[Run]) -> dict[str, Any]:
         "tests": [(run.name, run.test) for run in runs if run.test is not None],
         "validation": draw_validation(tables) if (tables := tables_of(runs, "validation")) else None,
         "validation_scores": per_run(runs, validation_scores),
+        "outside": sets_outside(tables_of(runs, "validation")),
         "unevaluated": [run for run in runs if run.evaluation is None],
         "real_data": real_data(runs),
     }
@@ -187,8 +209,14 @@ def facts_of(run: Run) -> dict[str, Any]:
     facts["incidents"] = len(run.incidents)
     if run.validation is not None:
         facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
+        if "is_best" in run.validation and (run.validation["is_best"] == 1).any():
+            # Which weights the other commands take of the run: see run_dir/choice.py.
+            facts["best weights by validation: step"] = int(
+                run.validation["step"][run.validation["is_best"] == 1].iloc[-1]
+            )
     if run.evaluation is not None:
-        name, scores = REAL_SCORES[judged_by(run.evaluation)], judged(run.evaluation)
+        name, (counting, _) = REAL_SCORES[judged_by(run.evaluation)], counting_tasks(run.evaluation)
+        scores = judged(counting)
         facts[f"mean {name} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
     return facts
 
@@ -269,12 +297,23 @@ def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
 
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return mean scores by step, for the kinds of tables that were scored."""
+    """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
+    rows = inside(rows)
     kinds = rows["data"].map(kind_of)
     means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
     of_real = rows[kinds == REAL].groupby("step")
     means |= {f"{name} on real data": of_real[score].mean() for score, name in REAL_SCORES.items() if score in rows}
     return {name: values for name, values in means.items() if len(values)}
+
+
+def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
+    """Describe the sets of tables that lie outside the trained range, and which are in no mean."""
+    found = []
+    for rows in validations.values():
+        others = rows.drop(inside(rows).index)
+        for data, number in zip(others["data"], others["rows"], strict=True):
+            found.append(data if kind_of(data) == REAL else f"{data} tables of {number:,} rows")
+    return list(dict.fromkeys(found))
 
 
 def real_data(runs: list[Run]) -> dict[str, Any] | None:
@@ -286,18 +325,29 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
     if results.empty or len({judged_by(run.evaluation) for run in evaluated}) > 1:
         return {}
     scores = judged(results)
-    outside = results[results["trained_range"] == "outside"]["data"] if "trained_range" in results else pd.Series()
+    counting, outside = counting_tasks(results)
+    first = str(scores.columns[0])
+    if outside:
+        scores = scores.assign(**{"trained range": ["outside" if task in outside else "" for task in scores.index]})
     return {
         "scores": scores,
         "score": REAL_SCORES[judged_by(results)],
         "splits": results["split"].nunique(),
-        "first": str(scores.columns[0]),
-        "outside": list(outside.unique()),
-        "summary": summarize(results).rename(columns=column_name),
-        "figure": draw_scores(results),
-        "standing": standing(results),
-        "picture": draw_standing(results),
+        "first": first,
+        "tasks": counting["data"].nunique(),
+        "outside": outside,
+        "summary": summarize(counting).rename(columns=column_name),
+        "figure": draw_scores(counting),
+        "standing": standing(counting),
+        "picture": draw_standing(counting),
     }
+
+
+def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the results on tasks inside the trained range, or on all if there are none, and the tasks outside."""
+    outside = list(dict.fromkeys(results.drop(inside(results).index)["data"]))
+    counting = results[~results["data"].isin(outside)]
+    return (results if counting.empty else counting), outside
 
 
 def column_name(column: str) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
-from tabicl_train.config.schema import kind_of
+from tabicl_train.config.schema import REAL, kind_of
 from tabicl_train.run_dir.records import Records, number
+
+INSIDE, OUTSIDE = "inside", "outside"  # the trained range: cells of the column trained_range of tables of scores
 
 
 def training_loss(run_dir: Path) -> float | None:
@@ -18,15 +22,27 @@ def training_loss(run_dir: Path) -> float | None:
     return statistics.fmean(finite) if finite else math.nan if losses else None
 
 
-def curve(run_dir: Path, metric: str) -> list[tuple[int, float]]:
+def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
     """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan."""
+    # Sets outside the trained range do not count. data_sets: the public data sets that count instead, the same ones for
+    # all runs of a comparison.
     kind, score = metric.split("/")
-    rows = rows_by_step(run_dir, "validation.csv")
-    return [
-        (step, statistics.fmean(values))
-        for step, at_step in rows.items()
-        if (values := [value(row, score) for row in at_step if kind_of(row["data"]) == kind])
-    ]
+    means = []
+    for step, rows in rows_by_step(run_dir, "validation.csv").items():
+        values = []
+        for row in rows:
+            if kind_of(row["data"]) != kind:
+                continue
+            if counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets:
+                values.append(value(row, score))
+        if values:
+            means.append((step, statistics.fmean(values)))
+    return means
+
+
+def counts(row: Mapping[str, Any]) -> bool:
+    """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range."""
+    return row.get("trained_range") != OUTSIDE  # earlier versions did not write the column
 
 
 def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tabicl_train.config.options import closest
 from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, build_prior
-from tabicl_train.run_dir.curves import curve, training_loss
+from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
+from tabicl_train.weights import resolve
+
+DATA_SETS = "data_sets"  # attribute of a study: what `compared_data_sets` returned when it was begun
 
 # Means over data sets or sets of validation tables; `loss` is the mean training loss over the last tenth of the steps.
 METRICS = (
@@ -42,9 +49,46 @@ def is_better_lower(metric: str) -> bool:
     return metric.endswith("loss")
 
 
-def last(run_dir: Path, metric: str) -> float | None:
+def last(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
     """Return the last value of a run's metric, which may be nan, or None before the first one."""
+    # data_sets: the public data sets over which the runs are compared; None takes those inside the run's trained range
     if metric == "loss":
         return training_loss(run_dir)
-    values = curve(run_dir, metric)
+    values = curve(run_dir, metric, data_sets)
     return values[-1][1] if values else None
+
+
+def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str, bool] | None:
+    """Return the public data sets of a metric, and whether each lies inside the trained range of all runs."""
+    # None for a metric without public data. Raises ConfigError if the weights that the runs start from cannot be read.
+    if not metric.startswith(f"{REAL}/"):
+        return None
+    from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of  # pandas and scikit-learn: a second or two
+    from tabicl_train.prediction.origin import position, trained_range
+
+    found: dict[str, bool] = {}
+    for config in configs:
+        start = inherited_range(config.init_weights, config.model.is_regression)
+        content = {"config": asdict(config), "global_step": config.total_steps, "inherited_range": start}
+        trained = trained_range(content)
+        for task in real_tasks(config.model.is_regression, config.validation.real_rows):
+            is_inside = position(trained, sizes_of(task)) == INSIDE
+            found[name_of(task)] = is_inside and found.get(name_of(task), True)
+    return found
+
+
+@functools.cache
+def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, list[int]] | None:
+    """Return the trained range of the weights that runs start from; None if it is unknown."""
+    if init_weights is None:
+        return None
+    from tabicl_train.prediction.export import read_weights
+
+    trained = read_weights(resolve(init_weights, is_regression)).trained_range
+    return None if trained is None else trained.recorded()
+
+
+def counted_data_sets(study: Any) -> list[str] | None:
+    """Return the public data sets that count in a study; None for another metric, or a study that has not kept them."""
+    found = study.user_attrs.get(DATA_SETS)
+    return None if found is None else [name for name, is_inside in found.items() if is_inside]

@@ -17,6 +17,7 @@ from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import HARMLESS, LARGEST_SEED, RunConfig, seed_problems
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.space import (
     MOST_RUNS,
@@ -44,6 +45,7 @@ class Plan:
     own: list[str]  # overrides of the command line, which win over all others
     config_dir: str | None = None  # the option --config-dir
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
+    data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
 
     @property
     def points(self) -> list[Point]:
@@ -190,9 +192,17 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
     sweep, configs = plan.sweep, plan.configs
     if sweep.metric is None:
         has_real = all(metric_problem(REAL, config) is None for config in configs)
+        has_real = has_real and any((compared_data_sets(REAL, configs) or {}).values())
         plan.sweep = dataclasses.replace(sweep, metric=REAL if has_real else "loss")
         problems += [f"sweep.{line}" for line in plan.sweep.problems() if line.startswith("pruner")]
-    problems += [f"sweep.{line}" for config in configs if (line := metric_problem(plan.sweep.metric or "", config))]
+    metric = plan.sweep.metric or ""
+    of_metric = [f"sweep.{line}" for config in configs if (line := metric_problem(metric, config))]
+    problems += of_metric
+    if not of_metric:
+        plan.data_sets = compared_data_sets(metric, configs)
+        if plan.data_sets is not None and not any(plan.data_sets.values()):
+            why = "none of the public data sets lies inside the trained range of all runs"
+            problems.append(f"sweep.metric is {metric!r}, but {why}; choose synthetic/loss, or wider tables")
     for config in configs:
         if config.preflight:
             problems.append("preflight is true, but a sweep trains")

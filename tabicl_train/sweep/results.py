@@ -23,7 +23,7 @@ from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
-from tabicl_train.sweep.metric import is_better_lower, last
+from tabicl_train.sweep.metric import DATA_SETS, counted_data_sets, is_better_lower, last
 from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, load_study
 
@@ -68,6 +68,7 @@ class Sweep:
         self.folder, self.study = folder, load_study(folder)
         self.metric: str = self.study.user_attrs["identity"]["metric"]
         self.name: str = self.study.user_attrs["name"]
+        self.data_sets = counted_data_sets(self.study)
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if RUNS in trial.user_attrs]
         self.points = [(trial, [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]) for trial in trials]
         self.parameters = short_names(list(dict.fromkeys(key for trial in trials for key in trial.params)))
@@ -77,7 +78,7 @@ class Sweep:
         state = written_status(folder) or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
         status = "pruned" if is_pruned else state["status"]
-        return SweepRun(folder, seed, arguments, status, last(folder, self.metric), state["step"])
+        return SweepRun(folder, seed, arguments, status, last(folder, self.metric, self.data_sets), state["step"])
 
     @property
     def runs(self) -> list[SweepRun]:
@@ -136,8 +137,19 @@ class Sweep:
         direction = "lower" if is_better_lower(self.metric) else "higher"
         return (
             f"{counted(len(states), 'point')}: {', '.join(counts) or 'none has begun'}. "
-            f"Metric: {self.metric} ({direction} is better)."
+            f"Metric: {self.metric} ({direction} is better){self.means_of}."
         )
+
+    @property
+    def means_of(self) -> str:
+        """Say over which public data sets the metric is a mean, if it is one."""
+        if self.data_sets is None:
+            return ""
+        known = self.study.user_attrs[DATA_SETS]
+        if len(self.data_sets) == len(known):
+            return f", the mean over {', '.join(known)}"
+        names, total = ", ".join(self.data_sets), counted(len(known), "data set")
+        return f", the mean over {len(self.data_sets)} of {total}, which all runs have in their trained range: {names}"
 
     def text(self) -> str:
         """Format the results for the terminal."""

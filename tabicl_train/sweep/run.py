@@ -15,7 +15,7 @@ from tabicl_train.distributed.processes import Stop, start_command, watch_signal
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.sweep import jobs
-from tabicl_train.sweep.metric import curve, last
+from tabicl_train.sweep.metric import counted_data_sets, curve, last
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import hydra_text
@@ -62,6 +62,7 @@ class Controller:
         assert plan.sweep.metric is not None
         self.plan, self.stop, self.metric = plan, stop, plan.sweep.metric
         self.study = open_study(plan)
+        self.data_sets = counted_data_sets(self.study)
         self.free = jobs.slots(plan)  # places for further runs
         self.at_once = len(self.free)
         self.prunes = plan.sweep.pruner != "none"
@@ -143,7 +144,7 @@ class Controller:
         """Determine whether a run whose job has ended has finished, has failed, or will be continued."""
         status = read_status(run.folder) or {"status": "killed"}
         if status["status"] == "finished":
-            value = last(run.folder, self.metric)
+            value = last(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
                 run.value, run.reason = math.nan, f"{self.metric} is {value}"
             else:
@@ -159,7 +160,7 @@ class Controller:
 
     def prune(self, active: ActiveTrial) -> None:
         """Stop a trial that is worse than others by the validations of its first seed so far."""
-        for step, value in curve(active.runs[0].folder, self.metric)[active.reported :]:
+        for step, value in curve(active.runs[0].folder, self.metric, self.data_sets)[active.reported :]:
             active.reported += 1
             active.trial.report(value, step)
             if active.trial.should_prune():

@@ -11,11 +11,11 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
-from tabicl_train.console import first_line
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import whole_lines_end
-from tabicl_train.sweep.metric import is_better_lower
+from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
 from tabicl_train.sweep.plan import Plan
 
 NAME = "sweep"
@@ -41,6 +41,12 @@ def open_study(plan: Plan) -> optuna.Study:
     if changed := [key for key, value in identity.items() if known[key] != value]:
         what = ", ".join(f"{key} was {known[key]}" for key in changed)
         raise ConfigError([f"run_dir is {str(plan.folder)!r}, which holds another sweep ({what}); choose another name"])
+    if plan.data_sets is not None and DATA_SETS not in study.user_attrs:
+        data_sets = plan.data_sets
+        if "identity" in study.user_attrs:  # begun by an earlier version, whose values are means of all data sets
+            data_sets = dict.fromkeys(data_sets, True)
+            info("sweep     as in its finished runs, data sets outside the trained range count too")
+        study.set_user_attr(DATA_SETS, data_sets)
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
     return study

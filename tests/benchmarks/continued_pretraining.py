@@ -103,7 +103,7 @@ def train(start: str, run: Path, tables: Path, share: float, settings: list[str]
 
 
 def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int, tables: int) -> None:
-    networks = {"start": load_model(start), "end": load_model(str(run))}
+    networks = {"start": load_model(start), "end": load_model(str(run), "newest")}
     methods = {name: partial(TabICLClassifier, network, n_estimators=VIEWS) for name, network in networks.items()}
     rows = []
     for source in some:

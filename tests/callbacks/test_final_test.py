@@ -102,7 +102,7 @@ def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_pat
     for name in ("best", "start"):
         assert_same_state(load_checkpoint(str(tmp_path / f"run/checkpoints/{name}.ckpt"))[1], start)
     assert found_in(tmp_path / "run") == {"step": 4, "best_step": 0, "sentences": [NO_GAIN], "parts": {}}
-    export = f"tabicl-export checkpoint={tmp_path}/run output={tmp_path}/run/best.ckpt weights=best"
+    export = f"tabicl-export checkpoint={tmp_path}/run output={tmp_path}/run/best.ckpt"
     lines = capfd.readouterr().err.splitlines()
     at = lines.index(f"test      {NO_GAIN}")
     assert lines[at + 1] == f"          the best weights are those of step 0: {export}"

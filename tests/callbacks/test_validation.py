@@ -22,16 +22,21 @@ from tabicl_train import train as training
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.scores import Scored, real_tasks
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
+from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, build_prior
+from tabicl_train.config.schema import REAL as REAL_DATA
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
-from tabicl_train.prediction.export import load_checkpoint, load_model
+from tabicl_train.prediction.export import export, load_checkpoint, load_model, read_weights
+from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.run_dir.curves import curve
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.summary import score as score_in_words
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
@@ -84,12 +89,12 @@ def test_a_run_with_validation_is_the_run_without_to_the_bit(folder):
 
 def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     rows = read(folder / "validated/validation.csv")
-    assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best")
+    assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best", "trained_range")
     assert [(row["step"], row["data"]) for row in rows] == [
         (str(step), data) for step in (4, 8) for data in (SYNTHETIC, SYNTHETIC, *REAL)
     ]
     assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
-    network = load_model(str(folder / "validated"))
+    network = load_model(str(folder / "validated"), "newest")
     for row, item in zip(rows[-6:-4], streams_of(validation_streams), strict=True):
         losses, right = [], []
         tables = [table for pack in item.packs for table in pack.tables()]
@@ -112,10 +117,95 @@ def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folde
     row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     (task,) = [task for task in real_tasks(False, 60) if task.name == row["data"] == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
-    classifier = TabICLClassifier(folder / "validated", n_estimators=1).fit(task.X.iloc[train], task.y[train])
+    newest = load_model(folder / "validated", "newest")
+    classifier = TabICLClassifier(newest, n_estimators=1).fit(task.X.iloc[train], task.y[train])
     p = classifier.predict_proba(task.X.iloc[query])
     assert float(row["loss"]) == pytest.approx(log_loss(task.y[query], p), rel=1e-4)
     assert float(row["roc_auc"]) == pytest.approx(roc_auc_score(task.y[query], p, multi_class="ovr"), abs=1e-3)
+
+
+def test_means_count_only_what_lies_inside_the_trained_range(folder, capfd):
+    """Of 60 rows, 42 are labeled: iris is like tables of the run, the others have more features or classes."""
+    rows = read(folder / "validated/validation.csv")[-6:]
+    assert [row["trained_range"] for row in rows] == ["inside"] * 3 + ["outside"] * 3
+    assert curve(folder / "validated", "real/roc_auc")[-1] == (8, float(rows[2]["roc_auc"]))
+    assert read_scores(rows)[8][REAL_DATA] == float(rows[2]["roc_auc"])
+    assert score_in_words(folder / "validated") == f"ROC AUC {float(rows[2]['roc_auc']):.3f}"
+
+
+def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path, capfd):
+    """Digits alone gets better, by more than iris gets worse."""
+    sizes = {"labeled_rows": 42, "features": 4}
+
+    def score_network(*_):
+        iris, digits = next(losses)
+        scores = {"accuracy": 0.5, "guess_loss": None}
+        return [
+            Scored(SYNTHETIC, 40, {"loss": iris, **scores, "guess_loss": 1.6}),
+            Scored(SYNTHETIC, 500, {"loss": digits, **scores, "guess_loss": 1.6}),  # the longest table has 80 rows
+            Scored("iris", 60, {"loss": iris, "roc_auc": 2 - iris, **scores}, sizes=sizes | {"classes": 3}),
+            Scored("digits", 60, {"loss": digits, "roc_auc": 2 - digits, **scores}, sizes=sizes | {"classes": 10}),
+        ]
+
+    settings = [*VALIDATED, "validation.every=1", "validation.rows=[40,500]", "model.max_classes=3"]
+    for best in (REAL_DATA, SYNTHETIC):
+        losses = iter([(1.0, 3.0), (1.1, 1.0)])
+        with mock.patch.object(validation, "score_network", score_network):
+            run(tmp_path / best, *settings, f"validation.best={best}", "trainer.max_steps=2")
+        rows = read(tmp_path / best / "validation.csv")
+        assert [row["trained_range"] for row in rows] == ["inside", "outside"] * 4
+        assert {row["step"] for row in rows if row["is_best"] == "1"} == {"1"}
+        assert "validation step 2: loss 1.1000 on synthetic tables, ROC AUC on 1 of 2 real data sets 0.9000" in (
+            capfd.readouterr().err
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["validation.best=real", "validation.real_rows=200"], "no data set of validation lies inside the trained"),
+        (["validation.rows=[500]"], "no set of synthetic tables of validation lies inside the trained range (12 to 72"),
+    ],
+)
+def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settings, words, tmp_path, capfd):
+    run(tmp_path / "run", *VALIDATED, "validation.every=2", *settings, "trainer.max_steps=2")
+    lines = capfd.readouterr().err
+    assert words in lines and lines.index(words) < lines.index("validation step 2")
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+
+
+def test_a_run_whose_validations_were_written_by_an_earlier_version_continues(tmp_path):
+    settings = [*VALIDATED, "validation.every=1", "validation.best=real", "checkpoint.every=1"]
+    with scripted([1.5, 1.4, 1.3], [0.6, 0.8, 0.9]):
+        run(tmp_path / "run", *settings, "trainer.max_steps=2")
+        path = tmp_path / "run/validation.csv"
+        lines = path.read_text().splitlines()
+        path.write_text("".join(line.rpartition(",")[0] + "\n" for line in lines))
+        run(tmp_path / "run", *settings, "trainer.max_steps=3")
+    rows = read(path)
+    assert [(row["step"], row["is_best"], row["trained_range"]) for row in rows] == [
+        ("1", "1", ""), ("1", "1", ""), ("2", "1", ""), ("2", "1", ""), ("3", "1", "inside"), ("3", "1", ""),
+    ]  # fmt: skip
+
+
+def test_the_range_is_handed_on_from_run_to_run(tmp_path):
+    """Through a run directory, its best weights and an export; files of earlier versions lack it and still load."""
+    small = ["trainer.max_steps=2", *SYNTHETIC_ONLY]
+    run(tmp_path / "1", *small, "curriculum.stages.smoke.features=[2,9]")
+    run(tmp_path / "2", *small, f"init_weights={tmp_path}/1", "curriculum.stages.smoke.rows=[20,80]")
+    path = tmp_path / "2/checkpoints/step-00000002.ckpt"
+    start = read_weights(tmp_path / "2/checkpoints/start.ckpt").trained_range
+    assert start == TrainedRange((12, 72), (2, 9), classes=10)
+    assert read_weights(path).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
+    export(str(path), str(tmp_path / "2.ckpt"))
+    run(tmp_path / "3", *small, f"init_weights={tmp_path}/2.ckpt")
+    run(tmp_path / "3", *small, "trainer.max_steps=3")  # a resumed run keeps it
+    newest = tmp_path / "3/checkpoints/step-00000003.ckpt"
+    assert read_weights(newest).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
+    content = torch.load(newest, weights_only=True)
+    del content["inherited_range"]
+    torch.save(content, newest)
+    assert read_weights(newest).trained_range == TrainedRange((12, 72), (2, 6), classes=10)
 
 
 def test_validation_tables_are_the_same_in_every_run():
@@ -155,7 +245,7 @@ def scripted(losses: list[float], roc_aucs: list[float]):
 
 def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_path, capfd):
     every = ["validation.every=1", "validation.tables=1", "checkpoint.keep=8", "checkpoint.every=1"]
-    settings = [*VALIDATED, *every, "trainer.max_steps=8"]
+    settings = [*VALIDATED, *every, "validation.best=real", "trainer.max_steps=8"]
     losses = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
     with scripted(losses, [0.6, 0.8, 0.7, 0.6, 0.5, 0.4, math.nan, 0.7]):
         run(tmp_path / "run", *settings, "trainer.max_steps=5")
@@ -255,7 +345,8 @@ def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
             with torch.no_grad():
                 state.network.icl_predictor.ln.weight.fill_(3e38)  # finite, so that they are saved
 
-    run(tmp_path / "run", *VALIDATED, "validation.rows=[]", "trainer.max_steps=1", callbacks=(Break(),))
+    settings = [*VALIDATED, "validation.rows=[]", "validation.best=real"]
+    run(tmp_path / "run", *settings, "trainer.max_steps=1", callbacks=(Break(),))
     rows = read(tmp_path / "run/validation.csv")
     assert [row["data"] for row in rows] == REAL and {row["roc_auc"] for row in rows} == {"nan"}
     assert "iris could not be scored" in capfd.readouterr().err

@@ -27,7 +27,7 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_
     export(str(tmp_path / "run"), str(tmp_path / "hub"))
     for start, step in ("run", 3), ("run/checkpoints/step-00000002.ckpt", 2), ("public.ckpt", 3), ("hub", 3):
         config = compose(["experiment=smoke", f"init_weights={tmp_path}/{start}"])
-        weights = initial_weights(config.init_weights, config.model)
+        weights = initial_weights(config.init_weights, config.model).tensors
         saved = torch.load(tmp_path / f"run/checkpoints/step-0000000{step}.ckpt")["state_dict"]
         assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in weights.items())
         assert len(weights) == len(saved)
@@ -37,12 +37,12 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_
         initial_weights(config.init_weights, config.model)
     # a network that sees missing values begins as one that does not, but not the other way round
     config = compose(["experiment=smoke", "model.missing_values=true", f"init_weights={tmp_path}/run"])
-    weights = initial_weights(config.init_weights, config.model)
+    weights = initial_weights(config.init_weights, config.model).tensors
     assert weights.pop("col_embedder.missing_values").count_nonzero() == 0
     saved = torch.load(tmp_path / "run/checkpoints/step-00000003.ckpt")["state_dict"]
     assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in weights.items())
     assert len(weights) == len(saved)
-    weights = initial_weights(config.init_weights, config.model)
+    weights = initial_weights(config.init_weights, config.model).tensors
     save_hub(Pretrained(config.model, weights), tmp_path / "seeing", lambda _: None)
     config = compose(["experiment=smoke", f"init_weights={tmp_path}/seeing"])
     with pytest.raises(ConfigError, match=r"than the configuration's; set model\.missing_values=True$"):

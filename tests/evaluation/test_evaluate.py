@@ -187,10 +187,10 @@ def test_stored_scores_take_the_place_of_fits(checkpoint, monkeypatch, capsys):
 
 def test_trained_range():
     trained = trained_range(run_content())
-    assert trained == TrainedRange((10, 150), (2, 13))
+    assert trained == TrainedRange((10, 150), (2, 13), classes=10)
     assert trained.holds(10, 2) and trained.holds(150, 13)
     assert not any(trained.holds(*sizes) for sizes in ((9, 5), (151, 5), (100, 1), (100, 14)))
-    assert trained_range(run_content(0)) == TrainedRange((15, 112), (3, 9))
+    assert trained_range(run_content(0)) == TrainedRange((15, 112), (3, 9), classes=10)
 
 
 def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypatch, capsys):

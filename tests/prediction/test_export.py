@@ -73,7 +73,7 @@ def test_weights_and_their_origin_survive_every_way_through_the_formats(weights,
         assert all(torch.equal(tensor, expected[name]) for name, tensor in exported.tensors.items())
         assert [exported.origin[key] for key in ("weights", "step", "commit")] == [weights, step, commit]
         # 40..80 rows of which 0.3..0.9 are labeled
-        assert exported.trained_range == TrainedRange((12, 72), (2, 6))
+        assert exported.trained_range == TrainedRange((12, 72), (2, 6), classes=10)
 
 
 def test_no_export_names_folders_of_this_machine(tmp_path):
@@ -107,7 +107,7 @@ def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package
     tabicl = pytest.importorskip("tabicl")
     weights = make_run(tmp_path / "run", f"model={model}")["trained"]
     for output in ("m.ckpt", "m"):
-        export(str(tmp_path / "run"), str(tmp_path / output))
+        export(str(tmp_path / "run"), str(tmp_path / output), "newest")
         config, tensors = load_checkpoint(str(tmp_path / output))
         assert config == load_checkpoint(str(tmp_path / "run"))[0]
         assert all(torch.equal(tensor, weights[name]) for name, tensor in tensors.items())
@@ -366,7 +366,7 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
         load_checkpoint(str(tmp_path / "run"), "best")
-    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of trained, ema, last, best"):
+    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, last, trained"):
         load_checkpoint(str(tmp_path / "run"), "good")
 
 

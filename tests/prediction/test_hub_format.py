@@ -52,7 +52,10 @@ def test_its_files_say_where_the_weights_are_from(run_dir, tmp_path):
     with safe_open(tmp_path / "hub" / "model.safetensors", "pt") as file:
         metadata = file.metadata()
     expected = {"run": "run", "step": "10", "weights": "ema", "commit": "c0ffee with uncommitted changes"}
-    assert metadata == expected | {"format": "pt", "trained_range": "12 to 72 labeled rows, 2 to 6 features"}
+    assert metadata == expected | {
+        "format": "pt",
+        "trained_range": "12 to 72 labeled rows, 2 to 6 features, up to 10 classes",
+    }
     description = json.loads((tmp_path / "hub" / "config.json").read_text(), parse_constant=pytest.fail)
     assert description["library_name"] == "tabicl-train" and description["model"]["embed_dim"] == 16
     assert description["origin"]["config"]["curriculum"]["stages"]["smoke"]["steps"] == 20
@@ -217,11 +220,24 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "| inside | this model | 2 | 0.7000 | 0.5000 | 0.7500 |",  # the mean of 0.8 and 0.6: tasks have equal weight
         "| inside | random forest | 1 | 0.9500 | 0.5000 | 0.7500 |",
         "| outside | this model | 1 | 0.5000 | 0.5000 | 0.7500 |",
-        "- Trained on tables with 12 to 72 labeled rows, 2 to 6 features. Outside this range",
+        "- Trained on tables with 12 to 72 labeled rows, 2 to 6 features, up to 10 classes. Outside this range",
         "| torch | 2.13.0 |",
     ):
         assert f"\n{line}" in card, line
     assert str(tmp_path) not in card and "started from" not in card and "| later |" not in card
+
+
+def test_scores_outside_the_trained_range_are_marked(tmp_path):
+    make_run(tmp_path / "run")
+    records = Records(tmp_path / "run")
+    records.add_columns("validation.csv", ["trained_range"])
+    path = tmp_path / "run/validation.csv"
+    path.write_text(
+        "".join(line + ("outside\n" if ",iris," in line else "\n") for line in path.read_text().splitlines())
+    )
+    card = exported_card(tmp_path / "run", tmp_path / "m").content
+    assert "| data | rows | loss | accuracy | roc_auc | trained_range |" in card
+    assert "| iris | 60 | 1.5000 | 0.5000 | 0.6250 | outside |" in card
 
 
 def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
     assert sizes["logits"] == ["tables", "rows - labeled_rows", 10]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     expected = {"run": "run", "step": "5", "weights": "best", "commit": "first", "classes": "10"}
-    assert metadata == expected | {"trained_range": "12 to 72 labeled rows, 2 to 6 features"}
+    assert metadata == expected | {"trained_range": "12 to 72 labeled rows, 2 to 6 features, up to 10 classes"}
     with pytest.raises(ConfigError, match="weights are not read from a file of this kind"):
         load_model(str(tmp_path / "m.onnx"))
 
@@ -81,7 +81,7 @@ def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monke
         patch.setattr("tabicl_train.outputs.open", lambda _, mode: io.FileIO("/dev/full", mode), raising=False)
         with pytest.raises(ConfigError, match=r"it cannot be written .*No space left on device"):
             export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
-    other = load_model(str(tmp_path / "run/checkpoints/best.ckpt"))
+    other = load_model(str(tmp_path / "run"), "newest")
     onnx_format = dataclasses.replace(FORMATS["onnx"], predictor=lambda _: lambda X, y: logits_of(other, X, y))
     monkeypatch.setitem(FORMATS, "onnx", onnx_format)
     with pytest.raises(ConfigError, match=r"m\.onnx is not written: its logits differ from the network's by"):

@@ -129,12 +129,16 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     assert "After step 160: own rows: better by 0.1; synthetic tables: none." in page.text
     scores = page.table("method", "ROC AUC")
     results = pd.read_csv(runs[0] / "evaluation.csv")
-    assert page.text.index(standing(results)) < page.text.index("Incidents\n")  # below the first picture
-    expected = summarize(results)
+    counting = results[results["trained_range"] == "inside"]
+    assert page.text.index(standing(counting)) < page.text.index("Incidents\n")  # below the first picture
+    expected = summarize(counting)
     assert list(scores) == ["this model", "random <forest>"]
     assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
     assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
-    assert list(page.table("data", "this model")) == TASKS
+    by_task = page.table("data", "this model")
+    assert list(by_task) == TASKS
+    assert [row["trained range"] for row in by_task.values()] == ["", "", "", "", "outside"]
+    assert "Means over 4 of 5 tasks" in page.text
     assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
 
 
@@ -209,6 +213,28 @@ def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     # The only network that was evaluated has the name of its run.
     write_report([same, other], tmp_path / "page.html", overwrite=True)
     assert list(Page(tmp_path / "page.html").table("method", "ROC AUC")) == ["two", "random <forest>"]
+
+
+def test_several_runs_are_compared_inside_the_range_of_all(runs, tmp_path):
+    """The second run was not trained for task 0, nor for wine; in the first one both are inside."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, outside in zip(folders, ([], ["task 0", "wine"]), strict=True):
+        folder.mkdir()
+        shutil.copy(runs[0] / "config.yaml", folder)
+        write_scores(folder, lead=0.1)
+        for name, rows in (("evaluation", pd.read_csv(folder / "evaluation.csv")), ("validation", VALIDATION_CSV)):
+            marks = np.where(rows["data"].isin(outside), "outside", "inside")
+            rows.assign(trained_range=marks).to_csv(folder / f"{name}.csv", index=False)
+    write_report(folders, tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert "Means over 4 of 5 tasks" in page.text
+    assert "Outside the trained range of a run, where the network extrapolates: task 0." in page.text
+    results = merge([read_run(folder, folder.name) for folder in folders])
+    inside = summarize(results[results["data"] != "task 0"])
+    assert float(page.table("method", "ROC AUC")["a"]["ROC AUC"]) == pytest.approx(inside["roc_auc"]["a"], rel=1e-3)
+    assert "Outside the trained range of a run, and in no mean: wine." in page.text
+    assert page.table("", "a", "b")["last validation: ROC AUC on real data"] == {"a": "0.4", "b": "0.4"}  # of iris
+    assert validation_means(VALIDATION_CSV)["ROC AUC on real data"].iloc[-1] == pytest.approx(0.45)  # of both
 
 
 def test_scores_of_regression(runs, tmp_path):

@@ -78,7 +78,8 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
 
 
 def test_validation_leaves_out_lengths_that_no_table_has(settings, capsys):
-    config = compose(["experiment=smoke", *settings, "validation.every=5", "validation.rows=[60,500]"])
+    validated = ["validation.every=5", "validation.rows=[60,500]", "validation.best=own"]
+    config = compose(["experiment=smoke", *settings, *validated])
     streams = validation_streams(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
     assert [stage.rows for stage in streams["own"].curriculum.stages.values()] == [[60, 60]]
     warning = "warning   validation.rows: 500 left out, as no own table for it is that long\n"

@@ -5,9 +5,10 @@ import math
 import pytest
 
 from tabicl_train.callbacks.validation_history import read_scores
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, RunConfig
 from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.metric import METRICS, curve, last, problem
+from tabicl_train.sweep.metric import METRICS, compared_data_sets, curve, last, problem
 
 
 def write_losses(folder, *losses, every: int = 1) -> None:
@@ -45,6 +46,37 @@ def test_validation_means_are_those_that_training_reports(tmp_path):
     assert last(tmp_path, "real/accuracy") == pytest.approx(0.4)
     assert last(tmp_path, "real/loss") == pytest.approx(0.2)
     assert last(tmp_path, "synthetic/accuracy") == pytest.approx(0.45)
+
+
+def test_points_are_compared_by_the_data_sets_inside_the_range_of_all(tmp_path):
+    """Two rules, of which one is better on all data sets that they were trained for, and the other one on digits."""
+    columns = ("step", "data", "loss", "trained_range")
+    found = {"a": (0.1, 0.2, 0.3, 9.0), "b": (0.2, 0.3, 0.4, 1.0)}
+    for name, losses in found.items():
+        rows = [(10, *row, "inside") for row in zip(("iris", "wine", "cancer"), losses, strict=False)]
+        rows.append((10, "digits", losses[3], "outside"))
+        folder = tmp_path / name
+        folder.mkdir()
+        Records(folder).append_rows("validation.csv", *(dict(zip(columns, row, strict=True)) for row in rows))
+    values = {name: last(tmp_path / name, "real/loss") for name in found}
+    assert values == {"a": pytest.approx(0.2), "b": pytest.approx(0.3)}  # with digits, b would be the better one
+    assert last(tmp_path / "a", "real/loss", ["iris"]) == 0.1  # another run is narrower
+    assert last(tmp_path / "a", "real/loss", ["iris", "digits"]) == pytest.approx(4.55)  # a sweep begun earlier
+
+
+def test_data_sets_of_a_sweep_lie_inside_the_range_of_every_run():
+    wide = compose(["experiment=demo", "curriculum.stages.long.features=[2,64]"])
+
+    def compared(*settings: str) -> list[str]:
+        found = compared_data_sets("real/loss", [wide, compose(["experiment=demo", *settings])])
+        assert list(found) == ["iris", "wine", "breast_cancer", "digits"]
+        return [name for name, is_inside in found.items() if is_inside]
+
+    assert compared("curriculum.stages.long.features=[2,64]") == ["iris", "wine", "breast_cancer", "digits"]
+    assert compared("curriculum.stages.long.features=[2,64]", "model.max_classes=2") == ["breast_cancer"]
+    assert compared("curriculum=own_tables") == ["iris"]  # of 12 features at most
+    assert compared("curriculum=own_tables", "init_weights=mini") == ["iris", "wine", "breast_cancer"]  # it has seen 30
+    assert compared_data_sets("synthetic/loss", [wide]) is None
 
 
 def test_a_data_set_that_could_not_be_scored_makes_the_mean_nan(tmp_path):

@@ -16,12 +16,18 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
+from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
-SETTINGS = ["experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu"]
+REAL_ONLY = [
+    "validation.rows=[]",
+    "validation.best=real",
+    "validation.real_rows=60",
+]  # iris is inside the trained range
+SETTINGS = ["experiment=smoke", "validation.every=5", *REAL_ONLY, "trainer.accelerator=cpu"]
 GRID = [
     *SETTINGS,
     f"{RATE}=1e-3,1e-2,1e-4",
@@ -76,6 +82,30 @@ def test_the_ranking_has_means_and_intervals_over_seeds(sweep):
     assert sweep.without_result()["reason"].tolist() == ["it <diverged>"] * 2
     assert "6 points: 4 finished, 2 failed" in sweep.text()
     assert ["1", *map(str, rows.loc[1])] in [re.split(r" {2,}", line) for line in sweep.text().splitlines()]
+
+
+def test_a_sweep_says_which_data_sets_count_and_keeps_them(tmp_path):
+    """Of 60 rows, 42 are labeled: iris alone is like tables of the runs."""
+    settings = ["experiment=smoke", "validation.every=5", *REAL_ONLY, "seed=0,1", f"run_dir={tmp_path}/it"]
+    plan = make_plan(settings)
+    assert plan.sweep.metric == "real/loss"
+    text = invent(plan, lambda point, seed: 1.0).text()
+    assert "real/loss (lower is better), the mean over 1 of 4 data sets, which all runs have" in text
+    assert "trained range: iris.\n" in text
+    with pytest.raises(ConfigError, match="none of the public data sets lies inside the trained range of all runs"):
+        make_plan([*settings, "curriculum.stages.smoke.features=[1,3]", "sweep.metric=real/loss"])
+    assert make_plan([*settings, "curriculum.stages.smoke.features=[1,3]"]).sweep.metric == "loss"
+
+
+def test_a_sweep_that_an_earlier_version_has_begun_goes_on_with_all_data_sets(tmp_path, monkeypatch, capsys):
+    plan = make_plan(["experiment=smoke", "validation.every=5", *REAL_ONLY, "seed=0,1", f"run_dir={tmp_path}/it"])
+    data_sets, plan.data_sets = plan.data_sets, None
+    invent(plan, lambda point, seed: 1.0, count=0)  # as that version did, which kept none
+    plan.data_sets = data_sets
+    assert counted_data_sets(open_study(plan)) == ["iris", "wine", "breast_cancer", "digits"]
+    assert "data sets outside the trained range count too" in capsys.readouterr().err
+    assert counted_data_sets(open_study(plan)) == ["iris", "wine", "breast_cancer", "digits"]
+    assert capsys.readouterr().err == ""
 
 
 def test_the_commands_of_the_best_run_are_its_own(sweep):

@@ -25,7 +25,8 @@ from tabicl_train.sweep.study import load_study
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("experiment=smoke", "validation.every=5", "validation.rows=[]", "trainer.accelerator=cpu", "sweep.jobs=2")
+REAL_ONLY = ("validation.rows=[]", "validation.best=real", "validation.real_rows=60")  # iris is in the trained range
+SETTINGS = ("experiment=smoke", "validation.every=5", *REAL_ONLY, "trainer.accelerator=cpu", "sweep.jobs=2")
 MOMENTUMS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 GRID = (*SETTINGS, f"optimizer.momentum={','.join(map(str, MOMENTUMS))}", "seed=0,1")
 PAIR = (*SETTINGS, "optimizer.momentum=0.9,0.95", "seed=0,1")

@@ -1,0 +1,79 @@
+"""Which weights of a run a command takes: one rule for all of them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from tabicl_train.config.schema import one_of
+from tabicl_train.console import info
+from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.checkpoint import load, saved, step_of
+from tabicl_train.run_dir.records import Records
+
+BEST, NEWEST, EMA, LAST = "best", "newest", "ema", "last"
+TRAINED = "trained"  # another name of the newest ones, under which exports record them
+CHOICES = (BEST, NEWEST, EMA, LAST, TRAINED)
+BEST_FILE = "checkpoints/best.ckpt"  # in the run directory
+
+WORDS = {
+    BEST: "the best by validation",
+    TRAINED: "the newest",
+    EMA: "the exponential moving average",
+    LAST: "the average of the last snapshots",
+}
+
+
+def choice_problems(weights: str | None) -> list[str]:
+    """List the problem with a choice of weights."""
+    return [] if weights is None else one_of("weights", weights, CHOICES)
+
+
+def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
+    """Return the file that holds the chosen weights, its content, and their kind: best, trained, ema or last."""
+    # Of a run directory, None takes the best by validation if it keeps any, otherwise the newest, and a line says what
+    # was taken. A file is taken as it is, apart from averages in it. Resume and replay have no choice: they need the
+    # newest checkpoint. Raises ConfigError.
+    kind = TRAINED if weights == NEWEST else weights
+    if not path.is_dir():
+        if kind == BEST and path.is_file():
+            raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
+        file, content = load(str(path))
+        return file, content, kind or TRAINED
+    if kind is None:
+        kind = BEST if keeps_best(path) else TRAINED
+    if kind == BEST:
+        file, content = load(str(best_file(path)))
+    else:
+        file, content = load(str(path))
+    line = f"weights   {path}: {WORDS[kind]}, of step {content['global_step']:,}"
+    steps = [step_of(other) for other in saved(path / "checkpoints")]
+    if kind == BEST and steps and max(steps) != content["global_step"]:
+        line += f" (the newest are of step {max(steps):,})"
+    if kind == TRAINED and weights is None:
+        line += " (no weights are marked as the best by validation)"
+    say_once(line)
+    return file, content, kind
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line, unless this process has printed it: an estimator reads the same run in every fit."""
+    info(line)
+
+
+def keeps_best(run_dir: Path) -> bool:
+    """Whether a validation has chosen best weights, be their file there or not."""
+    if (run_dir / BEST_FILE).exists():
+        return True
+    return any(row.get("is_best") == "1" for row in Records(run_dir).rows("validation.csv"))
+
+
+def best_file(run_dir: Path) -> Path:
+    """Return the checkpoint with the best weights of a run; raises ConfigError if there is none."""
+    path = run_dir / BEST_FILE
+    if path.exists():
+        return path
+    if keeps_best(run_dir):
+        raise ConfigError([f"{path}, the best weights of the run, is missing; weights=newest takes the newest ones"])
+    raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])
