@@ -1,4 +1,4 @@
-"""This process as one of the ranks of a run: its device, its stop signals, and the other ranks.
+"""One rank of a run, as its process sees it: its device, its stop signals, and the other ranks.
 
 The ranks are opened by Lightning's Fabric, after the workers that draw tables are forked.
 """

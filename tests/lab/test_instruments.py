@@ -7,11 +7,12 @@ import pytest
 import torch
 from small_networks import draw, small_network
 
+from tabicl_train import register
 from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.scaling import RULES, Scaling
+from tabicl_train.model.scaling import Scaling
 
 N, n, M = 41, 23, 3
 
@@ -23,7 +24,7 @@ def plain_shape(z):
     return entropy, w.amax(-1), z.amax(-1) - z.mean(-1)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", register.scaling)
 @torch.no_grad()
 def test_the_logits_lead_to_the_output_of_the_layer(rule):
     """Whatever kernel the layer uses, softmax of the recorded logits and its values give what it hands on."""
@@ -48,7 +49,7 @@ def predictor(network):
     return lambda: network(pack)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", register.scaling)
 @torch.no_grad()
 def test_measures_are_means_over_the_queries_of_each_kind(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()

@@ -11,10 +11,9 @@ from command_line import command
 from scipy.special import erf
 from small_networks import small_network
 
-from tabicl_train import TabICLClassifier
+from tabicl_train import TabICLClassifier, register
 from tabicl_train.lab import attention as lab_attention
 from tabicl_train.lab.attention import Options, explain, page, scene_of
-from tabicl_train.model.scaling import RULES
 
 
 def data_of(network, table, layer, head, **options):
@@ -43,13 +42,13 @@ def numpy_attention(attention, rule, head, query, keys, hidden):
     elif rule.startswith("qassmax"):
         base = numpy_mlp(weights, "ssmax_layer.base_mlp", log_n).reshape(H, -1)[head]
         gate = 1 + np.tanh(numpy_mlp(weights, "ssmax_layer.query_mlp", q))
-    elif RULES[rule].averages:
+    elif register.scaling[rule].averages:
         base = np.exp(weights["ssmax_layer.log_b"][[head]])
     steps = {"score": k @ q, "divided": k @ q / math.sqrt(d)}
     steps["based"] = k @ (q * (1 if base is None else base)) / math.sqrt(d)
     scaled = q * (1 if base is None else base) * (1 if gate is None else gate)
     z = steps["scaled"] = k @ scaled / math.sqrt(d)
-    if RULES[rule].averages:
+    if register.scaling[rule].averages:
         p = 1.5 if rule == "ssa" else 1 + math.exp(weights["ssmax_layer.log_excess"][head])
         z = np.sign(z) * p * np.log1p(np.abs(z))
     steps["logit"] = z
@@ -60,7 +59,7 @@ def numpy_attention(attention, rule, head, query, keys, hidden):
 
 
 @pytest.mark.parametrize("layer, head", [(0, 3), (1, 1)])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", register.scaling)
 def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypatch):
     monkeypatch.setattr(lab_attention, "SAMPLE", 11)
     network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)

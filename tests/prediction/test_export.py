@@ -90,7 +90,7 @@ def test_no_export_names_folders_of_this_machine(tmp_path):
     torch.save(content, checkpoint)
 
     outputs = ["1.ckpt", "2.safetensors", "3"]
-    for source, output in itertools.pairwise([str(run_dir), *outputs]):
+    for source, output in itertools.pairwise([str(checkpoint), *outputs]):
         export(str(tmp_path / source), str(tmp_path / output))
     for path in (tmp_path / "1.ckpt", tmp_path / "2.safetensors", *(tmp_path / "3").iterdir()):
         assert b"folders of" not in path.read_bytes(), path.name

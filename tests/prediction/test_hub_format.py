@@ -141,7 +141,7 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
         ({"model": [1]}, r"config\.json was not written by tabicl-export"),
         ({"model": {"embed_dim": "16", "dropout": None}}, r"it must be of type int\n.*dropout is None; it must be"),
         ({"model": {"col_scaling": [1]}}, r"config\.json: model\.col_scaling is \[1\]; it must be of type str"),
-        ({"model": {"family": [1]}}, r"config\.json: there is no family of networks \[1\]"),
+        ({"model": {"family": [1]}}, r"config\.json: there is no network '\[1\]'"),
         ({"sha256": [1]}, r"is damaged, or does not belong to the config\.json"),
         ({"origin": [1]}, r"config\.json: its origin is not a dictionary"),
         ({"origin": {"step": "3"}}, r"config\.json: origin\.step is '3', as no export writes it"),
