@@ -274,6 +274,8 @@ def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: obj
     load_installed()
     problems = []
     for record in records:
+        if not isinstance(record, dict) or not {"module", "files", "sha256", "uses"} <= record.keys():
+            continue  # of another program
         names = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
         if not names:
             continue

@@ -75,7 +75,7 @@ def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
     for output, words in (("a.ckpt", "public format has no networks over sequences"), ("a.onnx", "is for a TabICL")):
         with pytest.raises(ConfigError, match=words):
             export(source, str(tmp_path / output))
-    with pytest.raises(ConfigError, match="of the family sequence; only a TabICL predicts real tables"):
+    with pytest.raises(ConfigError, match="of the family sequence, which predicts no real tables"):
         load_model(source)
 
 

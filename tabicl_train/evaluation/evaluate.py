@@ -29,7 +29,7 @@ from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
 from tabicl_train.evaluation.suites import RDATASETS_SCORES, Source, Task, sources
-from tabicl_train.model import TabICL
+from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
@@ -148,7 +148,7 @@ def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     return problems
 
 
-def competitors(network: TabICL, n_estimators: int, tabicl_weights: str | None) -> Methods:
+def competitors(network: Network, n_estimators: int, tabicl_weights: str | None) -> Methods:
     """List the methods to compare; raises ConfigError for weights that the `tabicl` package cannot use here."""
     numbers = network.config.is_regression
     estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)

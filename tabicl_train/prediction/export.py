@@ -22,16 +22,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from priors.checksum import is_damaged, with_checksum
+from tabicl_train import plugins
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig, family_name, family_of
+from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
-from tabicl_train.prediction.hub_format import CONFIG, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.prediction.hub_format import CONFIG, NEEDED, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import (
     Pretrained,
@@ -40,6 +41,7 @@ from tabicl_train.prediction.origin import (
     mismatches,
     network_config,
     origin_of,
+    plugins_in,
     without_folders,
 )
 from tabicl_train.prediction.predict import disagreement as different_functions
@@ -83,6 +85,7 @@ def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrain
         path, content, kind = find_weights(path, weights)
     if is_run_checkpoint(content):
         check_run_settings(path, content["config"])
+        plugins.require((content.get("run") or {}).get("plugins", []), NEEDED, path)
         config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, kind)
         if problems := mismatches(config, tensors):
             raise ConfigError([f"{path}: {problem}" for problem in problems])
@@ -122,6 +125,7 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     if problem := state_dict_problem(content["state_dict"]):
         raise ConfigError([f"{path} is not a file of weights: {problem}"])
     check_version(path, content, PUBLIC_VERSION)
+    plugins.require(plugins_in(content.get("origin")), NEEDED, path)
     try:
         config = from_public(content["config"])
     except ConfigError as error:
@@ -156,18 +160,16 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     return tensors
 
 
-def load_model(checkpoint: str | Path, weights: str | None = None) -> TabICL:
-    """Load a TabICL as `load_network` does; raises ConfigError if the network is of another family."""
+def load_model(checkpoint: str | Path, weights: str | None = None) -> Network:
+    """Load a network as `load_network` does; raises ConfigError if it predicts no real tables."""
     return build_model(read_weights(checkpoint, weights))
 
 
-def build_model(pretrained: Pretrained) -> TabICL:
-    if not isinstance(pretrained.config, TabICLConfig):
+def build_model(pretrained: Pretrained) -> Network:
+    if not family_of(pretrained.config).predicts_real_tables:
         name = family_name(type(pretrained.config))
-        raise ConfigError([f"the network is of the family {name}; only a TabICL predicts real tables"])
-    network = build_network(pretrained)
-    assert isinstance(network, TabICL)
-    return network
+        raise ConfigError([f"the network is of the family {name}, which predicts no real tables"])
+    return build_network(pretrained)
 
 
 def load_network(checkpoint: str | Path, weights: str | None = None) -> Network:

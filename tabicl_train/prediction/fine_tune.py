@@ -27,8 +27,8 @@ from priors.random import rng_at
 from priors.real.draws import Rows, shuffled, split_by_content
 from priors.table import MIN_ROWS
 from tabicl_train.console import print_line
+from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import TabICL
 from tabicl_train.statistics import gain_in_words, paired_gain
 
 __all__ = ["Check", "FineTune", "FineTuning"]
@@ -233,7 +233,7 @@ class Trainer:
     """Steps of AdamW on draws of the training rows."""
 
     def __init__(
-        self, network: TabICL, rows: Rows, training: np.ndarray, options: FineTune, memory: float, seed: int
+        self, network: Network, rows: Rows, training: np.ndarray, options: FineTune, memory: float, seed: int
     ) -> None:
         """Choose how many rows and draws fit into the memory (bytes) of activations."""
         self.network, self.rows, self.training, self.options, self.seed = network, rows, training, options, seed

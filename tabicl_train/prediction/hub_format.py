@@ -23,13 +23,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from tabicl_train import plugins
 from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
 from tabicl_train.console import first_line, markdown_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig, family_name, family_of
+from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
-from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config
+from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config, plugins_in
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
@@ -63,6 +64,9 @@ def is_hub_folder(path: Path) -> bool:
     return (path / WEIGHTS).is_file() or (path / CONFIG).is_file()
 
 
+NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
+
+
 def load_hub(folder: Path) -> Pretrained:
     """Read a folder; raises ConfigError if it is incomplete, damaged or of another program."""
     if missing := [name for name in (WEIGHTS, CONFIG) if not (folder / name).is_file()]:
@@ -78,6 +82,7 @@ def load_hub(folder: Path) -> Pretrained:
         raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
     if recorded_checksum(description, WEIGHTS) != checksum(content):
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
+    plugins.require(plugins_in(description.get("origin")), NEEDED, folder)
     config = network_config(folder / CONFIG, description["model"])
     if problems := mismatches(config, tensors):
         raise ConfigError([f"{folder}: {problem}" for problem in problems])
@@ -168,7 +173,7 @@ def checksum(content: bytes) -> str:
 
 def model_card(name: str, pretrained: Pretrained) -> str:
     """Return the card of a model with this name in Markdown; sections without information are left out."""
-    origin, is_tabicl = pretrained.origin, isinstance(pretrained.config, TabICLConfig)
+    origin, is_tabicl = pretrained.origin, family_of(pretrained.config).predicts_real_tables
     head = FRONT_MATTER.format(library=LIBRARY)
     if is_tabicl:
         head += TAGS.format(task=task_of(pretrained))
@@ -188,7 +193,7 @@ def task_of(pretrained: Pretrained) -> str:
 
 def introduction(pretrained: Pretrained) -> str:
     parameters = f"{sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
-    if not isinstance(pretrained.config, TabICLConfig):
+    if not family_of(pretrained.config).predicts_real_tables:
         return f"{(family_of(pretrained.config).__doc__ or '').partition(chr(10))[0]} It has {parameters}."
     quantiles = f"{pretrained.config.num_quantiles} quantiles of "
     return (
@@ -199,7 +204,7 @@ def introduction(pretrained: Pretrained) -> str:
 
 
 def usage(pretrained: Pretrained) -> str:
-    if not isinstance(pretrained.config, TabICLConfig):
+    if not family_of(pretrained.config).predicts_real_tables:
         return f"""## Use
 
 ```python

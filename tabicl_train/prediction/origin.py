@@ -140,6 +140,12 @@ KINDS_OF_ORIGIN = {
 }
 
 
+def plugins_in(origin: Any) -> list[dict]:
+    """Return what the origin of weights in a file says of plug-ins; nothing if the file is of another program."""
+    records = origin.get("plugins") if isinstance(origin, dict) else None
+    return records if isinstance(records, list) else []
+
+
 def checked_origin(source: str | Path, origin: Any) -> dict:
     """Return the origin of weights that a file holds; raises ConfigError if its types are not those of an export."""
     if not isinstance(origin, dict):
@@ -235,6 +241,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "versions": made.get("versions", {}),
         "stream_version": made.get("stream_version"),
         "trained_range": trained_range(content).recorded(),
+        "plugins": made.get("plugins", []),
         "config": {key: value for key, value in config.items() if key != "run_dir"},
         "validation": validation_rows(records, step),
         "evaluation": evaluation_means(records),

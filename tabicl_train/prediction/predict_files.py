@@ -21,8 +21,8 @@ from priors.real.tasks import FEW_VALUES
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network
 from tabicl_train.model.quantiles import levels
-from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import files_of_weights, load_model
@@ -151,7 +151,7 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
     return kind == "number" and facts.distinct > FEW_VALUES
 
 
-def kind_of_prediction(options: PredictOptions, network: TabICL, y: pd.Series, wants_numbers: bool) -> bool:
+def kind_of_prediction(options: PredictOptions, network: Network, y: pd.Series, wants_numbers: bool) -> bool:
     """Whether numbers are predicted; raises ConfigError if the network cannot predict the target."""
     predicts_numbers = network.config.is_regression
     if predicts_numbers == wants_numbers or (options.task is None and predicts_numbers and reads_as_numbers(y)):

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command_line import command
@@ -12,9 +13,10 @@ from runs import metrics, read
 from short_runs import run
 
 import priors
-from tabicl_train import plugins, register
+from tabicl_train import TabICLClassifier, plugins, register
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import load_network
 
 
 def problems(*overrides: str) -> list[str]:
@@ -166,3 +168,33 @@ def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_ne
     refused = command("train", *settings)
     assert refused.returncode == 2 and "the hash of the plug-in mine was" in refused.stderr
     assert command("train", *settings, "resume.allow_changes=true", "trainer.max_steps=3").returncode == 0
+
+
+def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs_the_plug_in(fresh):
+    settings = [*SMOKE[:2], "plugins=./mine.py", "model=doubled", "model.factor=3", "prior=dummy", "run_dir=run"]
+    settings += [f"model.{name}" for name in ("embed_dim=16", "col_num_blocks=1", "row_num_blocks=1")]
+    settings += ["model.icl_num_blocks=1", "model.col_num_inducing=4", "trainer.max_steps=2", "stream.num_workers=0"]
+    assert command("train", *settings).returncode == 0
+    result = command("export", "checkpoint=run", "output=hub", "plugins=./mine.py")
+    assert result.returncode == 0, result.stderr
+    network = load_network("hub")
+    assert type(network).__name__ == "Doubled" and network.config.factor == 3
+
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((40, 3)), np.arange(40) % 3
+    shuffled = {"n_estimators": 1, "norm_methods": "none", "random_state": None}
+    tripled = TabICLClassifier("hub", **shuffled).fit(X[:30], y[:30]).predict_proba(X[30:])
+    network.config.factor = 1
+    plain = TabICLClassifier(network, **shuffled).fit(X[:30], y[:30]).predict_proba(X[30:])
+    expected = plain**3 / (plain**3).sum(1, keepdims=True)  # three times the logits
+    np.testing.assert_allclose(tripled, expected, rtol=1e-3)
+
+    for name in ("network", "scaling", "callback"):
+        getattr(register, name)._entries.pop(
+            {"network": "doubled", "scaling": "power", "callback": "lowest_loss"}[name]
+        )
+    plugins._named.clear()
+    sys.modules.pop("mine")
+    for source in ("hub", "run"):
+        with pytest.raises(ConfigError, match=r"needs the plug-in mine \(network doubled\); add plugins=\[mine.py\]"):
+            load_network(source)
