@@ -71,7 +71,13 @@ class Registry(Mapping[str, Any]):
         if known is not None and self.place(name) != place_of(entry):
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise ConfigError([f"{problem}; rename one of them"])
-        self._entries[name] = entry if self.record is None else load(self.record)(entry, **facts)
+        if self.record is None:
+            self._entries[name] = entry
+            return entry
+        try:
+            self._entries[name] = load(self.record)(entry, **facts)
+        except TypeError as error:  # a fact that is missing or unknown
+            raise ConfigError([f"register.{self.kind}({name!r}): {str(error).partition(' ')[2]}"]) from None
         return entry
 
     def __contains__(self, name: object) -> bool:

@@ -45,10 +45,12 @@ OFTEN_CHANGED = (
     *("trainer.devices", "stream.num_workers", "checkpoint.every", "validation.every"),
 )
 
+PLUGINS = "plugins=[A,./b.py]"
 OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
+    PLUGINS: "Load modules or files of your own that register something; every command takes it.",
     "--version": "Print versions, commit and device.",
 }
 
@@ -126,7 +128,10 @@ def value_text(value: Any) -> str:
 def help_text(options: type, prefix: str = "") -> str:
     """Return usage, description, and each option with its default; `prefix` comes before the options' names."""
     description = class_doc(options).partition("\n")[2].strip("\n")
-    return "\n".join([f"usage: {usage(options)}", "", description, "", *option_lines(options, prefix)])
+    lines = option_lines(options, prefix)
+    if not prefix:
+        lines.append(option_line("plugins", OPTIONS[PLUGINS]))
+    return "\n".join([f"usage: {usage(options)}", "", description, "", *lines])
 
 
 def option_lines(options: type, prefix: str = "") -> list[str]:

@@ -591,6 +591,11 @@ class RunConfig:
                 problems += [f"{name}.{problem}" for problem in part.problems()]
         if self.tensorboard and not is_installed("tensorboard"):
             problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
+        family = getattr(type(self.model), "family", None)
+        if family is not None and self.model.family != family:
+            problems.append(
+                f"model.family is {self.model.family!r}; it cannot be changed, choose another model instead"
+            )
         problems += self.plugin_problems()
         problems += self.callback_problems()
         problems += self.objective_problems()

@@ -330,6 +330,12 @@ class Family:
     entry: Any
     settings: type
 
+    def __post_init__(self) -> None:
+        """Refuse settings that checkpoints could not tell from those of another family."""
+        if self.settings is not TabICLConfig and not isinstance(getattr(self.settings, "family", None), str):
+            name = self.settings.__name__
+            raise ConfigError([f"{name} needs a field with the name of the network: family: str = 'NAME'"])
+
     @property
     def network(self) -> "type[Network]":
         """The class of the network."""

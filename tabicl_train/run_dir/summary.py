@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from tabicl_train import plugins
 from tabicl_train.console import first_line, info, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.curves import curve, training_loss
@@ -112,6 +113,7 @@ def result(run_dir: Path) -> str:
 def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
     """Return the last lines of a finished run: its scores, its files, and the next command."""
     then = ["tabicl-evaluate", f"checkpoint={run_dir}"] if has_estimators else ["tabicl-report", f"run_dir={run_dir}"]
+    then += plugins.arguments(hashes=False)
     return [
         f"result    {result(run_dir)}",
         f"files     {run_dir}, with the weights in {run_dir / 'checkpoints'}",

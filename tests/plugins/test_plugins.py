@@ -63,6 +63,7 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
     ("settings", "words"),
     [
         (["prior=ring", "prior.radiu=2"], "prior.radiu: no such setting; did you mean prior.radius?"),
+        (["model=doubled", "model.family=tabicl"], "model.family is 'tabicl'; it cannot be changed"),
         (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
         (["+callbacks.lowest_loss={factr: 1}"], "callbacks.lowest_loss.factr: no such option; did you mean factor?"),
         (["+callbacks.lowest_loss={factor: big}"], "callbacks.lowest_loss.factor is 'big'; it must be of type float"),
