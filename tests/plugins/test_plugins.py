@@ -33,7 +33,9 @@ SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", 
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     for registry in (register.network, register.scaling, register.callback):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        # Tests of pages, in the same process, may have registered examples of their own.
+        ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
+        monkeypatch.setattr(registry, "_entries", ours)
     monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
     for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
         monkeypatch.setattr(plugins, name, value)
