@@ -198,8 +198,9 @@ def bucket_name(low: float | None, high: float) -> str:
 
 def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     """Format tables of tasks, of means by rows, features and classes, and of the means of each method."""
-    # Tasks outside the range that the network was trained on are in a separate table. The means at the end are of all
-    # tasks, then of those inside; the last line is the standing of the first method.
+    # Tasks outside the range that the network was trained on are in a separate table, and do not count in the means by
+    # size. The means at the end are of all tasks, then of those inside; the last line is the standing of the first
+    # method.
     headings = {
         "unknown": "The checkpoint does not record which tables its network was trained on; that of a run does.",
         "inside": f"Inside the trained range ({trained}):",
@@ -207,10 +208,14 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     }
     groups = dict(list(results.groupby("trained_range")))
     parts = [text for name in headings if name in groups for text in (headings[name], tasks_text(groups[name]))]
-    parts += [bucket_text(results, quantity) for quantity in BUCKETS if quantity in results]
+    has_both = len(groups) > 1
+    which = " inside" if has_both else ""
+    for quantity in BUCKETS:
+        if quantity in results:
+            parts.append(bucket_text(groups["inside"] if has_both else results, quantity, which))
     parts.append(summary_text(results))
-    if len(groups) > 1:
-        parts.append(summary_text(groups["inside"], " inside"))
+    if has_both:
+        parts.append(summary_text(groups["inside"], which))
     parts.append(standing(results))
     return "\n\n".join(parts)
 
@@ -239,9 +244,10 @@ def cell(value: float, form: str) -> str:
     return text if len(text) <= 9 else f"{value:.0e}"
 
 
-def bucket_text(results: pd.DataFrame, quantity: str) -> str:
+def bucket_text(results: pd.DataFrame, quantity: str, which: str) -> str:
+    """Format means over tasks by a quantity; which: an addition to the heading."""
     table = by_bucket(results, quantity)
-    title = f"{REAL_SCORES[judged_by(results)]} by {quantity}"
+    title = f"{REAL_SCORES[judged_by(results)]} by {quantity}{which}"
     rows = zip(table.index, table.itertuples(index=False), strict=True)
     lines = [[bucket, tasks, *(f"{value:.4f}" for value in values)] for bucket, (tasks, *values) in rows]
     return text_table([title, *table], lines)

@@ -122,6 +122,8 @@ def test_tables_csv_and_figure(tmp_path):
     for start, some in ((inside, ours[:2]), (outside, ours[2:])):
         table = [line.split() for line in lines[start : start + 14]]
         assert ["mean", "this", "model", f"{np.mean(some):.4f}"] in [line[:4] for line in table]
+    by_rows = next(k for k, line in enumerate(lines) if line.startswith("ROC AUC by rows inside"))
+    assert lines[by_rows + 1].split()[:5] == ["up", "to", "199", "2", f"{np.mean(ours[:2]):.4f}"]
     for k, tasks in ((of_all, 3), (of_inside, 2)):
         assert lines[k + 1].split()[:3] == ["this", "model", f"{np.mean(ours[:tasks]):.4f}"]
         assert f"{np.mean(ours[:tasks]) - np.mean(linear[:tasks]):+.3f} [" in lines[k + 2]
