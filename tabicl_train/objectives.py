@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tabicl_train import register
 from tabicl_train.config.schema import build_options, one_of
+from tabicl_train.model.counting import random_tables
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
@@ -167,12 +168,7 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
     config, device = network.config, next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
     tables = []
-    for N, n, M in ((12, 7, 2), (20, 9, 2)):
-        X = torch.randn(N, M, generator=generator)
-        if config.is_regression:
-            y = torch.randn(N, generator=generator)
-        else:
-            y = torch.randint(config.max_classes, (N,), generator=generator)
+    for X, y, n in random_tables(config, ((12, 7, 2), (20, 9, 2)), generator):
         tables.append((X.to(device), y.to(device), n))
     was_training = network.training
     network.eval()

@@ -7,6 +7,7 @@ same version of torch, and the division of tables among ranks and packs stays eq
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, Shape
 
 __all__ = ["Costs", "counted_costs"]
 
@@ -91,21 +92,24 @@ def count_on_small_tables(network: Any, config: Any) -> Costs:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):  # the weights do not matter, and the state of the run must not change
         built = network(config).train()
-        for N, n, M in SHAPES:
-            flops_of_table, kept_of_table = count(built, small_table(config, N, n, M, generator))
+        for table in random_tables(config, SHAPES, generator):
+            flops_of_table, kept_of_table = count(built, Pack.of([table]))
             flops.append(flops_of_table)
             kept.append(kept_of_table)
     return Costs(fit(flops), fit(kept))
 
 
-def small_table(config: Any, N: int, n: int, M: int, generator: torch.Generator) -> Pack:
-    """Draw a table of this shape."""
-    X = torch.randn(N, M, generator=generator)
-    if config.is_regression:
-        y = torch.randn(N, generator=generator)
-    else:
-        y = torch.randint(config.max_classes, (N,), generator=generator)
-    return Pack.of([(X, y, n)])
+def random_tables(config: Any, shapes: Iterable[Shape], generator: torch.Generator) -> list[tuple[Tensor, Tensor, int]]:
+    """Draw tables X (N, M), y (N,), n of these shapes, on the CPU, such as a network with these settings takes."""
+    tables = []
+    for N, n, M in shapes:
+        X = torch.randn(N, M, generator=generator)
+        if config.is_regression:
+            y = torch.randn(N, generator=generator)
+        else:
+            y = torch.randint(config.max_classes, (N,), generator=generator)
+        tables.append((X, y, n))
+    return tables
 
 
 def count(network: nn.Module, pack: Pack) -> tuple[float, float]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.counting import random_tables
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
 
@@ -184,12 +185,7 @@ def disagreement(network: Network, perturbed: bool = False) -> str | None:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data += PERTURBATION * noise.to(device)
     tables = []
-    for N, n, M in COMPARED:
-        X = torch.randn(N, M, generator=generator)
-        if config.is_regression:
-            y = torch.randn(N, generator=generator)
-        else:
-            y = torch.randint(config.max_classes, (N,), generator=generator)
+    for X, y, n in random_tables(config, COMPARED, generator):
         tables.append((X.to(device), y.to(device), n))
     with torch.no_grad():
         trained = outputs_of(network, Pack.of(tables)).float()
