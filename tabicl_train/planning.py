@@ -25,7 +25,7 @@ from tabicl_train.config.schema import (
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
-from tabicl_train.model.family import NetworkConfig
+from tabicl_train.model.family import NetworkConfig, counted
 from tabicl_train.model.pack import Shape
 from tabicl_train.precision import choose, uses_cuda
 
@@ -39,7 +39,7 @@ def run_plan(config: RunConfig) -> list[str]:
     """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
     # For a stage that `trainer.max_steps` cuts short, only its steps in this run count as work.
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
-    lines, stages = [*mixture_lines(config), f"model     {parameters:,} parameters"], []
+    lines, stages = [*mixture_lines(config), f"model     {parameters:,} parameters", *cost_lines(config)], []
     if plans_for_elsewhere(config.trainer):
         card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {choose(config.trainer).name}"
         lines.append(f"device    {card}; torch finds none on this machine")
@@ -62,6 +62,14 @@ def run_plan(config: RunConfig) -> list[str]:
         stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:,.2f} GB"])
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
+
+
+def cost_lines(config: RunConfig) -> list[str]:
+    """Say that costs are counted, for a network without formulas."""
+    names = counted(family_of(config.model))
+    if not names:
+        return []
+    return [f"costs     counted on small tables, since the network has no formula for {' and '.join(names)}"]
 
 
 def mixture_lines(config: RunConfig) -> list[str]:

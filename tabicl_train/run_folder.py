@@ -34,6 +34,7 @@ from tabicl_train.planning import run_plan
 from tabicl_train.precision import policy
 from tabicl_train.resume import ResumePoint, find_resume_point
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.costs import record_costs
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, RunStatus
@@ -179,6 +180,7 @@ class RunFolder:
             self._rewind(context.callbacks, start.steps)
         if start.last > start.steps:
             self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
+            record_costs(self.records, self.config, context.stream.costs)
             record_start(self.records, start.steps, origin, machines)
             self._introduce(state, context)
 

@@ -2,7 +2,8 @@
 
 FLOPs are counted by torch, and values are those that autograd saves for the backward pass. Both are fitted by a
 polynomial in N rows, n labeled rows and M features. Counts are no times, so they are the same on every machine with the
-same version of torch, and the division of tables among ranks and packs stays equal when a run is resumed.
+same version of torch. A run keeps those of its first start, see run_dir/costs.py, so that the division of tables among
+ranks and packs stays equal when it is resumed, with another version of torch too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.model.pack import Pack, Shape
 
-__all__ = ["Costs", "counted_costs"]
+__all__ = ["Costs", "counted_costs", "use_costs"]
 
 # Shapes N, n, M on which costs are counted; in the terms below they are far from a common surface.
 SHAPES = tuple(
@@ -83,6 +84,11 @@ def counted_costs(network: type[nn.Module], config: Any) -> Costs:
     if key not in _counted:
         _counted[key] = count_on_small_tables(network, config)
     return _counted[key]
+
+
+def use_costs(network: type[nn.Module], config: Any, costs: Costs) -> None:
+    """Use these costs from now on in this process, as if they had been counted; arguments as in `counted_costs`."""
+    _counted[network, repr(config)] = costs
 
 
 def count_on_small_tables(network: Any, config: Any) -> Costs:

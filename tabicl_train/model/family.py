@@ -214,3 +214,13 @@ def encodes(cls: type[Network]) -> bool:
         if "forward" in defined:
             return False
     return False
+
+
+def counted(cls: type[Network]) -> list[str]:
+    """Return the names of the costs that a class has no formulas for, so that they are counted on small tables."""
+    names = []
+    for name in ("forward_flops", "kept_values"):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if owner is Network:
+            names.append(name)
+    return names

@@ -13,9 +13,10 @@ from runs import metrics, read
 from short_runs import run
 
 import priors
-from tabicl_train import TabICLClassifier, plugins, register
+from tabicl_train import TabICLClassifier, plugins, register, stream
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
+from tabicl_train.model import TabICL
 from tabicl_train.prediction.export import load_network
 
 
@@ -201,3 +202,24 @@ def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs
     for source in ("hub", "run"):
         with pytest.raises(ConfigError, match=r"needs the plug-in mine \(network doubled\); add plugins=\[mine.py\]"):
             load_network(source)
+
+
+def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_later_one(fresh, monkeypatch, capsys):
+    folder = fresh / "run"
+    settings = ["plugins=[./mine.py]", "model=doubled", "model.embed_dim=16"]
+    run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
+    assert "costs     counted on small tables, since the network has no formula for" not in capsys.readouterr().err
+    monkeypatch.delattr(TabICL, "forward_flops")  # as in a network without formulas
+    settings = [*settings[:2], "model.embed_dim=32"]
+    folder = fresh / "counted"
+    run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
+    printed = capsys.readouterr().err
+    assert "costs     counted on small tables, since the network has no formula for forward_flops\n" in printed
+    recorded = json.loads((folder / "costs.json").read_text())
+    recorded["flops"] = [1.0, *[0.0] * 13]  # as another version of torch might count
+    (folder / "costs.json").write_text(json.dumps(recorded))
+    seen = []
+    monkeypatch.setattr(stream, "use_costs", lambda network, config, costs: seen.append(costs.flops))
+    run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
+    assert seen == [(1.0, *[0.0] * 13)]
+    assert json.loads((folder / "costs.json").read_text()) == recorded
