@@ -29,10 +29,21 @@ def commands(page: str) -> list[str]:
     return [line for line in lines if re.match(r"(launch/|tabicl-)\w", line)]
 
 
+def files(page: str) -> dict[str, str]:
+    """The code blocks of a page that are files: their first line is a comment with the name."""
+    named = [re.match(r"# (\S+\.(?:py|yaml))\n", text) for _, text in blocks(page)]
+    return {name[1]: name.string for name in named if name}
+
+
 PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
 CHEAP = [("README.md", number) for number, line in enumerate(PAGES["README.md"]) if " experiment=demo run_dir=" in line]
 LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
-PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
+PYTHON = [
+    (page, number)
+    for page in PAGES
+    for number, (language, text) in enumerate(blocks(page))
+    if language == "python" and text not in files(page).values()
+]
 TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *\w+(/|\.py) {2,}\w", block, re.M)]
 
 # Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
@@ -89,6 +100,9 @@ class Reader:
         (tables / "tasks.csv").write_text("item,target\ntable0.csv,label\n")
         for number, name in enumerate(("train", "test")):
             own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
+        for name, text in files(page).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
         self.results: list[subprocess.CompletedProcess | None] = []
 
     def result(self, number: int) -> subprocess.CompletedProcess | None:
