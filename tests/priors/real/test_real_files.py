@@ -52,7 +52,7 @@ def left_out(folder) -> dict[str, str]:
         (f'a,b\n{ROWS}"1,2\n'.encode(), "cannot be read (Error: unexpected end of data)"),
         (f"a,b\n{ROWS}".encode("utf-16"), "it is not a CSV file but text in UTF-16: save it as UTF-8"),
         ("\ufeffa,b\n1,2\n3,K".encode() + b"\xf6ln\n", "line 3 is not in UTF-8, at the byte 0xf6 after '3,K': save it"),
-        (gzip.compress(b"a,b\n"), "it is not a CSV file but a gzip archive: unpack it"),
+        (gzip.compress(b"a,b\n", mtime=0), "it is not a CSV file but a gzip archive: unpack it"),
         (b"PK\x03\x04 and more", "it is not a CSV file but an Excel workbook or a zip archive: save the sheet as CSV"),
         (parquet(a=[1], b=[2]), "it is not a CSV file but a Parquet file: rename it to .parquet"),
         (f"a,b\n{ROWS}".encode("utf-16-le"), "it holds null characters"),
