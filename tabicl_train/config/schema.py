@@ -4,23 +4,46 @@ Hydra composes `configs/` over these dataclasses, so an option is declared here 
 field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
 dataclass lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
+
+The rest of the folder, and what is also importable from here:
+
+checks.py         checks of single values
+prior_checks.py   checks that need the prior and the real tables behind it
+build.py          objects from their options: callbacks, objectives, priors
+plain_values.py   configurations in plain values, as checkpoints keep them
+score_names.py    kinds of validation tables, and columns of their scores
+options.py        options of the other commands
+compose.py        from a command line to a checked RunConfig
+documentation.py  the help and configs/README.md
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
 import glob
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from tabicl_train import plugins, register
+from tabicl_train.config.build import build_options, build_prior, default_of, last_prior
+from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
+from tabicl_train.config.plain_values import flatten, steps_of_stages
+from tabicl_train.config.prior_checks import long_enough
+from tabicl_train.config.score_names import (
+    CLASS_SCORES,
+    INTERVAL,
+    NUMBER_SCORES,
+    OWN,
+    QUERY_SHARE,
+    REAL,
+    REAL_SCORES,
+    SYNTHETIC,
+    judged_by,
+    kind_of,
+)
 from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.model.config import TabICLConfig
@@ -30,68 +53,35 @@ if TYPE_CHECKING:
     from priors import Prior
     from tabicl_train.model.family import NetworkConfig
 
-__all__ = ["RunConfig", "StageConfig"]
+__all__ = [
+    "CLASS_SCORES",
+    "INTERVAL",
+    "LARGEST_SEED",
+    "NUMBER_SCORES",
+    "OWN",
+    "QUERY_SHARE",
+    "REAL",
+    "REAL_SCORES",
+    "SYNTHETIC",
+    "RunConfig",
+    "StageConfig",
+    "at_least",
+    "build_options",
+    "build_prior",
+    "default_of",
+    "flatten",
+    "judged_by",
+    "kind_of",
+    "long_enough",
+    "one_of",
+    "positive",
+    "seed_problems",
+    "steps_of_stages",
+    "within",
+]
 
-LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
 OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-
-# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
-SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
-
-CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; for regression the next ones
-NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
-INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
-QUERY_SHARE = 0.3  # of the rows of a real table
-REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data, of classification and of regression
-
-
-def judged_by(columns: Iterable[str]) -> str:
-    """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
-    (score,) = REAL_SCORES.keys() & set(columns)
-    return score
-
-
-def kind_of(data: str) -> str:
-    """Return the kind of validation tables, synthetic, own or real, from the column `data` of validation.csv."""
-    return data if data in (SYNTHETIC, OWN) else REAL
-
-
-def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
-    """List the problem with a value that is not among the choices."""
-    return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
-
-
-def at_least(bound: float, **values: float | None) -> list[str]:
-    """List a problem for each of the named values that is below the bound; None is allowed."""
-    low = {name: value for name, value in values.items() if value is not None and not value >= bound}
-    return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
-
-
-def seed_problems(name: str, seed: int) -> list[str]:
-    """List the problem with a seed that torch's generators do not take."""
-    if seed <= LARGEST_SEED:
-        return at_least(0, **{name: seed})
-    return [f"{name} is {seed}; it must be at most {LARGEST_SEED}"]
-
-
-def positive(**values: float | None) -> list[str]:
-    """List a problem for each of the named values that is not above zero."""
-    wrong = {name: value for name, value in values.items() if value is not None and not value > 0}
-    return [f"{name} is {value}; it must be positive" for name, value in wrong.items()]
-
-
-def within(low: float, high: float, **values: float) -> list[str]:
-    """List a problem for each of the named values outside low..high, both ends included."""
-    wrong = {name: value for name, value in values.items() if not low <= value <= high}
-    return [f"{name} is {value}; it must lie in {low}..{high}" for name, value in wrong.items()]
-
-
-def ordered_pair(name: str, value: list, low: float) -> list[str]:
-    """List the problem with a range, which must be two numbers in order, not below the bound."""
-    if len(value) != 2 or value[0] > value[1]:
-        return [f"{name} is {list(value)}; it must be [lowest, highest]"]
-    return [] if value[0] >= low else [f"{name} is {list(value)}; it must lie in {low} and above"]
 
 
 @dataclass
@@ -240,20 +230,6 @@ class CurriculumConfig:
         if self.start in self.stages:
             names = list(self.stages)
             self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
-
-
-def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
-    """List the problem with a number of rows that none of a prior's real tables has."""
-    from priors.real import real_tables, setting
-
-    real = real_tables(prior)
-    eligible = None if real is None else real.eligible(rows, is_regression)
-    if eligible is None or eligible[0] > 0:
-        return []
-    if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
-        advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
-        return [f"{name} asks for real tables, but none is for validation; {advice}"]
-    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long; lower it"]
 
 
 @dataclass
@@ -784,82 +760,3 @@ HARMLESS = (
     *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
     *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue", "plan_memory_gb")),
 )
-
-
-def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
-    """Return how many of the first `steps` steps belong to each stage that has begun, by name."""
-    done = {}
-    for name, length in lengths.items():
-        if steps > 0:
-            done[name] = min(length, steps)
-        steps -= length
-    return done
-
-
-def default_of(field: dataclasses.Field) -> Any:
-    """Return the default of an option."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def build_options(cls: Any, options: dict[str, Any]) -> Any:
-    """Build an object from options, which are the fields of its dataclass.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-    options : dict
-        Those of its options that differ from their defaults.
-
-    Raises
-    ------
-    ConfigError
-        With everything that is wrong with the options.
-    """
-    known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
-    problems = []
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(str(option), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
-            problems.append(f"{option}: no such option; {hint}")
-    if problems:
-        raise ConfigError(problems)
-    hints = get_type_hints(cls)
-    for option, value in options.items():
-        kind = get_origin(hints[option]) or hints[option]
-        accepted = (int, float) if kind is float else kind
-        if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
-            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
-    if problems:
-        raise ConfigError(problems)
-    built = cls(**options)
-    problems = built.problems() if hasattr(built, "problems") else []
-    if problems:
-        raise ConfigError(problems)
-    return built
-
-
-def build_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior with these settings, or return the one that was built last, if its settings were the same."""
-    import priors
-
-    if not isinstance(settings, dict) or "name" not in settings:
-        raise priors.PriorError(f"none is chosen; set prior=NAME to one of {', '.join(priors.prior_names())}")
-    return last_prior(json.dumps(settings))
-
-
-@functools.lru_cache(maxsize=1)
-def last_prior(settings: str) -> Prior:
-    import priors
-
-    options = json.loads(settings)
-    return priors.build_prior(options.pop("name"), **options)
