@@ -2,13 +2,14 @@
 
 Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
 field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
-dataclass lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
+section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
 
-The rest of the folder, and what is also importable from here:
+The rest of the folder (the names of checks.py, build.py, plain_values.py and score_names.py also come from here):
 
 checks.py         checks of single values
-prior_checks.py   checks that need the prior and the real tables behind it
+run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
+prior_checks.py   those that need the prior and the real tables behind it
 build.py          objects from their options: callbacks, objectives, priors
 plain_values.py   configurations in plain values, as checkpoints keep them
 score_names.py    kinds of validation tables, and columns of their scores
@@ -27,11 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tabicl_train import plugins, register
-from tabicl_train.config.build import build_options, build_prior, default_of, last_prior
+from tabicl_train.config.build import build_options, build_prior, default_of
 from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
-from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
+from tabicl_train.config.finite import MAY_BE_INFINITE
 from tabicl_train.config.plain_values import flatten, steps_of_stages
-from tabicl_train.config.prior_checks import long_enough
 from tabicl_train.config.score_names import (
     CLASS_SCORES,
     INTERVAL,
@@ -44,10 +44,8 @@ from tabicl_train.config.score_names import (
     judged_by,
     kind_of,
 )
-from tabicl_train.console import is_first
-from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.weights import no_such_weights, resolve
 
 if TYPE_CHECKING:
     from priors import Prior
@@ -72,7 +70,6 @@ __all__ = [
     "flatten",
     "judged_by",
     "kind_of",
-    "long_enough",
     "one_of",
     "positive",
     "seed_problems",
@@ -80,7 +77,6 @@ __all__ = [
     "within",
 ]
 
-OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 
@@ -196,34 +192,6 @@ class CurriculumConfig:
         from priors.real import parts
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
-
-    def missing_from(self, prior: Prior, is_regression: bool) -> list[str]:
-        """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
-        from priors import PriorError
-
-        problems = []
-        for name, stage in self.stages.items():
-            try:
-                mixed = prior.mixed(stage.mix)
-            except PriorError as error:
-                problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
-                continue
-            for key, rows in stage.row_ranges.items():
-                problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
-        return problems
-
-    def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
-        """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
-        from priors.real import real_tables
-
-        lines = []
-        for name, stage in self.stages.items():
-            real, (low, high) = real_tables(prior.mixed(stage.mix)), stage.rows
-            few, many = (real.eligible(rows, is_regression) if real else None for rows in (low, high))
-            if few and many:
-                counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
-                lines.append(f"stage {name}: {counts}")
-        return lines
 
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""
@@ -557,42 +525,6 @@ class RunConfig:
     """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
-    def problems(self) -> list[str]:
-        """List what is wrong with the values."""
-        problems = seed_problems("seed", self.seed) + at_least(2, preflight_steps=self.preflight_steps)
-        if not self.run_dir.strip():
-            problems.append("run_dir is empty; name a folder for the run")
-        for name, part in vars(self).items():
-            if hasattr(part, "problems"):
-                problems += [f"{name}.{problem}" for problem in part.problems()]
-        if self.tensorboard and not is_installed("tensorboard"):
-            problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
-        family = getattr(type(self.model), "family", None)
-        if family is not None and self.model.family != family:
-            problems.append(
-                f"model.family is {self.model.family!r}; it cannot be changed, choose another model instead"
-            )
-        problems += self.plugin_problems()
-        problems += self.callback_problems()
-        problems += self.objective_problems()
-        problems += self.prior_problems()
-        start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
-        if start is not None and not start.strip():
-            what = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
-            problems.append(f"init_weights is empty; name {what}, or leave it out")
-        elif start is not None and not resolve(start, self.model.is_regression).exists():
-            problems.append(no_such_weights("init_weights", start))
-        problems += [f"curriculum.{problem}" for problem in self.curriculum.unsupported(self.model)]
-        problems += [f"validation.{problem}" for problem in self.validation.unsupported(self.model)]
-        if self.profile.step is not None and self.profile.step >= self.total_steps:
-            problems.append(f"profile.step is {self.profile.step}, but the run has {self.total_steps} steps")
-        if self.trainer.compile and self.model.dropout > 0:
-            problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
-        problems += self.too_few_tables(self.trainer.devices or 1)
-        wrong = not_finite(replace(self, prior=None))  # the prior's options are checked with its classes' declarations
-        keys = {line.partition(" ")[0] for line in wrong}
-        return wrong + [line for line in problems if line.partition(" ")[0] not in keys]
-
     def named_parts(self) -> Iterator[tuple[str, str]]:
         """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
         from tabicl_train.model.config import family_name
@@ -623,80 +555,6 @@ class RunConfig:
                 uses[plugin].append([kind, name])
         return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
 
-    def plugin_problems(self) -> list[str]:
-        """List the plug-ins that a configuration file asks for and nobody has named."""
-        known = {plugin.module for plugin in plugins.named()}
-        missing = [name for name in self.requires_plugins if Path(name).stem not in known and name not in known]
-        if not missing:
-            return []
-        return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
-
-    def callback_problems(self) -> list[str]:
-        """List what is wrong with the callbacks and their options."""
-        problems = []
-        for name, options in self.callbacks.items():
-            if name not in register.callback:
-                problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
-                continue
-            try:
-                build_options(register.callback[name], options or {})
-            except ConfigError as error:
-                problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
-        return problems
-
-    def objective_problems(self) -> list[str]:
-        """List what is wrong with the objective and its options."""
-        if self.objective is None:
-            return []
-        if not isinstance(self.objective, dict) or self.objective.get("name") not in register.objective:
-            name = self.objective.get("name") if isinstance(self.objective, dict) else self.objective
-            return [f"objective: {register.objective.unknown(str(name))}"]
-        options = {key: value for key, value in self.objective.items() if key != "name"}
-        try:
-            build_options(register.objective[self.objective["name"]], options)
-        except ConfigError as error:
-            return [f"objective.{problem}" for problem in error.problems]
-        if self.model.is_regression == (self.objective["name"] == "cross_entropy") and self.objective["name"] in OURS:
-            kind = "numbers" if self.model.is_regression else "classes"
-            return [f"objective is {self.objective['name']}, but the network predicts {kind}"]
-        return []
-
-    def prior_problems(self) -> list[str]:
-        """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
-        from priors import PriorError
-        from priors.mix_scm import MixSCM
-        from priors.real import real_tables
-
-        last_prior.cache_clear()  # the files behind it may have changed
-        try:
-            prior = build_prior(self.prior)
-        except PriorError as error:
-            return [str(error) if str(error).startswith("prior ") else f"prior: {error}"]
-        parts, name, is_regression = self.curriculum.parts(prior), self.prior["name"], self.model.is_regression
-        problems = not_finite(prior, "prior.")
-        mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
-        has_disk = name == "disk" or any("disk" in mixture.priors for mixture in mixtures)
-        validates = self.validation.every > 0 and bool(self.validation.rows)
-        if has_disk and validates:
-            problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
-        if is_regression and not prior.numeric_targets:
-            problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
-        if not is_regression and not prior.classes:
-            problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
-        if real := real_tables(prior):
-            problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
-        problems += [f"curriculum.{line}" for line in self.curriculum.missing_from(prior, is_regression)]
-        if validates:
-            rows = min(self.validation.rows)  # larger numbers than any table has are left out
-            for part in parts.values():
-                drawn = real.for_validation() if (real := real_tables(part)) else part
-                problems += long_enough("validation.rows", rows, drawn, is_regression)
-            if (best := self.validation.best) != REAL and best not in parts:
-                only = next(iter(parts))
-                advice = f"set validation.best={only}"
-                problems.append(f"validation.best is {best!r}, but all tables of the prior are {only}; {advice}")
-        return problems
-
     def too_few_tables(self, processes: int) -> list[str]:
         """List the stages with fewer tables in a step than there are processes."""
         return [
@@ -704,21 +562,6 @@ class RunConfig:
             for name, stage in self.curriculum.stages.items()
             if stage.tables < processes
         ]
-
-    def missing_steps(self) -> list[str]:
-        """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
-        from priors.disk import Disk
-        from priors.mix_scm import MixSCM
-
-        prior, stages = build_prior(self.prior), self.curriculum.stages.values()
-        disk, key, tables = prior, "prior", [stage.tables for stage in stages]
-        if isinstance(prior, MixSCM):
-            disk, key = prior.priors.get("disk", prior), "prior.components.disk"
-            tables = [stage.tables if prior.mixed(stage.mix).shares.get("disk") else 0 for stage in stages]
-        if not isinstance(disk, Disk):
-            return []
-        steps = [count for count, stage in zip(tables, stages, strict=True) for _ in range(stage.steps)]
-        return [f"{key}.{line}" for line in disk.missing_steps(self.seed, steps[: self.total_steps])]
 
     @property
     def table_inputs(self) -> list[tuple[str, Path]]:
