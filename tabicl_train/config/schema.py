@@ -10,6 +10,7 @@ The rest of the folder (the names of checks.py, build.py, plain_values.py and sc
 checks.py         checks of single values
 run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
 prior_checks.py   those that need the prior and the real tables behind it
+on_resume.py      what it means for a run that is continued if an option differs, as the option declares
 build.py          objects from their options: callbacks, objectives, priors
 plain_values.py   configurations in plain values, as checkpoints keep them
 score_names.py    kinds of validation tables, and columns of their scores
@@ -31,6 +32,7 @@ from tabicl_train import plugins, register
 from tabicl_train.config.build import build_options, build_prior, default_of
 from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE
+from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
 from tabicl_train.config.plain_values import flatten, steps_of_stages
 from tabicl_train.config.score_names import (
     CLASS_SCORES,
@@ -102,7 +104,7 @@ class StageConfig:
     """Tables of one optimizer step, over all processes."""
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
-    pack_tokens: int = 2_500_000
+    pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
     """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
     model a table has a token for each cell and 12 more for each row; its activations take about 45 KB a token
     in fp32, and 25 in bf16 on a GPU."""
@@ -204,7 +206,7 @@ class CurriculumConfig:
 class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
-    name: str = "muon"
+    name: str = field(default="muon", metadata=REFUSED)
     """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
     momentum: float = 0.9
     """Nesterov momentum of Muon, in [0, 1)."""
@@ -230,7 +232,7 @@ class OptimizerConfig:
 class TrainerConfig:
     """Devices, processes, precision and time."""
 
-    max_steps: int | None = None
+    max_steps: int | None = field(default=None, metadata=START)
     """Stop the run after this many steps; schedules keep the length of their stages."""
     precision: str = "auto"
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
@@ -244,17 +246,17 @@ class TrainerConfig:
     torch's. It was compared with torch's operations in Triton's interpreter only, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
-    plan_memory_gb: float = 80.0
+    plan_memory_gb: float = field(default=80.0, metadata=FREE)
     """Gigabytes of the GPU that `--cfg job` plans for with `trainer.accelerator=cuda` on a machine without one."""
-    devices: int | None = None
+    devices: int | None = field(default=None, metadata=FREE)
     """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
-    log_every: int = 10
+    log_every: int = field(default=10, metadata=FREE)
     """Steps between rows of metrics.csv."""
-    timeout: float = 600.0
+    timeout: float = field(default=600.0, metadata=FREE)
     """Seconds that ranks wait for each other in a step before they fail."""
-    max_hours: float | None = None
+    max_hours: float | None = field(default=None, metadata=FREE)
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
-    requeue: bool = False
+    requeue: bool = field(default=False, metadata=FREE)
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
@@ -484,46 +486,46 @@ class WandbConfig:
 class RunConfig:
     """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
 
-    name: str = "run"
+    name: str = field(default="run", metadata=FREE)
     """Name of the run, from which run_dir is made."""
-    seed: int = 0
+    seed: int = field(default=0, metadata=REFUSED)
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
-    run_dir: str = "runs/${name}"
+    run_dir: str = field(default="runs/${name}", metadata=FREE)
     """Run directory; a run in it is continued."""
-    preflight: bool = False
+    preflight: bool = field(default=False, metadata=FREE)
     """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
-    preflight_steps: int = 50
+    preflight_steps: int = field(default=50, metadata=FREE)
     """Steps of the preflight."""
-    init_weights: str | None = None
+    init_weights: str | None = field(default=None, metadata=START)
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
     mini. With a name, the network is that of the weights unless `model=` names another."""
-    model: Any = field(default_factory=TabICLConfig)  # the settings of any family, see model/family.py
+    model: Any = field(default_factory=TabICLConfig, metadata=NEVER)  # the settings of any family, see model/family.py
     """The network."""
-    prior: Any = None
+    prior: Any = field(default=None, metadata=REFUSED)
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    objective: Any = None
+    objective: Any = field(default=None, metadata=REFUSED)
     """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
     pinball loss of quantiles). Validation reports that loss in any case."""
-    auxiliary_losses: dict[str, float] = field(default_factory=dict)
+    auxiliary_losses: dict[str, float] = field(default_factory=dict, metadata=REFUSED)
     """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    stream: StreamConfig = field(default_factory=StreamConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig, metadata=FREE)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     guard: GuardConfig = field(default_factory=GuardConfig)
     averages: AveragesConfig = field(default_factory=AveragesConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    tensorboard: bool = False
+    wandb: WandbConfig = field(default_factory=WandbConfig, metadata=FREE)
+    tensorboard: bool = field(default=False, metadata=FREE)
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    callbacks: dict[str, Any] = field(default_factory=dict)
+    profile: ProfileConfig = field(default_factory=ProfileConfig, metadata=FREE)
+    callbacks: dict[str, Any] = field(default_factory=dict, metadata=FREE)
     """Callbacks beside those of the run, by the names of `register.callback`, with their options:
     +callbacks.NAME={KEY: VALUE}."""
-    requires_plugins: list[str] = field(default_factory=list)
+    requires_plugins: list[str] = field(default_factory=list, metadata=FREE)
     """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
-    resume: ResumeConfig = field(default_factory=ResumeConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig, metadata=FREE)
 
     def named_parts(self) -> Iterator[tuple[str, str]]:
         """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
@@ -595,11 +597,3 @@ class RunConfig:
         """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
-
-
-# Prefixes of settings that change neither the weights of a run nor its scores.
-HARMLESS = (
-    *("requires_plugins", "callbacks."),
-    *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
-    *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue", "plan_memory_gb")),
-)
