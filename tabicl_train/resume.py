@@ -20,18 +20,14 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
-from tabicl_train.config.schema import (
-    HARMLESS,
-    CurriculumConfig,
-    StageConfig,
-    default_of,
-    flatten,
-    steps_of_stages,
-)
+from tabicl_train.config.build import default_of
+from tabicl_train.config.on_resume import Severity, severity_of
+from tabicl_train.config.plain_values import flatten, steps_of_stages
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import info
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import family_name
+from tabicl_train.model.config import NetworkSettings, family_name, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.origin import Pretrained
@@ -39,14 +35,40 @@ from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import resolve
 
-OF_A_START = ("trainer.max_steps", "init_weights")  # settings that may always differ
-FREE_TO_CHANGE = ("dropout", "checkpoint_rows", "col_attention_fp32", "scaling_bound")  # of a model; its weights fit
 NAMED = 5  # differences that a refusal names; others are counted
-ROUNDING = ".pack_tokens"  # of a stage: it decides which tables share a pass, which changes the rounding of sums only
 WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
+
+# Names of differences that are no options.
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the real tables"
-PLUGIN, CALLBACKS = "the hash of the plug-in ", "the hash of the callbacks of "  # followed by the name of its module
+PLUGIN = "the hash of the plug-in "  # followed by the name of its module
+CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
+
+# What another hash of a plug-in means for a run, by the kinds of parts that it uses of the plug-in.
+PARTS_OF_PLUGINS = {
+    "prior": Severity.REFUSED,
+    "network": Severity.REFUSED,
+    "scaling": Severity.REFUSED,
+    "objective": Severity.REFUSED,
+    "callback": Severity.TOLD,
+}
+
+STAGES = "curriculum.stages"
+
+# The beginnings of options in a refusal, from those that say most; the stages that have begun follow them.
+ORDER = (
+    "model.family",
+    "prior.name",
+    "seed",
+    STREAM,
+    REAL_TABLES,
+    PLUGIN,
+    "model.",
+    "optimizer.name",
+    "objective",
+    "auxiliary_losses",
+    "prior.",
+)
 
 
 @dataclass(frozen=True)
@@ -97,72 +119,175 @@ def check_beginning(folder: Path, seed: int) -> None:
         raise ConfigError([f"{folder} holds a run with seed={recorded['seed']}, not {seed}; {over}"])
 
 
+@dataclass(frozen=True)
+class Change:
+    """A difference between a run and the command that continues it.
+
+    Parameters
+    ----------
+    option : str
+        The option by its dotted name, or a fact about the tables or a plug-in.
+    old, new : Any
+        Its values in the checkpoint and now; None also where there is no such option.
+    severity : Severity
+        What the difference means for the run.
+    sentence : str
+        The difference in words.
+    reason : str
+        The same as the reason to refuse the command.
+    """
+
+    option: str
+    old: Any
+    new: Any
+    severity: Severity
+    sentence: str
+    reason: str
+
+
 def refuse_changes(
     content: dict, values: dict, real_tables: str | None = None, plugins_now: Sequence[dict] = ()
 ) -> None:
     """Print which settings differ from those of a checkpoint, and refuse those that make it another run."""
-    # A stage that has not started may change, and stages may follow the last one.
-    saved, made = content["config"], content["run"]
-    before, now = compared(saved), compared(values)
-    before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
-    now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
-    before |= plugin_hashes(made.get("plugins", []))
-    now |= plugin_hashes(plugins_now)
-    differing = [key for key in sorted(before | now) if key not in before or key not in now or before[key] != now[key]]
-    if now.get("objective", "") is None and not any(key.startswith("objective") for key in before):
-        differing.remove("objective")  # a checkpoint from before there were objectives
-    lengths = {name: stage["steps"] for name, stage in saved["curriculum"]["stages"].items()}
-    started, stages = list(steps_of_stages(lengths, content["global_step"])), list(values["curriculum"]["stages"])
-    # The settings of a stage or prior that was added or removed are left out; its name is enough.
-    sets = [f"curriculum.stages.{name}." for name in lengths.keys() ^ set(stages)]
-    sets += ["prior."] * (before["prior.name"] != now["prior.name"])
-    changed = [
-        key
-        for key in differing
-        if key == "prior.name" or (not key.startswith((*HARMLESS, *sets)) and key not in OF_A_START)
-    ]
-    order = [
-        "model.family",
-        "prior.name",
-        "seed",
-        STREAM,
-        REAL_TABLES,
-        PLUGIN,
-        "model.",
-        "optimizer.name",
-        "objective",
-        "auxiliary_losses",
-        "prior.",
-    ]
-    order += [f"curriculum.stages.{name}." for name in started]
-    breaking = [key for key in changed if key.startswith(tuple(order)) and not key.endswith(ROUNDING)]
-    breaking.sort(key=lambda key: [key.startswith(start) for start in order].index(True))
-    problems = [change(key, before, now) for key in breaking]
-    if stages[: len(started)] != started:
-        problems.insert(1, f"its stages {', '.join(started)} have started; this command has {', '.join(stages)}")
-    if len(problems) > NAMED + 1:
-        problems[NAMED:] = [f"{len(problems) - NAMED} more settings differ"]
-    other_model = [
-        key for key in changed if key.startswith("model.") and key.removeprefix("model.") not in FREE_TO_CHANGE
-    ]
-    changes_length = any(key.startswith("curriculum.stages.") and key.endswith(".steps") for key in breaking)
-    longer = longer_without_a_jump(saved, values, content["global_step"]) if changes_length else None
-    if problems and (other_model or not values["resume"]["allow_changes"]):
-        advice = "choose a new run_dir" + ("" if other_model else ", or set resume.allow_changes=true")
-        lines = [f"{values['run_dir']} is another run: {problem}; {advice}" for problem in problems]
-        raise ConfigError(lines + [f"to train longer, {longer}"] * (longer is not None))
-    if list(lengths) != stages:
-        info(f"changed   the stages were {', '.join(lengths)}, are {', '.join(stages)}")
-    for key in changed:
-        info(f"changed   {change(key, before, now)}")
-    if (jump := jump_of_the_learning_rate(saved, values, content["global_step"])) is not None:
+    saved = content["config"]
+    steps = content["global_step"]
+    changes = changes_since(content, values, real_tables, plugins_now)
+    refused = [change for change in changes if change.severity.is_refused]
+    is_other_network = any(change.severity is Severity.NEVER for change in refused)
+    has_other_length = any(change.option.startswith(STAGES) and change.option.endswith(".steps") for change in refused)
+    longer = longer_without_a_jump(saved, values, steps) if has_other_length else None
+
+    if refused and (is_other_network or not values["resume"]["allow_changes"]):
+        advice = "choose a new run_dir"
+        if not is_other_network:
+            advice += ", or set resume.allow_changes=true"
+        reasons = reasons_in_order(refused, started_stages(content))
+        lines = [f"{values['run_dir']} is another run: {reason}; {advice}" for reason in reasons]
+        if longer is not None:
+            lines.append(f"to train longer, {longer}")
+        raise ConfigError(lines)
+
+    for change in changes:
+        if change.severity is Severity.WARNING:
+            info(f"warning   {change.sentence}")
+        elif change.severity not in (Severity.FREE, Severity.START):
+            info(f"changed   {change.sentence}")
+    jump = jump_of_the_learning_rate(saved, values, steps)
+    if jump is not None:
         info(f"warning   {jump}")
         if longer is not None:
             info(f"          instead, {longer}")
-    if values["init_weights"] not in (None, saved["init_weights"]):
-        info(
-            f"warning   init_weights={values['init_weights']} has no effect: the run continues from its own checkpoint"
-        )
+    weights = values["init_weights"]
+    if weights not in (None, saved["init_weights"]):
+        info(f"warning   init_weights={weights} has no effect: the run continues from its own checkpoint")
+
+
+def changes_since(
+    content: dict, values: dict, real_tables: str | None = None, plugins_now: Sequence[dict] = ()
+) -> list[Change]:
+    """Return how a command differs from the run that it continues: the stages first, then all options by name.
+
+    Parameters
+    ----------
+    content : dict
+        The content of the checkpoint from which the run continues.
+    values : dict
+        The configuration of the command, in plain values.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+    plugins_now : sequence of dict
+        The plug-ins that it uses, see `RunConfig.plugins_used`.
+    """
+    saved = content["config"]
+    made = content["run"]
+    before = compared(saved) | plugin_hashes(made.get("plugins", []))
+    before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
+    now = compared(values) | plugin_hashes(plugins_now)
+    now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
+
+    stages_before = list(saved["curriculum"]["stages"])
+    stages_now = list(values["curriculum"]["stages"])
+    started = started_stages(content)
+    changes = []
+    if stages_before != stages_now:
+        changes.append(change_of_stages(stages_before, stages_now, started))
+
+    # Of a stage that was added or removed, and of another prior, the name is enough.
+    in_one_only = tuple(f"{STAGES}.{name}." for name in set(stages_before) ^ set(stages_now))
+    is_other_prior = before["prior.name"] != now["prior.name"]
+    # A run from before there were objectives has trained with the default one, None.
+    had_objectives = any(key.startswith("objective") for key in before)
+    for key in sorted(before | now):
+        if key in before and key in now and before[key] == now[key]:
+            continue
+        if key.startswith(in_one_only):
+            continue
+        if is_other_prior and key.startswith("prior.") and key != "prior.name":
+            continue
+        if key == "objective" and now.get(key, "") is None and not had_objectives:
+            continue
+        sentence = change_in_words(key, before, now)
+        severity = severity_of_change(key, values, started)
+        changes.append(Change(key, before.get(key), now.get(key), severity, sentence, reason=sentence))
+    return changes
+
+
+def started_stages(content: dict) -> list[str]:
+    """Return the names of the stages that a checkpoint's run has begun, in their order."""
+    lengths = {name: stage["steps"] for name, stage in content["config"]["curriculum"]["stages"].items()}
+    return list(steps_of_stages(lengths, content["global_step"]))
+
+
+def change_of_stages(before: list[str], now: list[str], started: list[str]) -> Change:
+    """Return the change of the stages' names: those to come may be replaced, and others may follow."""
+    sentence = f"the stages were {', '.join(before)}, are {', '.join(now)}"
+    reason = f"its stages {', '.join(started)} have started; this command has {', '.join(now)}"
+    severity = Severity.TOLD if now[: len(started)] == started else Severity.REFUSED
+    return Change(STAGES, before, now, severity, sentence, reason)
+
+
+def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
+    """Return what the change of an option, or of a fact about the tables or a plug-in, means for the run."""
+    if key in (STREAM, REAL_TABLES):
+        return Severity.REFUSED
+    if key.startswith(PLUGIN):
+        return Severity.REFUSED
+    if key.startswith(CALLBACKS):
+        return PARTS_OF_PLUGINS["callback"]
+    section, _, option = key.partition(".")
+    if section == "model":
+        return severity_of_model(option, settings_of(values["model"]))
+    if section == "prior":
+        return severity_of(option, priors.prior_class(values["prior"]["name"]), Severity.REFUSED)
+    if key.startswith(f"{STAGES}."):
+        _, _, stage, option = key.split(".", 3)
+        return severity_of(option, StageConfig, Severity.REFUSED) if stage in started else Severity.TOLD
+    return severity_of(key, RunConfig)
+
+
+def severity_of_model(option: str, settings: type) -> Severity:
+    """Return what the change of a setting of a network means for a run."""
+    # Settings that every network has, such as dropout, mean the same in all; weights rarely fit after another change.
+    of_every_network = severity_of(option, NetworkSettings, Severity.NEVER)
+    return severity_of(option, settings, of_every_network)
+
+
+def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:
+    """Return why a command is refused, what says most first; of many settings only some are named."""
+    starts = [*ORDER, *(f"{STAGES}.{name}." for name in started)]
+
+    def rank(change: Change) -> int:
+        for number, start in enumerate(starts):
+            if change.option.startswith(start):
+                return number
+        return len(starts)
+
+    of_options = sorted((change for change in refused if change.option != STAGES), key=rank)
+    reasons = [change.reason for change in of_options]
+    reasons[1:1] = [change.reason for change in refused if change.option == STAGES]
+    if len(reasons) > NAMED + 1:
+        reasons[NAMED:] = [f"{len(reasons) - NAMED} more settings differ"]
+    return reasons
 
 
 def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | None:
@@ -219,8 +344,10 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
     hashes = {}
     for record in records:
-        is_callback = all(kind == "callback" for kind, _ in record["uses"])
-        hashes[(CALLBACKS if is_callback else PLUGIN) + record["module"]] = record["sha256"][:16]
+        severities = [PARTS_OF_PLUGINS.get(kind, Severity.REFUSED) for kind, _ in record["uses"]]
+        is_refused = any(severity.is_refused for severity in severities)
+        what = PLUGIN if is_refused else CALLBACKS
+        hashes[what + record["module"]] = record["sha256"][:16]
     return hashes
 
 
@@ -247,15 +374,19 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def change(key: str, before: dict, now: dict) -> str:
+def change_in_words(key: str, before: dict, now: dict) -> str:
     """Describe the change of a setting."""
     if key not in now:
         return f"{key} was {before[key]}; there is no such setting now"
     text = f"{key} was {before.get(key, 'not set')}, is {now[key]}"
-    if key == "model.max_classes" and 0 in (before.get(key), now[key]):
-        was, trains = ("a classifier", "a regressor") if now[key] == 0 else ("a regressor", "a classifier")
-        return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
-    return text
+    is_other_task = key == "model.max_classes" and 0 in (before.get(key), now[key])
+    if not is_other_task:
+        return text
+    if now[key] == 0:
+        was, trains = "a classifier", "a regressor"
+    else:
+        was, trains = "a regressor", "a classifier"
+    return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
 
 
 def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
@@ -265,25 +396,31 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
         pretrained = read_weights(resolve(path, model.is_regression))
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
-    file_config, weights = pretrained.config, pretrained.tensors
-    names = [family_name(type(settings)) for settings in (file_config, model)]
-    if names[0] != names[1]:
-        raise ConfigError(["init_weights: the file's model is of the family {}; this run trains {}".format(*names)])
-    if file_config.is_regression != model.is_regression:
-        kinds = ("a classifier", "a regressor") if model.is_regression else ("a regressor", "a classifier")
+    weights = pretrained.tensors
+    file_family = family_name(type(pretrained.config))
+    family = family_name(type(model))
+    if file_family != family:
+        raise ConfigError([f"init_weights: the file's model is of the family {file_family}; this run trains {family}"])
+    if pretrained.config.is_regression != model.is_regression:
+        if model.is_regression:
+            kind, trained = "a classifier", "a regressor"
+        else:
+            kind, trained = "a regressor", "a classifier"
         why = "whose labels are read by other weights"
-        raise ConfigError([f"init_weights: the file's model is {kinds[0]}; this run trains {kinds[1]}, {why}"])
-    free: tuple[str, ...] = FREE_TO_CHANGE
-    if model.missing_values and not file_config.missing_values:
-        free, name = (*free, "missing_values"), "col_embedder.missing_values"
-        weights = weights | {name: torch.zeros_like(weights["col_embedder.in_linear.weight"])}
-    different = [
-        f"model.{key}={value}"
-        for key, value in dataclasses.asdict(file_config).items()
-        if key not in free and getattr(model, key) != value
-    ]
+        raise ConfigError([f"init_weights: the file's model is {kind}; this run trains {trained}, {why}"])
+
+    learns_missing_values = model.missing_values and not pretrained.config.missing_values
+    if learns_missing_values:
+        tokens = torch.zeros_like(weights["col_embedder.in_linear.weight"])
+        weights = weights | {"col_embedder.missing_values": tokens}
+    different = []
+    for option, value in dataclasses.asdict(pretrained.config).items():
+        weights_fit = severity_of_model(option, type(model)) is not Severity.NEVER
+        weights_fit = weights_fit or (option == "missing_values" and learns_missing_values)
+        if not weights_fit and getattr(model, option) != value:
+            different.append(f"model.{option}={value}")
     if different:
-        setting = model_name(file_config) or " ".join(different)
+        setting = model_name(pretrained.config) or " ".join(different)
         raise ConfigError([f"init_weights: its network is another one than the configuration's; set {setting}"])
     return dataclasses.replace(pretrained, tensors=weights)
 

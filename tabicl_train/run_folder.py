@@ -22,6 +22,7 @@ from tabicl_train.callbacks.guard import failure_of
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import BEST, START, VALIDATION, end_by_patience, is_validation_missing
 from tabicl_train.callbacks.wandb_logger import WandbLogger
+from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.processes import Stop, shares_store, start_command
@@ -212,7 +213,7 @@ class RunFolder:
         info(f"prior     {config.prior['name']}, seed {config.seed}, {drawers}")
         real = real_tables(context.prior)
         described = real.describe() if real else []
-        eligible = config.curriculum.eligible_tables(context.prior, config.model.is_regression)
+        eligible = eligible_tables(config.curriculum, context.prior, config.model.is_regression)
         for line in [*described, *eligible]:
             info(f"          {line}")
         has_blocks = next(state.network.blocks(), None) is not None

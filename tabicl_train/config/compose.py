@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train import plugins, register
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
+from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
@@ -381,7 +382,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config.curriculum.drop_skipped()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     config.objective = OmegaConf.to_container(tree.objective, resolve=True) if tree.objective is not None else None
-    return config, config.problems()
+    return config, run_problems(config)
 
 
 def parse_options(options: type, arguments: list[str]) -> Any:

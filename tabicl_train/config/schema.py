@@ -2,96 +2,84 @@
 
 Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
 field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
-dataclass lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
+section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
+
+The rest of the folder (the names of checks.py, build.py, plain_values.py and score_names.py also come from here):
+
+checks.py         checks of single values
+run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
+prior_checks.py   those that need the prior and the real tables behind it
+on_resume.py      what it means for a run that is continued if an option differs, as the option declares
+build.py          objects from their options: callbacks, objectives, priors
+plain_values.py   configurations in plain values, as checkpoints keep them
+score_names.py    kinds of validation tables, and columns of their scores
+options.py        options of the other commands
+compose.py        from a command line to a checked RunConfig
+documentation.py  the help and configs/README.md
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
 import glob
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from tabicl_train import plugins, register
-from tabicl_train.config.finite import MAY_BE_INFINITE, not_finite
-from tabicl_train.console import is_first
-from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.config.build import build_options, build_prior, default_of
+from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
+from tabicl_train.config.finite import MAY_BE_INFINITE
+from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
+from tabicl_train.config.plain_values import flatten, steps_of_stages
+from tabicl_train.config.score_names import (
+    CLASS_SCORES,
+    INTERVAL,
+    NUMBER_SCORES,
+    OWN,
+    QUERY_SHARE,
+    REAL,
+    REAL_SCORES,
+    SYNTHETIC,
+    judged_by,
+    kind_of,
+)
+from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.weights import no_such_weights, resolve
 
 if TYPE_CHECKING:
     from priors import Prior
     from tabicl_train.model.family import NetworkConfig
 
-__all__ = ["RunConfig", "StageConfig"]
+__all__ = [
+    "CLASS_SCORES",
+    "INTERVAL",
+    "LARGEST_SEED",
+    "NUMBER_SCORES",
+    "OWN",
+    "QUERY_SHARE",
+    "REAL",
+    "REAL_SCORES",
+    "SYNTHETIC",
+    "RunConfig",
+    "StageConfig",
+    "at_least",
+    "build_options",
+    "build_prior",
+    "default_of",
+    "flatten",
+    "judged_by",
+    "kind_of",
+    "one_of",
+    "positive",
+    "seed_problems",
+    "steps_of_stages",
+    "within",
+]
 
-LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
-OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-
-# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
-SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
-
-CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; for regression the next ones
-NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
-INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
-QUERY_SHARE = 0.3  # of the rows of a real table
-REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data, of classification and of regression
-
-
-def judged_by(columns: Iterable[str]) -> str:
-    """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
-    (score,) = REAL_SCORES.keys() & set(columns)
-    return score
-
-
-def kind_of(data: str) -> str:
-    """Return the kind of validation tables, synthetic, own or real, from the column `data` of validation.csv."""
-    return data if data in (SYNTHETIC, OWN) else REAL
-
-
-def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
-    """List the problem with a value that is not among the choices."""
-    return [] if value in choices else [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
-
-
-def at_least(bound: float, **values: float | None) -> list[str]:
-    """List a problem for each of the named values that is below the bound; None is allowed."""
-    low = {name: value for name, value in values.items() if value is not None and not value >= bound}
-    return [f"{name} is {value}; it must be at least {bound}" for name, value in low.items()]
-
-
-def seed_problems(name: str, seed: int) -> list[str]:
-    """List the problem with a seed that torch's generators do not take."""
-    if seed <= LARGEST_SEED:
-        return at_least(0, **{name: seed})
-    return [f"{name} is {seed}; it must be at most {LARGEST_SEED}"]
-
-
-def positive(**values: float | None) -> list[str]:
-    """List a problem for each of the named values that is not above zero."""
-    wrong = {name: value for name, value in values.items() if value is not None and not value > 0}
-    return [f"{name} is {value}; it must be positive" for name, value in wrong.items()]
-
-
-def within(low: float, high: float, **values: float) -> list[str]:
-    """List a problem for each of the named values outside low..high, both ends included."""
-    wrong = {name: value for name, value in values.items() if not low <= value <= high}
-    return [f"{name} is {value}; it must lie in {low}..{high}" for name, value in wrong.items()]
-
-
-def ordered_pair(name: str, value: list, low: float) -> list[str]:
-    """List the problem with a range, which must be two numbers in order, not below the bound."""
-    if len(value) != 2 or value[0] > value[1]:
-        return [f"{name} is {list(value)}; it must be [lowest, highest]"]
-    return [] if value[0] >= low else [f"{name} is {list(value)}; it must lie in {low} and above"]
 
 
 @dataclass
@@ -116,7 +104,7 @@ class StageConfig:
     """Tables of one optimizer step, over all processes."""
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
-    pack_tokens: int = 2_500_000
+    pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
     """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
     model a table has a token for each cell and 12 more for each row; its activations take about 45 KB a token
     in fp32, and 25 in bf16 on a GPU."""
@@ -207,34 +195,6 @@ class CurriculumConfig:
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
 
-    def missing_from(self, prior: Prior, is_regression: bool) -> list[str]:
-        """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
-        from priors import PriorError
-
-        problems = []
-        for name, stage in self.stages.items():
-            try:
-                mixed = prior.mixed(stage.mix)
-            except PriorError as error:
-                problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
-                continue
-            for key, rows in stage.row_ranges.items():
-                problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
-        return problems
-
-    def eligible_tables(self, prior: Prior, is_regression: bool) -> list[str]:
-        """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
-        from priors.real import real_tables
-
-        lines = []
-        for name, stage in self.stages.items():
-            real, (low, high) = real_tables(prior.mixed(stage.mix)), stage.rows
-            few, many = (real.eligible(rows, is_regression) if real else None for rows in (low, high))
-            if few and many:
-                counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
-                lines.append(f"stage {name}: {counts}")
-        return lines
-
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""
         if self.start in self.stages:
@@ -242,25 +202,11 @@ class CurriculumConfig:
             self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
 
 
-def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
-    """List the problem with a number of rows that none of a prior's real tables has."""
-    from priors.real import real_tables, setting
-
-    real = real_tables(prior)
-    eligible = None if real is None else real.eligible(rows, is_regression)
-    if eligible is None or eligible[0] > 0:
-        return []
-    if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
-        advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
-        return [f"{name} asks for real tables, but none is for validation; {advice}"]
-    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long; lower it"]
-
-
 @dataclass
 class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
-    name: str = "muon"
+    name: str = field(default="muon", metadata=REFUSED)
     """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
     momentum: float = 0.9
     """Nesterov momentum of Muon, in [0, 1)."""
@@ -286,7 +232,7 @@ class OptimizerConfig:
 class TrainerConfig:
     """Devices, processes, precision and time."""
 
-    max_steps: int | None = None
+    max_steps: int | None = field(default=None, metadata=START)
     """Stop the run after this many steps; schedules keep the length of their stages."""
     precision: str = "auto"
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
@@ -300,17 +246,17 @@ class TrainerConfig:
     torch's. It was compared with torch's operations in Triton's interpreter only, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
-    plan_memory_gb: float = 80.0
+    plan_memory_gb: float = field(default=80.0, metadata=FREE)
     """Gigabytes of the GPU that `--cfg job` plans for with `trainer.accelerator=cuda` on a machine without one."""
-    devices: int | None = None
+    devices: int | None = field(default=None, metadata=FREE)
     """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
-    log_every: int = 10
+    log_every: int = field(default=10, metadata=FREE)
     """Steps between rows of metrics.csv."""
-    timeout: float = 600.0
+    timeout: float = field(default=600.0, metadata=FREE)
     """Seconds that ranks wait for each other in a step before they fail."""
-    max_hours: float | None = None
+    max_hours: float | None = field(default=None, metadata=FREE)
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
-    requeue: bool = False
+    requeue: bool = field(default=False, metadata=FREE)
     """Ask SLURM to start the job again when the run is preempted."""
 
     def problems(self) -> list[str]:
@@ -540,82 +486,46 @@ class WandbConfig:
 class RunConfig:
     """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
 
-    name: str = "run"
+    name: str = field(default="run", metadata=FREE)
     """Name of the run, from which run_dir is made."""
-    seed: int = 0
+    seed: int = field(default=0, metadata=REFUSED)
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
-    run_dir: str = "runs/${name}"
+    run_dir: str = field(default="runs/${name}", metadata=FREE)
     """Run directory; a run in it is continued."""
-    preflight: bool = False
+    preflight: bool = field(default=False, metadata=FREE)
     """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
-    preflight_steps: int = 50
+    preflight_steps: int = field(default=50, metadata=FREE)
     """Steps of the preflight."""
-    init_weights: str | None = None
+    init_weights: str | None = field(default=None, metadata=START)
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
     mini. With a name, the network is that of the weights unless `model=` names another."""
-    model: Any = field(default_factory=TabICLConfig)  # the settings of any family, see model/family.py
+    model: Any = field(default_factory=TabICLConfig, metadata=NEVER)  # the settings of any family, see model/family.py
     """The network."""
-    prior: Any = None
+    prior: Any = field(default=None, metadata=REFUSED)
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    objective: Any = None
+    objective: Any = field(default=None, metadata=REFUSED)
     """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
     pinball loss of quantiles). Validation reports that loss in any case."""
-    auxiliary_losses: dict[str, float] = field(default_factory=dict)
+    auxiliary_losses: dict[str, float] = field(default_factory=dict, metadata=REFUSED)
     """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    stream: StreamConfig = field(default_factory=StreamConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig, metadata=FREE)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
     guard: GuardConfig = field(default_factory=GuardConfig)
     averages: AveragesConfig = field(default_factory=AveragesConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    tensorboard: bool = False
+    wandb: WandbConfig = field(default_factory=WandbConfig, metadata=FREE)
+    tensorboard: bool = field(default=False, metadata=FREE)
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-    callbacks: dict[str, Any] = field(default_factory=dict)
+    profile: ProfileConfig = field(default_factory=ProfileConfig, metadata=FREE)
+    callbacks: dict[str, Any] = field(default_factory=dict, metadata=FREE)
     """Callbacks beside those of the run, by the names of `register.callback`, with their options:
     +callbacks.NAME={KEY: VALUE}."""
-    requires_plugins: list[str] = field(default_factory=list)
+    requires_plugins: list[str] = field(default_factory=list, metadata=FREE)
     """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
-    resume: ResumeConfig = field(default_factory=ResumeConfig)
-
-    def problems(self) -> list[str]:
-        """List what is wrong with the values."""
-        problems = seed_problems("seed", self.seed) + at_least(2, preflight_steps=self.preflight_steps)
-        if not self.run_dir.strip():
-            problems.append("run_dir is empty; name a folder for the run")
-        for name, part in vars(self).items():
-            if hasattr(part, "problems"):
-                problems += [f"{name}.{problem}" for problem in part.problems()]
-        if self.tensorboard and not is_installed("tensorboard"):
-            problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
-        family = getattr(type(self.model), "family", None)
-        if family is not None and self.model.family != family:
-            problems.append(
-                f"model.family is {self.model.family!r}; it cannot be changed, choose another model instead"
-            )
-        problems += self.plugin_problems()
-        problems += self.callback_problems()
-        problems += self.objective_problems()
-        problems += self.prior_problems()
-        start = self.init_weights if is_first() and not self.has_checkpoint else None  # rank 0 reads it for all
-        if start is not None and not start.strip():
-            what = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
-            problems.append(f"init_weights is empty; name {what}, or leave it out")
-        elif start is not None and not resolve(start, self.model.is_regression).exists():
-            problems.append(no_such_weights("init_weights", start))
-        problems += [f"curriculum.{problem}" for problem in self.curriculum.unsupported(self.model)]
-        problems += [f"validation.{problem}" for problem in self.validation.unsupported(self.model)]
-        if self.profile.step is not None and self.profile.step >= self.total_steps:
-            problems.append(f"profile.step is {self.profile.step}, but the run has {self.total_steps} steps")
-        if self.trainer.compile and self.model.dropout > 0:
-            problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {self.model.dropout}")
-        problems += self.too_few_tables(self.trainer.devices or 1)
-        wrong = not_finite(replace(self, prior=None))  # the prior's options are checked with its classes' declarations
-        keys = {line.partition(" ")[0] for line in wrong}
-        return wrong + [line for line in problems if line.partition(" ")[0] not in keys]
+    resume: ResumeConfig = field(default_factory=ResumeConfig, metadata=FREE)
 
     def named_parts(self) -> Iterator[tuple[str, str]]:
         """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
@@ -647,80 +557,6 @@ class RunConfig:
                 uses[plugin].append([kind, name])
         return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
 
-    def plugin_problems(self) -> list[str]:
-        """List the plug-ins that a configuration file asks for and nobody has named."""
-        known = {plugin.module for plugin in plugins.named()}
-        missing = [name for name in self.requires_plugins if Path(name).stem not in known and name not in known]
-        if not missing:
-            return []
-        return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
-
-    def callback_problems(self) -> list[str]:
-        """List what is wrong with the callbacks and their options."""
-        problems = []
-        for name, options in self.callbacks.items():
-            if name not in register.callback:
-                problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
-                continue
-            try:
-                build_options(register.callback[name], options or {})
-            except ConfigError as error:
-                problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
-        return problems
-
-    def objective_problems(self) -> list[str]:
-        """List what is wrong with the objective and its options."""
-        if self.objective is None:
-            return []
-        if not isinstance(self.objective, dict) or self.objective.get("name") not in register.objective:
-            name = self.objective.get("name") if isinstance(self.objective, dict) else self.objective
-            return [f"objective: {register.objective.unknown(str(name))}"]
-        options = {key: value for key, value in self.objective.items() if key != "name"}
-        try:
-            build_options(register.objective[self.objective["name"]], options)
-        except ConfigError as error:
-            return [f"objective.{problem}" for problem in error.problems]
-        if self.model.is_regression == (self.objective["name"] == "cross_entropy") and self.objective["name"] in OURS:
-            kind = "numbers" if self.model.is_regression else "classes"
-            return [f"objective is {self.objective['name']}, but the network predicts {kind}"]
-        return []
-
-    def prior_problems(self) -> list[str]:
-        """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
-        from priors import PriorError
-        from priors.mix_scm import MixSCM
-        from priors.real import real_tables
-
-        last_prior.cache_clear()  # the files behind it may have changed
-        try:
-            prior = build_prior(self.prior)
-        except PriorError as error:
-            return [str(error) if str(error).startswith("prior ") else f"prior: {error}"]
-        parts, name, is_regression = self.curriculum.parts(prior), self.prior["name"], self.model.is_regression
-        problems = not_finite(prior, "prior.")
-        mixtures = [part for part in parts.values() if isinstance(part, MixSCM)]
-        has_disk = name == "disk" or any("disk" in mixture.priors for mixture in mixtures)
-        validates = self.validation.every > 0 and bool(self.validation.rows)
-        if has_disk and validates:
-            problems.append("validation.rows must be [] with prior=disk, which only has the tables of steps")
-        if is_regression and not prior.numeric_targets:
-            problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
-        if not is_regression and not prior.classes:
-            problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
-        if real := real_tables(prior):
-            problems += [f"prior {name}: {line}" for line in real.ineligible(self.model.max_classes)]
-        problems += [f"curriculum.{line}" for line in self.curriculum.missing_from(prior, is_regression)]
-        if validates:
-            rows = min(self.validation.rows)  # larger numbers than any table has are left out
-            for part in parts.values():
-                drawn = real.for_validation() if (real := real_tables(part)) else part
-                problems += long_enough("validation.rows", rows, drawn, is_regression)
-            if (best := self.validation.best) != REAL and best not in parts:
-                only = next(iter(parts))
-                advice = f"set validation.best={only}"
-                problems.append(f"validation.best is {best!r}, but all tables of the prior are {only}; {advice}")
-        return problems
-
     def too_few_tables(self, processes: int) -> list[str]:
         """List the stages with fewer tables in a step than there are processes."""
         return [
@@ -728,21 +564,6 @@ class RunConfig:
             for name, stage in self.curriculum.stages.items()
             if stage.tables < processes
         ]
-
-    def missing_steps(self) -> list[str]:
-        """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
-        from priors.disk import Disk
-        from priors.mix_scm import MixSCM
-
-        prior, stages = build_prior(self.prior), self.curriculum.stages.values()
-        disk, key, tables = prior, "prior", [stage.tables for stage in stages]
-        if isinstance(prior, MixSCM):
-            disk, key = prior.priors.get("disk", prior), "prior.components.disk"
-            tables = [stage.tables if prior.mixed(stage.mix).shares.get("disk") else 0 for stage in stages]
-        if not isinstance(disk, Disk):
-            return []
-        steps = [count for count, stage in zip(tables, stages, strict=True) for _ in range(stage.steps)]
-        return [f"{key}.{line}" for line in disk.missing_steps(self.seed, steps[: self.total_steps])]
 
     @property
     def table_inputs(self) -> list[tuple[str, Path]]:
@@ -776,90 +597,3 @@ class RunConfig:
         """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
-
-
-# Prefixes of settings that change neither the weights of a run nor its scores.
-HARMLESS = (
-    *("requires_plugins", "callbacks."),
-    *("name", "run_dir", "preflight", "tensorboard", "wandb.", "profile.", "stream.", "resume.", "checkpoint."),
-    *(f"trainer.{name}" for name in ("log_every", "devices", "timeout", "max_hours", "requeue", "plan_memory_gb")),
-)
-
-
-def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
-    """Return how many of the first `steps` steps belong to each stage that has begun, by name."""
-    done = {}
-    for name, length in lengths.items():
-        if steps > 0:
-            done[name] = min(length, steps)
-        steps -= length
-    return done
-
-
-def default_of(field: dataclasses.Field) -> Any:
-    """Return the default of an option."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def build_options(cls: Any, options: dict[str, Any]) -> Any:
-    """Build an object from options, which are the fields of its dataclass.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-    options : dict
-        Those of its options that differ from their defaults.
-
-    Raises
-    ------
-    ConfigError
-        With everything that is wrong with the options.
-    """
-    known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
-    problems = []
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(str(option), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
-            problems.append(f"{option}: no such option; {hint}")
-    if problems:
-        raise ConfigError(problems)
-    hints = get_type_hints(cls)
-    for option, value in options.items():
-        kind = get_origin(hints[option]) or hints[option]
-        accepted = (int, float) if kind is float else kind
-        if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
-            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
-    if problems:
-        raise ConfigError(problems)
-    built = cls(**options)
-    problems = built.problems() if hasattr(built, "problems") else []
-    if problems:
-        raise ConfigError(problems)
-    return built
-
-
-def build_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior with these settings, or return the one that was built last, if its settings were the same."""
-    import priors
-
-    if not isinstance(settings, dict) or "name" not in settings:
-        raise priors.PriorError(f"none is chosen; set prior=NAME to one of {', '.join(priors.prior_names())}")
-    return last_prior(json.dumps(settings))
-
-
-@functools.lru_cache(maxsize=1)
-def last_prior(settings: str) -> Prior:
-    import priors
-
-    options = json.loads(settings)
-    return priors.build_prior(options.pop("name"), **options)

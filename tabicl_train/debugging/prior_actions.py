@@ -16,6 +16,7 @@ from priors import PriorError, Table
 from priors.real import real_tables
 from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
+from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
@@ -53,7 +54,7 @@ def print_real_tables(config: RunConfig) -> bool:
     real = real_tables(prior)
     if real is None:
         return False
-    lines = config.curriculum.eligible_tables(prior, config.model.is_regression)
+    lines = eligible_tables(config.curriculum, prior, config.model.is_regression)
     print("\n".join([*real.describe(most=100), *lines]), flush=True)
     return True
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
+from tabicl_train.config.prior_checks import missing_steps
 from tabicl_train.console import is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import input_problems, unwritable_folder
@@ -109,7 +110,7 @@ def start_problems(config: RunConfig) -> list[str]:
         problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
     if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
         problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
-    return [*problems, *ray_problems(config.stream), *config.missing_steps()]
+    return [*problems, *ray_problems(config.stream), *missing_steps(config)]
 
 
 def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:

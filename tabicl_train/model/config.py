@@ -4,7 +4,7 @@ One dataclass builds a network, is saved in checkpoints and is translated for ex
 use, since torch takes 2 s and the settings do not need it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tabicl_train import register
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkSettings", "SequenceConfig", "TabICLConfig"]
 
+# The metadata of a setting that resume.allow_changes=true permits to change when a run is continued, since the weights
+# fit. Without it, another value makes another network, which is refused in any case; see config/on_resume.py.
+WEIGHTS_FIT = {"resume": "refused"}
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (
     *("num_quantiles", "embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
@@ -81,21 +84,21 @@ class TabICLConfig:
     """Scalable softmax, or signed averaging, of in-context learning; the choices are those of col_scaling."""
 
     # all stages
-    scaling_bound: float | None = None
+    scaling_bound: float | None = field(default=None, metadata=WEIGHTS_FIT)
     """Keep base multipliers of the scalable softmax within +-bound, smoothly; the public format cannot express it."""
     ssa_exponent: float = 1.5
     """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
     ff_factor: int = 2
     """Width of the feed-forward networks as a multiple of the width of their input."""
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata=WEIGHTS_FIT)
     """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
     bias_free_ln: bool = False
     """Leave the bias out of the layer norms."""
     zero_init: bool = False
     """Start attention outputs and second feed-forward matrices at zero, as in TabICL v1."""
-    col_attention_fp32: bool = False
+    col_attention_fp32: bool = field(default=False, metadata=WEIGHTS_FIT)
     """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
-    checkpoint_rows: int = 20_000
+    checkpoint_rows: int = field(default=20_000, metadata=WEIGHTS_FIT)
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 
     @classmethod
@@ -190,9 +193,9 @@ class NetworkSettings:
     """Number of logits, at least 2; 0 is regression, whose outputs are quantiles."""
     num_quantiles: int = 999
     """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata=WEIGHTS_FIT)
     """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
-    checkpoint_rows: int = 0
+    checkpoint_rows: int = field(default=0, metadata=WEIGHTS_FIT)
     """Recompute activations in the backward pass of packs with a longer table than this, if the network can; 0 never
     recomputes."""
 

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from tabicl_train.config.compose import Composer, is_of_sweep
+from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
-from tabicl_train.config.schema import HARMLESS, LARGEST_SEED, RunConfig, seed_problems
+from tabicl_train.config.schema import LARGEST_SEED, RunConfig, seed_problems
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.sweep.metric import compared_data_sets
@@ -85,7 +86,8 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must not change from one call of a sweep to the next."""
-        sweep, kept = self.sweep, [s for s in [*self.settings, *self.own] if not s.lstrip("+~").startswith(HARMLESS)]
+        sweep = self.sweep
+        kept = [setting for setting in [*self.settings, *self.own] if not is_free(setting)]
         axes = {axis.key: [str(axis.distribution), axis.settings] for axis in self.axes}
         names = {"sampler": sweep.sampler, "pruner": sweep.pruner, "seeds": sweep.seeds, "metric": sweep.metric}
         return json.loads(json.dumps({**names, "space": axes, "settings": sorted(kept)}))
@@ -97,6 +99,14 @@ class Plan:
             runs = [self.arguments(point, seed) for point in self.points for seed in self.sweep.seeds]
             parts += [shlex.join(["tabicl-train", *arguments]) for arguments in runs]
         return "\n".join(parts)
+
+
+def is_free(override: str) -> bool:
+    """Whether a setting changes neither the weights of a run nor its scores, as its declaration says."""
+    key = override.lstrip("+~").partition("=")[0]
+    if key == "stream":  # stream=ray, which the identities of sweeps have always held
+        return False
+    return severity_of(key, RunConfig) is Severity.FREE
 
 
 def last_of_each(overrides: list[str]) -> list[str]:

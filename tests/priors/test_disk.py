@@ -21,6 +21,7 @@ from priors.checksum import KEY, is_damaged
 from priors.disk import Shard, dump
 from priors.random import STREAM_VERSION, rng_at
 from tabicl_train.config.compose import compose
+from tabicl_train.config.prior_checks import missing_steps
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
@@ -287,10 +288,10 @@ def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_
     mixture = ["experiment=smoke", "prior=mix_scm", "seed=3", "+prior.components.disk.weight=1", f"{stage}.steps=4"]
     mixture += [f"+prior.components.disk.folder={tmp_path}", f"run_dir={tmp_path}/run"]
     later = ["+curriculum.stages.later.steps=2", "+curriculum.stages.later.tables=4"]
-    assert compose(mixture).missing_steps() == []
-    (problem,) = compose([*mixture, *later]).missing_steps()
+    assert missing_steps(compose(mixture)) == []
+    (problem,) = missing_steps(compose([*mixture, *later]))
     assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
-    assert compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"]).missing_steps() == []
+    assert missing_steps(compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"])) == []
     stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]).prior)
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):

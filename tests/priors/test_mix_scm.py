@@ -12,6 +12,7 @@ from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
+from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import build_prior as build_configured
 from tabicl_train.config.schema import flatten
 from tabicl_train.curriculum import plan_step
@@ -176,7 +177,7 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
     with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
-    assert config.curriculum.eligible_tables(build_configured(config.prior), False) == []
+    assert eligible_tables(config.curriculum, build_configured(config.prior), False) == []
 
 
 @pytest.mark.parametrize("name", ["tables", "one_table"])

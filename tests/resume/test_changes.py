@@ -13,10 +13,12 @@ from tiny_network import TINY, tiny_network
 
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
+from tabicl_train.config.on_resume import Severity
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import NetworkSettings
 from tabicl_train.prediction.export import load_checkpoint, save_public
-from tabicl_train.resume import refuse_changes
+from tabicl_train.resume import changes_since, refuse_changes, severity_of_model
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, newest_valid, read
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
@@ -81,6 +83,42 @@ def test_a_setting_of_the_model_of_tables_or_of_a_stage_makes_another_run_and_ot
         "changed   averages.ema was 0.0, is 0.5",
         "changed   curriculum.stages.smoke.pack_tokens was 2500000, is 1000",
     ]
+
+
+def test_an_option_declares_what_its_change_means(composed):
+    severities = {
+        "name": "free",
+        "stream.prefetch": "free",  # of a section that declares it
+        "trainer.max_steps": "start",
+        "trainer.log_every": "free",
+        "trainer.tf32": "told",
+        "seed": "refused",
+        "optimizer.name": "refused",
+        "optimizer.momentum": "told",
+        "prior.preset": "refused",
+        "model.ff_factor": "never",
+        "model.scaling_bound": "refused",
+        "curriculum.stages.smoke.clip": "refused",
+        "curriculum.stages.smoke.pack_tokens": "told",
+    }
+    values = changed(composed, **{option.replace(".", "__"): 9 for option in severities})
+    changes = changes_since(content_of(composed), values)
+    assert {change.option: change.severity.value for change in changes} == severities
+    coming = changes_since(content_of(composed, steps=0), values)
+    assert {change.severity for change in coming if change.option.startswith("curriculum")} == {Severity.TOLD}
+
+
+def test_a_setting_of_a_network_of_ones_own_makes_another_network_unless_it_declares_something_else():
+    @dataclasses.dataclass
+    class Settings(NetworkSettings):
+        family: str = "mine"
+        width: int = 8
+        chunk: int = dataclasses.field(default=4, metadata={"resume": "told"})
+        dropout: float = 0.1
+
+    assert severity_of_model("width", Settings) is Severity.NEVER
+    assert severity_of_model("chunk", Settings) is Severity.TOLD
+    assert severity_of_model("dropout", Settings) is Severity.REFUSED
 
 
 def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says_most(composed):

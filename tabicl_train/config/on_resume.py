@@ -1,0 +1,62 @@
+"""What it means for a run if an option differs when the run is continued, as the option itself declares.
+
+    clip: float = field(default=10.0, metadata=TOLD)                          # here
+    dropout: float = field(default=0.0, metadata={"resume": "refused"})       # anywhere, such as in a plug-in
+
+An option that declares nothing has the severity of its section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from tabicl_train.config.build import default_of
+
+
+class Severity(Enum):
+    """How a change of an option is met when a run is continued."""
+
+    FREE = "free"  # it changes neither the weights of a run nor its scores, and is not mentioned
+    START = "start"  # it belongs to one start of the run, and is not mentioned
+    TOLD = "told"  # printed as a line
+    WARNING = "warning"  # printed as a warning
+    REFUSED = "refused"  # it would be another run; resume.allow_changes=true permits it
+    NEVER = "never"  # it would be another network, which the weights do not fit; refused in any case
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the run is not continued unless the user permits it."""
+        return self in (Severity.REFUSED, Severity.NEVER)
+
+
+# The metadata of options: field(default=..., metadata=FREE).
+FREE = {"resume": "free"}
+START = {"resume": "start"}
+TOLD = {"resume": "told"}
+REFUSED = {"resume": "refused"}
+NEVER = {"resume": "never"}
+
+
+def severity_of(key: str, options: type, otherwise: Severity = Severity.TOLD) -> Severity:
+    """Return what a dataclass of options declares about one of them.
+
+    Parameters
+    ----------
+    key : str
+        The option; for one of a section, a dotted name.
+    options : type
+        The dataclass.
+    otherwise : Severity
+        That of an option without a declaration, or of one that no longer exists.
+    """
+    name, _, rest = key.partition(".")
+    for option in dataclasses.fields(options):
+        if option.name != name:
+            continue
+        severity = Severity(option.metadata.get("resume", otherwise))
+        section = type(default_of(option))
+        if rest and dataclasses.is_dataclass(section):
+            return severity_of(rest, section, severity)
+        return severity
+    return otherwise

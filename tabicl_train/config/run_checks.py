@@ -1,0 +1,115 @@
+"""Checks of a run as a whole: sections that contradict each other, plug-ins, the prior, and files.
+
+What is wrong with the values of one section, its `problems()` in schema.py say; what needs the prior is in
+prior_checks.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tabicl_train import plugins, register
+from tabicl_train.config.build import build_options
+from tabicl_train.config.checks import at_least, seed_problems
+from tabicl_train.config.finite import not_finite
+from tabicl_train.config.prior_checks import prior_problems
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import is_first
+from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.weights import no_such_weights, resolve
+
+OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
+
+
+def run_problems(config: RunConfig) -> list[str]:
+    """List everything that is wrong with a configuration."""
+    problems = seed_problems("seed", config.seed)
+    problems += at_least(2, preflight_steps=config.preflight_steps)
+    if not config.run_dir.strip():
+        problems.append("run_dir is empty; name a folder for the run")
+    for name, section in vars(config).items():
+        if hasattr(section, "problems"):
+            problems += [f"{name}.{problem}" for problem in section.problems()]
+    if config.tensorboard and not is_installed("tensorboard"):
+        problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
+    family = getattr(type(config.model), "family", None)
+    if family is not None and config.model.family != family:
+        problems.append(f"model.family is {config.model.family!r}; it cannot be changed, choose another model instead")
+    problems += plugin_problems(config)
+    problems += callback_problems(config)
+    problems += objective_problems(config)
+    problems += prior_problems(config)
+    problems += init_weights_problems(config)
+    problems += [f"curriculum.{problem}" for problem in config.curriculum.unsupported(config.model)]
+    problems += [f"validation.{problem}" for problem in config.validation.unsupported(config.model)]
+    if config.profile.step is not None and config.profile.step >= config.total_steps:
+        problems.append(f"profile.step is {config.profile.step}, but the run has {config.total_steps} steps")
+    if config.trainer.compile and config.model.dropout > 0:
+        problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {config.model.dropout}")
+    problems += config.too_few_tables(config.trainer.devices or 1)
+    # A value that is nan or inf also fails other checks, whose messages about the same key would say less.
+    wrong = not_finite(replace(config, prior=None))  # the prior's options are checked with its classes' declarations
+    wrong_keys = {key_of(line) for line in wrong}
+    return wrong + [line for line in problems if key_of(line) not in wrong_keys]
+
+
+def key_of(problem: str) -> str:
+    """Return the key with which the line of a problem begins."""
+    return problem.partition(" ")[0]
+
+
+def plugin_problems(config: RunConfig) -> list[str]:
+    """List the plug-ins that a configuration file asks for and nobody has named."""
+    known = {plugin.module for plugin in plugins.named()}
+    missing = [name for name in config.requires_plugins if Path(name).stem not in known and name not in known]
+    if not missing:
+        return []
+    return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
+
+
+def callback_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with the callbacks and their options."""
+    problems = []
+    for name, options in config.callbacks.items():
+        if name not in register.callback:
+            problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
+            continue
+        try:
+            build_options(register.callback[name], options or {})
+        except ConfigError as error:
+            problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
+    return problems
+
+
+def objective_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with the objective and its options."""
+    objective = config.objective
+    if objective is None:
+        return []
+    if not isinstance(objective, dict) or objective.get("name") not in register.objective:
+        name = objective.get("name") if isinstance(objective, dict) else objective
+        return [f"objective: {register.objective.unknown(str(name))}"]
+    name = objective["name"]
+    options = {key: value for key, value in objective.items() if key != "name"}
+    try:
+        build_options(register.objective[name], options)
+    except ConfigError as error:
+        return [f"objective.{problem}" for problem in error.problems]
+    if name in OURS and config.model.is_regression == (name == "cross_entropy"):
+        kind = "numbers" if config.model.is_regression else "classes"
+        return [f"objective is {name}, but the network predicts {kind}"]
+    return []
+
+
+def init_weights_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with the weights to start from, which rank 0 reads for all, at the first start only."""
+    path = config.init_weights
+    if path is None or not is_first() or config.has_checkpoint:
+        return []
+    if not path.strip():
+        what = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
+        return [f"init_weights is empty; name {what}, or leave it out"]
+    if not resolve(path, config.model.is_regression).exists():
+        return [no_such_weights("init_weights", path)]
+    return []
