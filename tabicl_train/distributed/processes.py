@@ -17,6 +17,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
-from tabicl_train.console import is_first
+from tabicl_train.console import info, is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import input_problems, unwritable_folder
 
@@ -268,6 +269,10 @@ _active: Stop | None = None
 def watch_signals() -> Iterator[Stop]:
     """Record stop signals in the main thread instead of ending the process; nested contexts share one Stop."""
     global _active
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
+        info("warning   this is not the main thread: stop signals are not watched, and do not end the run")
+        yield Stop()
+        return
     if _active is not None:
         yield _active
         return
