@@ -2,15 +2,24 @@
 
 import importlib
 
-__all__ = ["FineTune", "TabICLClassifier", "TabICLRegressor"]
+__all__ = ["FineTune", "TabICLClassifier", "TabICLRegressor", "TableStream", "compose", "open_run", "train"]
 
 __version__ = "0.1.0"
 
-MODULES = {"FineTune": "fine_tune", "TabICLClassifier": "classifier", "TabICLRegressor": "regressor"}
+MODULES = {
+    "FineTune": "prediction.fine_tune",
+    "TabICLClassifier": "prediction.classifier",
+    "TabICLRegressor": "prediction.regressor",
+    "TableStream": "table_stream",
+    "compose": "config.compose",
+    "open_run": "saved_run",
+}
 
 
 def __getattr__(name: str):
-    # imported on first use: scikit-learn and torch take seconds, and commands that only check arguments need neither
+    # Imported on first use: scikit-learn and torch take seconds, and commands that only check arguments need neither.
     if name in MODULES:
-        return getattr(importlib.import_module(f"tabicl_train.prediction.{MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"tabicl_train.{MODULES[name]}"), name)
+    if name == "train":  # a module that can be called like its function, see there
+        return importlib.import_module("tabicl_train.train")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

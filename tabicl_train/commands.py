@@ -124,9 +124,12 @@ def train() -> None:
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
-    if problems := start_problems(config):
+    devices = config.trainer.devices or 1
+    starts_ranks = devices > 1 and not is_rank()
+    checks_itself = not starts_ranks and not config.preflight  # as `train` does in this process
+    if not checks_itself and (problems := start_problems(config)):
         raise ConfigError(problems)
-    if (devices := config.trainer.devices or 1) > 1 and not is_rank():
+    if starts_ranks:
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run(config)
 

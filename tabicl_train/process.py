@@ -62,6 +62,7 @@ class Process:
         with watch_signals() as stop, ExitStack() as resources:
             if settings.max_hours is not None:
                 stop.limit = 3600 * settings.max_hours
+            resources.callback(torch.set_num_threads, torch.get_num_threads())  # a notebook may go on
             set_up_process(settings)
             process = cls(settings, read_launch(), stop, resources)
             yield process

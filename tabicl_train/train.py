@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.config.schema import RunConfig, StreamConfig, build_prior
 from tabicl_train.console import info
-from tabicl_train.distributed.processes import Launch, Stop
+from tabicl_train.distributed.processes import Launch, Stop, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.counting import Costs
@@ -35,6 +37,9 @@ __all__ = ["train"]
 def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     """Start or continue the run in `config.run_dir`, as one of its ranks.
 
+    In the main thread of a process, stop signals such as ctrl-C end the run after the current step, with a checkpoint.
+    In another thread they are not watched, which a line says; `trainer.max_hours` ends the run there too.
+
     Parameters
     ----------
     config : RunConfig
@@ -54,6 +59,11 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     Diverged
         On all ranks, if it does not learn any more, or has skipped most of its steps.
     """
+    problems = start_problems(config)
+    if config.preflight:
+        problems.append("preflight is true; tabicl-train makes a preflight, and this function trains")
+    if problems:
+        raise ConfigError(problems)
     with Process.open(config.trainer) as process:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
@@ -198,3 +208,14 @@ def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
     except ConfigError as error:
         problems = error.problems
     ranks.raise_on_all_ranks(problems)
+
+
+class CallableModule(ModuleType):
+    """A module that can be called: `from tabicl_train import train` finds this file, not its function of that name."""
+
+    def __call__(self, config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
+        """Call `train`."""
+        return train(config, callbacks)
+
+
+sys.modules[__name__].__class__ = CallableModule

@@ -19,7 +19,7 @@ LAYERS = [
     ["config"],
     ["run_dir"],
     ["prediction", "distributed"],
-    ["evaluation"],
+    ["evaluation", "saved_run"],
     ["line"],
     ["planning"],
     ["state", "process"],
@@ -35,6 +35,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 LINE = {
     "curriculum",
     "stream",
+    "table_stream",
     "workers",
     "module",
     "objectives",

@@ -17,6 +17,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
 from tabicl_train.config.prior_checks import missing_steps
-from tabicl_train.console import is_first
+from tabicl_train.console import info, is_first
 from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import input_problems, unwritable_folder
 
@@ -269,6 +270,10 @@ _active: Stop | None = None
 def watch_signals() -> Iterator[Stop]:
     """Record stop signals in the main thread instead of ending the process; nested contexts share one Stop."""
     global _active
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
+        info("warning   this is not the main thread: stop signals are not watched, and do not end the run")
+        yield Stop()
+        return
     if _active is not None:
         yield _active
         return

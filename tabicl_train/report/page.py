@@ -45,8 +45,7 @@ from tabicl_train.report.figures import (
     inside,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
-from tabicl_train.run_dir.records import Records, csv_text
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.saved_run import SavedRun, holds_run
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
@@ -109,30 +108,26 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         raise ConfigError([f"output is {str(output)!r}; it cannot be written ({error.strerror})"]) from None
 
 
-def holds_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() or (folder / "metrics.csv").is_file()
-
-
 def read_run(folder: Path, name: str) -> Run:
-    records = Records(folder)
-    config = records.config()
+    saved = SavedRun(folder)
+    settings = saved.settings
     return Run(
         name,
         folder,
-        None if config is None else flatten(config),
-        read_status(folder),
-        records.lines("provenance.jsonl"),
-        records.lines("incidents.jsonl"),
-        *(read_table(records, f"{table}.csv") for table in TABLES),
-        read_table(Records(folder / "entropy"), "entropy.csv"),
-        records.json("test.json"),
+        None if settings is None else flatten(settings),
+        saved.status,
+        saved.starts,
+        saved.incidents,
+        *(read_table(saved, f"{table}.csv") for table in TABLES),
+        read_table(saved, "entropy/entropy.csv"),
+        saved.test,
     )
 
 
-def read_table(records: Records, name: str) -> pd.DataFrame | None:
-    """Read a CSV file without an incomplete last line; None if it has no rows."""
-    rows = records.rows(name)
-    return pd.read_csv(io.StringIO(csv_text([rows[0], *(row.values() for row in rows)]))) if rows else None
+def read_table(saved: SavedRun, name: str) -> pd.DataFrame | None:
+    """Return a table of a run; None if it has no rows."""
+    table = saved.table(name)
+    return None if table.empty else table
 
 
 def mark_together(runs: list[Run]) -> None:
