@@ -190,7 +190,7 @@ def submit() -> None:
     folder = Path(config.run_dir, "jobs").absolute()
     config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
     own = [] if args.config_dir is None else ["--config-dir", str(Path(args.config_dir).absolute())]
-    settings = [*own, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}"]
+    settings = [*own, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}", *plugins.arguments()]
     job = submit_job(settings, options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")

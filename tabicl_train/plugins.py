@@ -5,17 +5,21 @@ an entry point of the group `tabicl_train.plugins`. Nothing is imported because 
 only record which plug-ins they need, and a command that misses one says what to add.
 
 A loose file becomes a module with the name of the file. Child processes get the plug-ins of this one in the form
-`/absolute/gp.py#HASH` and refuse a file that has changed since.
+`/absolute/gp.py#HASH` and refuse a file that has changed since; so does whoever unpickles an object that needs them.
+Other machines get the content of loose files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
+import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
@@ -30,11 +34,14 @@ GROUP = "tabicl_train.plugins"
 OPTION = "plugins="
 SHORT_HASH = 16  # hexadecimal digits of a hash in a command
 OURS = ("tabicl_train", "priors")
+SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
+ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
+COMMAND = "the command that started this process"
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded plug-in.
+    """A plug-in.
 
     Parameters
     ----------
@@ -69,14 +76,15 @@ class Plugin:
 _named: dict[str, Plugin] = {}  # named by the user, by module
 _broken: dict[str, str] = {}  # installed plug-ins that could not be imported: why, by name
 _installed_loaded = False
+_lock = threading.RLock()  # estimators may be fitted in several threads
 
 
-def load(sources: Iterable[str]) -> list[Plugin]:
+def load(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
     """Import plug-ins.
 
     Parameters
     ----------
-    sources : iterable of str
+    sources : str, Path, iterable of them, or None
         Names of modules, or paths of Python files; `#` and a hash at the end refuse any other content.
 
     Returns
@@ -87,9 +95,22 @@ def load(sources: Iterable[str]) -> list[Plugin]:
     Raises
     ------
     ConfigError
-        If one cannot be imported, with the reason in one line.
+        If one cannot be imported, or has changed since it was, with the reason in one line.
     """
-    return [_load_one(str(source)) for source in sources]
+    return [_load_one(source) for source in _listed(sources)]
+
+
+def find(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
+    """Look up plug-ins as `load` does, but import nothing; versions are not looked up."""
+    return [_find(source)[0] for source in _listed(sources)]
+
+
+def _listed(sources: str | Path | Iterable[str | Path] | None) -> list[str]:
+    if sources is None:
+        return []
+    if isinstance(sources, str | Path):
+        return [str(sources)]
+    return [str(source) for source in sources]
 
 
 def named() -> list[Plugin]:
@@ -108,7 +129,10 @@ def arguments(hashes: bool = True) -> list[str]:
     """
     if not _named:
         return []
-    sources = [plugin.argument if hashes else plugin.source for plugin in named()]
+    sources = []
+    for plugin in named():
+        source = plugin.argument if hashes else plugin.source
+        sources.append(f'"{source}"' if re.search(r"[,'\[\]]", source) else source)
     return [f"{OPTION}[{','.join(sources)}]"]
 
 
@@ -134,11 +158,14 @@ def _sources(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
-    return [source.strip().strip("'\"") for source in text.split(",") if source.strip()]
+    elements = ("".join(parts).strip() for parts in ELEMENT.findall(text))
+    return [element for element in elements if element]
 
 
-def _load_one(source: str) -> Plugin:
-    place, _, expected = source.partition("#")
+def _find(source: str) -> tuple[Plugin, Path | None, str]:
+    """Return a plug-in that is not imported, its file if it is a loose one, and the hash that it must have or ""."""
+    match = SOURCE.fullmatch(source.strip())
+    place, expected = match.groups("") if match else ("", "")
     is_file = place.endswith(".py")
     module = Path(place).stem if is_file else place
     path = Path(place).absolute() if is_file else None
@@ -146,18 +173,123 @@ def _load_one(source: str) -> Plugin:
         raise ConfigError([f"plugins: there is no file {place}"])
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError([f"plugins: {place!r} is no name of a module, nor a file NAME.py whose name could be one"])
-    known = _named.get(module)
-    source = str(path) if path is not None else module
-    if known is not None and known.source != source:
-        raise ConfigError([f"plugins: {source} and {known.source} are both the module {module}; rename one of them"])
     files = [path] if path is not None else source_files(module)
-    sha256 = hash_files(files)
-    if expected and not sha256.startswith(expected):
-        raise ConfigError([f"plugins: {source} has changed since the command that started this process"])
-    if known is None:
-        _import(module, path)
-        known = _named[module] = Plugin(module, source, _version(module), sha256, _names(files))
-    return known
+    plugin = Plugin(module, str(path or module), None, hash_files(files), _names(files))
+    return plugin, path, expected
+
+
+def _load_one(source: str, since: str = COMMAND) -> Plugin:
+    with _lock:
+        found, path, expected = _find(source)
+        module = found.module
+        known = _named.get(module)
+        if known is not None and known.source != found.source:
+            both = f"{found.source} and {known.source}"
+            raise ConfigError([f"plugins: {both} are both the module {module}; rename one of them"])
+        if not found.sha256.startswith(expected):
+            raise ConfigError([f"plugins: {found.source} has changed since {since}"])
+        if known is None:
+            _import(module, path)
+            known = _named[module] = replace(found, version=_version(module))
+        elif known.sha256 != found.sha256:
+            raise ConfigError([f"plugins: {found.source} has changed since it was imported; start Python anew"])
+        return known
+
+
+def refuse_changed() -> None:
+    """Raise ConfigError if the files of a plug-in have changed since this process has imported it."""
+    for plugin in named():
+        if _find(plugin.source)[0].sha256 != plugin.sha256:
+            raise ConfigError([f"plugins: {plugin.source} has changed since {COMMAND}"])
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Plug-ins in a pickle, before whatever needs them there: who unpickles it imports them.
+
+    A file that has changed since is refused. Copies within a process look at no file.
+
+    Parameters
+    ----------
+    plugins : tuple of Plugin
+        What is needed.
+    """
+
+    plugins: tuple[Plugin, ...]
+
+    def __reduce__(self) -> tuple:
+        return _import_needed, (self.plugins,)
+
+    def __deepcopy__(self, memo: dict) -> Needed:
+        return self
+
+
+def _import_needed(needed: tuple[Plugin, ...]) -> Needed:
+    since = "this object was pickled"
+    for plugin in needed:
+        known = _named.get(plugin.module)
+        if known is not None and known.sha256 == plugin.sha256:
+            continue  # perhaps of another folder
+        if known is not None and known.source != plugin.source:
+            raise ConfigError([f"plugins: {known.source} is another {plugin.module} than when {since}"])
+        if plugin.source.endswith(".py") and not Path(plugin.source).is_file():
+            line = f"plugins: {since} with {plugin.source}, which is not there"
+            name = Path(plugin.source).name
+            raise ConfigError([f"{line}; before, call tabicl_train.plugins.load(['FOLDER/{name}'])"])
+        _load_one(f"{plugin.source}#{plugin.sha256}", since)
+    return Needed(needed)
+
+
+def build_after(needed: Needed, build: Callable, *arguments: Any) -> Any:
+    """Call a function; `__reduce__` returns this, with `needed` first, for objects that need plug-ins."""
+    return build(*arguments)
+
+
+def of_classes(classes: Iterable[type]) -> list[Plugin]:
+    """Return the plug-ins, of those that this process has loaded by name, in which classes are defined."""
+    packages = {cls.__module__.partition(".")[0] for cls in classes}
+    return [plugin for plugin in named() if plugin.module.partition(".")[0] in packages]
+
+
+def sent() -> list[tuple[Plugin, bytes | None]]:
+    """Return the plug-ins of this process for other machines, loose files with their content; see `receive`."""
+    refuse_changed()
+    contents = []
+    for plugin in named():
+        is_file = plugin.source.endswith(".py")
+        contents.append((plugin, Path(plugin.source).read_bytes() if is_file else None))
+    return contents
+
+
+def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
+    """Import what another machine has sent; ConfigError if a module is missing or another one here."""
+    for plugin, content in contents:
+        if plugin.module in _named:
+            continue  # sent before
+        if content is None:
+            _load_one(f"{plugin.source}#{plugin.sha256}", f"{COMMAND}, or is another one on this machine")
+            continue
+        if _hash([(plugin.files[0], content)]) != plugin.sha256:
+            raise ConfigError([f"plugins: {plugin.source} is not what was sent"])
+        try:
+            _execute(plugin.module, _Sent(plugin.source, content))
+        except Exception as error:  # a plug-in may fail in any way
+            raise ConfigError([f"plugins: {plugin.source} cannot be imported: {_describe(error)}"]) from error
+        _named[plugin.module] = plugin
+
+
+class _Sent(importlib.abc.ExecutionLoader):
+    """The content of a file that may not be on this machine; stack traces show its lines."""
+
+    def __init__(self, path: str, content: bytes) -> None:
+        self.path = path
+        self.content = content
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self.content)
 
 
 def _import(module: str, path: Path | None) -> ModuleType:
@@ -173,15 +305,18 @@ def _import(module: str, path: Path | None) -> ModuleType:
             return importlib.import_module(module)  # its folder is searched, as with python -m
         if known is not None or found is not None:
             raise ConfigError([f"plugins: {path} has the name of another module, {module}; rename the file"])
-        return _import_file(module, path)
+        return _execute(module, path)
     except ConfigError:
         raise
     except Exception as error:  # a plug-in may fail in any way
         raise ConfigError([f"plugins: {path or module} cannot be imported: {_describe(error)}"]) from error
 
 
-def _import_file(module: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(module, path)
+def _execute(module: str, source: Path | _Sent) -> ModuleType:
+    if isinstance(source, Path):
+        spec = importlib.util.spec_from_file_location(module, source)
+    else:
+        spec = importlib.util.spec_from_loader(module, source)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[module] = loaded  # before it runs: dataclasses look up their module there
@@ -254,6 +389,22 @@ def of_module(module: str) -> Plugin | None:
     return Plugin(top, top, _version(top), hash_files(files), _names(files))
 
 
+def uses(records: Iterable[dict[str, Any]], kinds: Collection[str]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield the records of plug-ins, in a file, that things of some kinds need, and these things."""
+    for record in records:
+        if not isinstance(record, dict) or not {"module", "version", "files", "sha256", "uses"} <= record.keys():
+            continue  # of another program
+        things = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
+        if things:
+            yield record, things
+
+
+def name_of(record: dict[str, Any]) -> str:
+    """Return what `plugins=` needs for the plug-in of a record: mine.py or my_package."""
+    module = record["module"]
+    return record["files"][0] if record["files"] == [f"{module}.py"] else module
+
+
 def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: object) -> None:
     """Refuse to use a file whose plug-ins are not loaded; nothing is imported because a file names it.
 
@@ -273,18 +424,12 @@ def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: obj
     """
     load_installed()
     problems = []
-    for record in records:
-        if not isinstance(record, dict) or not {"module", "files", "sha256", "uses"} <= record.keys():
-            continue  # of another program
-        names = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
-        if not names:
-            continue
+    for record, things in uses(records, kinds):
         module = record["module"]
         if module not in sys.modules:
-            file = record["files"][0] if record["files"] == [f"{module}.py"] else module
-            problems.append(
-                f"{what} needs the plug-in {module} ({', '.join(names)}); add plugins=[{file}] to the command"
-            )
+            name = name_of(record)
+            add = f"add plugins=[{name}] to the command, in Python plugins=[{name!r}]"
+            problems.append(f"{what} needs the plug-in {module} ({', '.join(things)}); {add}")
         elif module in _named and _named[module].sha256 != record["sha256"]:
             print_line(f"warning   the plug-in {module} is another one than when {what} was written")
     if problems:
@@ -309,9 +454,12 @@ def source_files(module: str) -> list[Path]:
 
 def hash_files(files: Sequence[Path]) -> str:
     """Return the SHA-256 of the names and contents of files."""
+    return _hash((name, path.read_bytes()) for name, path in zip(_names(files), files, strict=True))
+
+
+def _hash(contents: Iterable[tuple[str, bytes]]) -> str:
     total = hashlib.sha256()
-    for name, path in zip(_names(files), files, strict=True):
-        content = path.read_bytes()
+    for name, content in contents:
         total.update(f"{name} {len(content)}\n".encode())
         total.update(content)
     return total.hexdigest()

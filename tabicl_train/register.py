@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tabicl_train import plugins
@@ -132,6 +132,30 @@ class Registry(Mapping[str, Any]):
         """Import the module with our own entries, and the installed plug-ins."""
         importlib.import_module(self.home)
         plugins.load_installed()
+
+
+def plugins_used(parts: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return what files say of the plug-ins that things need, each with what it is needed for.
+
+    Parameters
+    ----------
+    parts : iterable of (str, str)
+        The kind and the name of each thing, such as ("scaling", "power").
+
+    Returns
+    -------
+    list of dict
+        See `plugins.require`.
+    """
+    uses: dict[plugins.Plugin, list[list[str]]] = {}
+    for kind, name in parts:
+        if kind == "prior":
+            plugin = plugins.of_module(load("priors:prior_class")(name).__module__)
+        else:
+            plugin = globals()[kind].plugin(name)
+        if plugin is not None and [kind, name] not in uses.setdefault(plugin, []):
+            uses[plugin].append([kind, name])
+    return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
 
 
 def place_of(entry: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from priors.real import real_tables
+from tabicl_train import plugins
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.callbacks.final_test import TEST, is_test_missing
 from tabicl_train.callbacks.guard import failure_of
@@ -123,7 +124,12 @@ class RunFolder:
             return find_resume_point(self.values, fingerprint, self.config.plugins_used())
 
         point, content = self.ranks.from_first(lock_and_read)
-        self.ranks.raise_on_all_ranks(point.problems(self.config.seed, fingerprint))
+        problems = point.problems(self.config.seed, fingerprint)
+        of_first = self.ranks.from_first(plugins.named)
+        for plugin in plugins.named():
+            if plugin.sha256 not in {other.sha256 for other in of_first}:
+                problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
+        self.ranks.raise_on_all_ranks(problems)
         ended, nothing_left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
         total = self.config.total_steps
         is_beyond = ended is None and total < point.steps

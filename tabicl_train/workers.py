@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tabicl_train import plugins
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import SIGNALS, Stop, die_with_parent
@@ -58,6 +59,11 @@ class Steps(IterableDataset):
 
     def __init__(self, stream: StepStream, first: Any) -> None:
         self.stream, self.first = stream, first
+
+    def __reduce__(self) -> tuple:
+        # A worker that is spawned unpickles the stream, whose prior or network may be of a plug-in.
+        needed = plugins.Needed(tuple(plugins.named()))
+        return plugins.build_after, (needed, Steps, self.stream, self.first)
 
     def __iter__(self) -> Iterator[Content | tuple[Exception, str]]:
         worker = get_worker_info()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -16,7 +17,7 @@ from tabicl_train.callbacks.callback import Callback, Reason, stateful
 from tabicl_train.config.schema import CheckpointConfig, CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
-from tabicl_train.errors import Diverged
+from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.outputs import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, how_to_begin_again, non_finite, saved, step_of
 from tabicl_train.state import TrainState
@@ -149,6 +150,7 @@ class Checkpoints(Callback):
             **self.context.facts,
         }
         states = {name: callback.state_dict() for name, callback in stateful(self.context.callbacks).items()}
+        check_states(states)
         content = {
             "format_version": FORMAT_VERSION,
             "global_step": step,
@@ -160,6 +162,35 @@ class Checkpoints(Callback):
         }
         state.module.on_save_checkpoint(content)
         return content
+
+
+def check_states(states: dict[str, Any]) -> None:
+    """Raise ConfigError for the states of callbacks that a resume, which runs no code of a file, could not load."""
+    problems = []
+    for name, state in states.items():
+        file = io.BytesIO()
+        try:
+            torch.save(with_empty_tensors(state), file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:  # of any type, since the state is
+            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file) if file.tell() else []
+            reason = f"it holds {', '.join(unknown)}" if unknown else first_line(error)
+            advice = "state_dict must return tensors, numbers, text, None, and lists, tuples and dictionaries of them"
+            problems.append(f"the state of the callback {name} cannot be loaded from a checkpoint ({reason}); {advice}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def with_empty_tensors(value: Any) -> Any:
+    """Replace the tensors in a state, whose types matter, by small ones."""
+    if type(value) is torch.Tensor:
+        return torch.empty(0, dtype=value.dtype)
+    if type(value) is dict:
+        return {key: with_empty_tensors(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_empty_tensors(inner) for inner in value)
+    return value
 
 
 def to_host(value: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from priors.real import real_tables, setting
+from tabicl_train import plugins
 from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.callbacks.scores import cluster_means, score_network
 from tabicl_train.callbacks.validation import BEST, START, final_test_streams
@@ -110,7 +111,8 @@ class FinalTest(Callback):
             info(f"test      {sentence}")
         folder = self.context.records.folder
         output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
-        command = shlex.join(["tabicl-export", f"checkpoint={folder}", f"output={output}"])
+        words = ["tabicl-export", f"checkpoint={folder}", f"output={output}", *plugins.arguments(hashes=False)]
+        command = shlex.join(words)
         info(f"          the best weights are those of step {best_step}: {command}")
 
     def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:

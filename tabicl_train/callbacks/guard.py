@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from tabicl_train import plugins
 from tabicl_train.callbacks.callback import Callback, Reason, stateful
 from tabicl_train.callbacks.checkpoints import Checkpoints
 from tabicl_train.config.schema import GuardConfig
@@ -107,7 +108,8 @@ class Guard(Callback):
         plan = plan_step(stream.curriculum, stream.model, stream.seed, step)
         groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
         line = {"step": step, "stage": plan.stage, "seed": stream.seed, "reason": reason, **facts}
-        command = shlex.join(["tabicl-replay", f"run_dir={records.folder}", f"step={step}"])
+        words = ["tabicl-replay", f"run_dir={records.folder}", f"step={step}", *plugins.arguments(hashes=False)]
+        command = shlex.join(words)
         line |= {"replay": command, "groups": groups}
         records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tabicl_train import plugins, register
+from tabicl_train import register
 from tabicl_train.config.build import build_options, build_prior, default_of
 from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE
@@ -529,15 +529,12 @@ class RunConfig:
 
     def named_parts(self) -> Iterator[tuple[str, str]]:
         """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""
-        from tabicl_train.model.config import family_name
+        from tabicl_train.model.config import named_parts
 
         yield "prior", self.prior["name"]
         for component in self.prior.get("components") or ():
             yield "prior", component
-        yield "network", family_name(type(self.model))
-        for value in vars(self.model).values():
-            if isinstance(value, str) and value in register.scaling:
-                yield "scaling", value
+        yield from named_parts(self.model)
         if self.objective is not None:
             yield "objective", self.objective["name"]
         for name in self.callbacks:
@@ -545,17 +542,7 @@ class RunConfig:
 
     def plugins_used(self) -> list[dict[str, Any]]:
         """Return what a checkpoint says of the plug-ins that the run needs, each with what it uses of them."""
-        import priors
-
-        uses: dict[plugins.Plugin, list[list[str]]] = {}
-        for kind, name in self.named_parts():
-            if kind == "prior":
-                plugin = plugins.of_module(priors.prior_class(name).__module__)
-            else:
-                plugin = getattr(register, kind).plugin(name)
-            if plugin is not None and [kind, name] not in uses.setdefault(plugin, []):
-                uses[plugin].append([kind, name])
-        return [plugin.record() | {"uses": names} for plugin, names in uses.items()]
+        return register.plugins_used(self.named_parts())
 
     def too_few_tables(self, processes: int) -> list[str]:
         """List the stages with fewer tables in a step than there are processes."""

@@ -99,7 +99,8 @@ def newest_content(config: RunConfig, prior: Prior) -> dict | None:
         return None
     path, content = newest
     real = real_tables(prior)
-    refuse_changes(content, asdict(config), None if real is None else real.fingerprint())
+    fingerprint = None if real is None else real.fingerprint()
+    refuse_changes(content, asdict(config), fingerprint, config.plugins_used())
     checkpoint.refuse_non_finite(path, content)
     if content["global_step"] >= config.total_steps:
         why = "the run is finished, no steps are left for a preflight"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import time
 from typing import Any
 
 import torch
 
+from tabicl_train import plugins
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import first_line
 from tabicl_train.distributed.processes import Stop, connect_to
@@ -33,13 +35,17 @@ ENVIRONMENT = {
 
 
 class Drawer:
-    """The actor; it works in `folder`, the working directory of the run, if its machine has it."""
+    """The actor; it works in `folder`, the working directory of the run, if its machine has it.
 
-    def __init__(self, stream: StepStream, folder: str) -> None:
+    The stream is pickled by itself, since it needs the plug-ins that are sent with it.
+    """
+
+    def __init__(self, sent: list[tuple[plugins.Plugin, bytes | None]], stream: bytes, folder: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
-        self.stream = stream
+        plugins.receive(sent)
+        self.stream: StepStream = pickle.loads(stream)
 
     def draw(self, step: int) -> Content:
         try:
@@ -69,6 +75,7 @@ class RayLoader(Loader):
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
         os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        sent = plugins.sent()
         import ray
 
         try:
@@ -83,8 +90,9 @@ class RayLoader(Loader):
         self.ray = ray
         self.head = ray.get_runtime_context().gcs_address
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
+        stream = ray.cloudpickle.dumps(self.stream)  # it also takes classes of the program that was started
         for _ in range(self.drawers):
-            actor: Any = kind.remote(self.stream, os.getcwd())
+            actor: Any = kind.remote(sent, stream, os.getcwd())
             self.busy[actor.__ray_ready__.remote()] = actor
 
     def take(self, step: int) -> StepItem:

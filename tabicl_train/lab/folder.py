@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from tabicl_train import plugins
 from tabicl_train.console import markdown_table
 from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.errors import ConfigError, require_sweep_packages
@@ -72,7 +73,7 @@ class Folder:
         version = versions()
         commit = git("rev-parse", "--short", "HEAD")
         code = f"tabicl-train {version['tabicl-train']}" + (f" (commit {commit})" if commit else "")
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:], *plugins.arguments(hashes=False)])
         run = [
             "## What was run",
             f"    {command}",

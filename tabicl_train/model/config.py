@@ -4,6 +4,7 @@ One dataclass builds a network, is saved in checkpoints and is translated for ex
 use, since torch takes 2 s and the settings do not need it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -361,6 +362,14 @@ def family_of(config: "NetworkConfig") -> "type[Network]":
 def family_name(settings: type) -> str:
     """Return the name of the family with settings of this class."""
     return getattr(settings, "family", FIRST)
+
+
+def named_parts(config: "NetworkConfig") -> Iterator[tuple[str, str]]:
+    """Yield what a network uses by name: the kind, as in `tabicl_train.register`, and the name."""
+    yield "network", family_name(type(config))
+    for value in vars(config).values():
+        if isinstance(value, str) and value in register.scaling:
+            yield "scaling", value
 
 
 def settings_of(values: dict[str, Any]) -> type:

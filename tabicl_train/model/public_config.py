@@ -4,7 +4,7 @@ from typing import Any, get_type_hints
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.model.config import TabICLConfig, family_name
 
 # our names -> the `tabicl` package's
 NAMES = {
@@ -44,6 +44,8 @@ SWITCHES = {  # the package also accepts booleans
 
 def beyond_public(config: TabICLConfig) -> list[str]:
     """List the settings that the `tabicl` package does not have."""
+    if type(config) is not TabICLConfig:
+        return [f"model.family={family_name(type(config))}"]
     found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
     found += ["model.missing_values=true"] if config.missing_values else []
     rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}

@@ -62,6 +62,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     softmax_temperature : float or "auto"
         Logits are divided by it. "auto" chooses it in `fit`, which then takes about five times as long: by the loss of
         labeled rows that are predicted from the others (5-fold cross-validation).
+    plugins : str or list of str, optional
+        Modules and Python files, such as ["./mine.py"], that define the network; `fit` imports them. So does whoever
+        unpickles the estimator, and a file that has changed since then is refused.
 
     Attributes
     ----------

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import datetime
 import decimal
 import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -34,11 +35,14 @@ from priors.real.preprocessing import (
     draw_members,
     warn_of_resemblances,
 )
+from tabicl_train import plugins, register
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import named_parts
 from tabicl_train.model.encoding import CPU_PART
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
+from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import decode, encode, pack_of_queries, represent, representation_problem
 from tabicl_train.weights import resolve
@@ -65,6 +69,7 @@ class Ensemble(BaseEstimator):
     device: str | None = None
     random_state: int | None = 0
     fine_tune: FineTune | None = None
+    plugins: str | Path | Sequence[str | Path] | None = field(default=None, kw_only=True)
     _parameter_constraints: ClassVar[dict[str, list]] = {
         "model": [str, os.PathLike, Network],
         "n_estimators": [Interval(Integral, 1, None, closed="left")],
@@ -72,10 +77,12 @@ class Ensemble(BaseEstimator):
         "memory_gb": [Interval(Real, 0, None, closed="neither")],
         "device": [str, torch.device, None],
         "random_state": ["random_state"],
+        "plugins": [str, os.PathLike, "array-like", None],
     }
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""
+        self._plugins = plugins.load(self.plugins)
         self.network_ = load(self.model, regression=num_classes == 0).eval()
         target = np.eye(num_classes)[self.y_] if num_classes else self.y_[:, None]
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
@@ -121,7 +128,10 @@ class Ensemble(BaseEstimator):
 
         check_is_fitted(self)
         weights = {name: weight.cpu() for name, weight in self.network_.state_dict().items()}
-        export_weights(Pretrained(self.network_.config, weights), str(path), check_output(str(path), None))
+        config = self.network_.config
+        needed = register.plugins_used(named_parts(config))
+        origin = {"plugins": needed} if needed else {}
+        export_weights(Pretrained(config, weights, origin), str(path), check_output(str(path), None))
 
     def embed(self, X: Any) -> np.ndarray:
         """Represent rows as the network does before it compares them with the labeled rows.
@@ -287,8 +297,28 @@ class Ensemble(BaseEstimator):
             except (AssertionError, RuntimeError) as error:  # such as a torch without CUDA, and a machine without GPU
                 raise ValueError(f"device is {str(self.device)!r}; torch cannot use it: {first_line(error)}") from None
 
+    def __reduce__(self):
+        # In a pickle the plug-ins come before the state, and are imported before the network is unpickled.
+        needed = plugins.Needed(tuple(self._needed_plugins()))
+        return plugins.build_after, (needed, copyreg.__newobj__, type(self)), self.__getstate__()
+
+    def _needed_plugins(self) -> list[Plugin]:
+        """Return the plug-ins of the argument, and those of the networks that the estimator holds."""
+        needed = self._named_plugins()
+        for value in vars(self).values():
+            if isinstance(value, Network):
+                classes = {type(part) for part in value.modules()}
+                needed += plugins.of_classes([*classes, type(value.config)])
+        return list(dict.fromkeys(needed))
+
+    def _named_plugins(self) -> list[Plugin]:
+        """Return the plug-ins of the argument, as `fit` has loaded them if it was called."""
+        return list(getattr(self, "_plugins", None) or plugins.find(self.plugins))
+
     def __getstate__(self):
         state = super().__getstate__()
+        if self.plugins is not None:  # whoever unpickles it may work in another folder
+            state = state | {"plugins": [plugin.source for plugin in self._named_plugins()]}
         if "_kept" not in state:  # not fitted
             return state
         if self.device_.type != "cpu":

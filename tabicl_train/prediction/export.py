@@ -11,7 +11,7 @@ holds the same: the weights as its tensors, the rest in its metadata, with a che
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from priors.checksum import is_damaged, with_checksum
-from tabicl_train import plugins
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
@@ -32,15 +31,19 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
-from tabicl_train.prediction.hub_format import CONFIG, NEEDED, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.plugins import load as load_plugins
+from tabicl_train.plugins import require
+from tabicl_train.prediction.hub_format import CONFIG, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
 from tabicl_train.prediction.origin import (
+    NEEDED,
     Pretrained,
     best_in_words,
     checked_origin,
     mismatches,
     network_config,
     origin_of,
+    plugins_argument,
     plugins_in,
     without_folders,
 )
@@ -85,7 +88,7 @@ def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrain
         path, content, kind = find_weights(path, weights)
     if is_run_checkpoint(content):
         check_run_settings(path, content["config"])
-        plugins.require((content.get("run") or {}).get("plugins", []), NEEDED, path)
+        require((content.get("run") or {}).get("plugins", []), NEEDED, path)
         config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, kind)
         if problems := mismatches(config, tensors):
             raise ConfigError([f"{path}: {problem}" for problem in problems])
@@ -125,7 +128,7 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     if problem := state_dict_problem(content["state_dict"]):
         raise ConfigError([f"{path} is not a file of weights: {problem}"])
     check_version(path, content, PUBLIC_VERSION)
-    plugins.require(plugins_in(content.get("origin")), NEEDED, path)
+    require(plugins_in(content.get("origin")), NEEDED, path)
     try:
         config = from_public(content["config"])
     except ConfigError as error:
@@ -172,7 +175,9 @@ def build_model(pretrained: Pretrained) -> Network:
     return build_network(pretrained)
 
 
-def load_network(checkpoint: str | Path, weights: str | None = None) -> Network:
+def load_network(
+    checkpoint: str | Path, weights: str | None = None, plugins: str | Path | Iterable[str | Path] | None = None
+) -> Network:
     """Load a network of any family.
 
     Parameters
@@ -182,6 +187,8 @@ def load_network(checkpoint: str | Path, weights: str | None = None) -> Network:
     weights : str, optional
         Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
         default the best by validation if there are any, otherwise the newest.
+    plugins : str or list of str, optional
+        Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.
 
     Returns
     -------
@@ -193,6 +200,7 @@ def load_network(checkpoint: str | Path, weights: str | None = None) -> Network:
     ConfigError
         If the file cannot be read.
     """
+    load_plugins(plugins)
     return build_network(read_weights(checkpoint, weights))
 
 
@@ -203,7 +211,13 @@ def build_network(pretrained: Pretrained) -> Network:
     return network.eval()
 
 
-def export(checkpoint: str, output: str, weights: str | None = None, format: str | None = None) -> str:
+def export(
+    checkpoint: str,
+    output: str,
+    weights: str | None = None,
+    format: str | None = None,
+    plugins: str | Path | Iterable[str | Path] | None = None,
+) -> str:
     """Write a file or folder, and compare its predictions with the network's before it takes its place.
 
     Parameters
@@ -216,6 +230,8 @@ def export(checkpoint: str, output: str, weights: str | None = None, format: str
         Which weights of a run, as in `load_network`.
     format : str, optional
         tabicl, safetensors, hub or onnx; needed for a folder with a dot in its name.
+    plugins : str or list of str, optional
+        As in `load_network`.
 
     Returns
     -------
@@ -227,6 +243,7 @@ def export(checkpoint: str, output: str, weights: str | None = None, format: str
     ConfigError
         If it cannot be written; what was at `output` then stays.
     """
+    load_plugins(plugins)
     chosen = check_output(output, format)  # before weights are read, which takes longer
     if problems := input_problems("output", output, [("checkpoint", path) for path in files_of_weights(checkpoint)]):
         raise ConfigError(problems)
@@ -295,14 +312,16 @@ def save_public(
 def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
     save_public(pretrained.config, pretrained.tensors, path, pretrained.origin, check)
     if path.suffix == ".safetensors":
-        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r})"
+        named = plugins_argument(pretrained)
+        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r}{named})"
     return f"loads with tabicl.{estimator_name(pretrained.config)}(model_path={str(path)!r})"
 
 
 def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
     save_hub(pretrained, path, check)
     loader = estimator_name(pretrained.config) if network.predicts_real_tables else "prediction.export.load_network"
-    return f"loads with tabicl_train.{loader}({str(path)!r}); its README.md is the model card"
+    named = plugins_argument(pretrained)
+    return f"loads with tabicl_train.{loader}({str(path)!r}{named}); its README.md is the model card"
 
 
 def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:

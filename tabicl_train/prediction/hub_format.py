@@ -30,7 +30,15 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
-from tabicl_train.prediction.origin import Pretrained, checked_origin, mismatches, network_config, plugins_in
+from tabicl_train.prediction.origin import (
+    NEEDED,
+    Pretrained,
+    checked_origin,
+    mismatches,
+    network_config,
+    plugins_argument,
+    plugins_in,
+)
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
@@ -62,9 +70,6 @@ KINDS = {
 def is_hub_folder(path: Path) -> bool:
     """Whether a path is a folder with one of the two files that loading needs."""
     return (path / WEIGHTS).is_file() or (path / CONFIG).is_file()
-
-
-NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
 
 
 def load_hub(folder: Path) -> Pretrained:
@@ -173,7 +178,9 @@ def checksum(content: bytes) -> str:
 
 def model_card(name: str, pretrained: Pretrained) -> str:
     """Return the card of a model with this name in Markdown; sections without information are left out."""
-    origin, is_tabicl = pretrained.origin, family_of(pretrained.config).predicts_real_tables
+    # An estimator's network has no run, but perhaps plug-ins.
+    origin = pretrained.origin if pretrained.origin.keys() - {"plugins"} else {}
+    is_tabicl = family_of(pretrained.config).predicts_real_tables
     head = FRONT_MATTER.format(library=LIBRARY)
     if is_tabicl:
         head += TAGS.format(task=task_of(pretrained))
@@ -204,14 +211,16 @@ def introduction(pretrained: Pretrained) -> str:
 
 
 def usage(pretrained: Pretrained) -> str:
+    named = plugins_argument(pretrained).replace("'", '"')
     if not family_of(pretrained.config).predicts_real_tables:
-        return f"""## Use
+        text = f"""## Use
 
 ```python
 from tabicl_train.prediction.export import load_network
 
-network = load_network("FOLDER")  # {family_of(pretrained.config).__module__} describes its input and output
+network = load_network("FOLDER"{named})  # {family_of(pretrained.config).__module__} describes its input and output
 ```"""
+        return text + plugin_sentences(pretrained)
     kind, result, predict = "Classifier", "probabilities", "predict_proba"
     if pretrained.config.is_regression:
         kind, result, predict = "Regressor", "means", "predict"
@@ -222,15 +231,31 @@ from huggingface_hub import snapshot_download
 from tabicl_train import TabICL{kind}
 
 folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
-{kind.lower()} = TabICL{kind}(folder).fit(X, y)
+{kind.lower()} = TabICL{kind}(folder{named}).fit(X, y)
 {result} = {kind.lower()}.{predict}(queries)
 ```
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
 and missing values."""
     if beyond := beyond_public(pretrained.config):
-        return text + f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
-    return text + " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
+        text += f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
+    else:
+        text += " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
+    return text + plugin_sentences(pretrained)
+
+
+def plugin_sentences(pretrained: Pretrained) -> str:
+    """Say which code the network needs that is in no file of the folder; "" if it needs none."""
+    sentences = ""
+    for record, things in plugins.uses(plugins_in(pretrained.origin), NEEDED):
+        name = plugins.name_of(record)
+        version = f" {record['version']}" if record["version"] else ""
+        sentences += (
+            f"\n\nThe plug-in `{name}`{version} (SHA-256 {record['sha256'][:16]}) defines its {' and '.join(things)}. "
+            "It is code, and not in this folder: get it from whoever published the weights, read it, and name it as "
+            f"above, on a command line by `plugins=[{name}]`."
+        )
+    return sentences
 
 
 def training(origin: dict) -> str:

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from tabicl_train import plugins
 from tabicl_train.config.schema import REAL, judged_by, kind_of, steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
@@ -25,6 +26,7 @@ from tabicl_train.run_dir.records import Records, number
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 
+NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
 UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
 
 
@@ -144,6 +146,12 @@ def plugins_in(origin: Any) -> list[dict]:
     """Return what the origin of weights in a file says of plug-ins; nothing if the file is of another program."""
     records = origin.get("plugins") if isinstance(origin, dict) else None
     return records if isinstance(records, list) else []
+
+
+def plugins_argument(pretrained: Pretrained) -> str:
+    """Return the argument of a call from Python that loads weights: `, plugins=['mine.py']`; "" without plug-ins."""
+    names = [plugins.name_of(record) for record, _ in plugins.uses(plugins_in(pretrained.origin), NEEDED)]
+    return f", plugins={names}" if names else ""
 
 
 def checked_origin(source: str | Path, origin: Any) -> dict:

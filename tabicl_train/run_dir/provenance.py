@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tabicl_train import plugins
 from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
 
@@ -27,7 +28,7 @@ def describe_origin() -> dict:
         "commit": git("rev-parse", "HEAD"),
         "diff": git("diff", "HEAD"),
         "versions": versions(),
-        "command": sys.argv,
+        "command": [*sys.argv, *plugins.arguments(hashes=False)],
     }
 
 

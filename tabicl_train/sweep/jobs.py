@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tabicl_train import plugins
 from tabicl_train.distributed.submit import GPU_WORKERS, PROGRAM, submit
 from tabicl_train.errors import ConfigError
 from tabicl_train.precision import uses_cuda
@@ -127,7 +128,8 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     else:
         workers = GPU_WORKERS if options.gpus else 1
     config, more = config.with_workers(workers)
-    arguments = [*arguments, *more]
+    plugins.refuse_changed()  # otherwise all runs to come would be recorded as failed
+    arguments = [*arguments, *more, *plugins.arguments()]
     folder = run_dir / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     if is_local:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tabicl_train import plugins
 from tabicl_train.config.compose import Composer, is_of_sweep
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
@@ -97,7 +98,8 @@ class Plan:
         parts = [yaml.safe_dump(dataclasses.asdict(self.sweep), sort_keys=False)]
         if self.sweep.sampler == "grid":
             runs = [self.arguments(point, seed) for point in self.points for seed in self.sweep.seeds]
-            parts += [shlex.join(["tabicl-train", *arguments]) for arguments in runs]
+            own = plugins.arguments(hashes=False)
+            parts += [shlex.join(["tabicl-train", *arguments, *own]) for arguments in runs]
         return "\n".join(parts)
 
 
@@ -122,6 +124,7 @@ def last_of_each(overrides: list[str]) -> list[str]:
 def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     """Make the plan of a command line; raises ConfigError with every problem."""
     # All points of a grid are checked; for a search, whose points are unknown, points that cover every value.
+    overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
     composer, problems = Composer(config_dir), list[str]()
     try:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
+from tabicl_train import plugins
 from tabicl_train.console import counted, text_table
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.page import fill
@@ -56,8 +57,9 @@ class SweepRun:
     @property
     def commands(self) -> tuple[str, str]:
         """The shell commands that train or continue it, and export it."""
-        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}"]
-        export = ["tabicl-export", f"checkpoint={self.folder}", f"output={self.folder}/model", "format=hub"]
+        own = plugins.arguments(hashes=False)
+        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}", *own]
+        export = ["tabicl-export", f"checkpoint={self.folder}", f"output={self.folder}/model", "format=hub", *own]
         return shlex.join(train), shlex.join(export)
 
 

@@ -12,7 +12,6 @@ from command_line import command
 from runs import metrics, read
 from short_runs import run
 
-import priors
 from tabicl_train import TabICLClassifier, plugins, register, stream
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
@@ -28,25 +27,6 @@ def problems(*overrides: str) -> list[str]:
 
 SOURCE = (Path(__file__).parents[1] / "support/outside.txt").read_text()
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
-
-
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
-    for registry in (register.network, register.scaling, register.callback):
-        # Tests of pages, in the same process, may have registered examples of their own.
-        ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
-        monkeypatch.setattr(registry, "_entries", ours)
-    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
-    for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
-        monkeypatch.setattr(plugins, name, value)
-    folder = tmp_path / "out side"
-    folder.mkdir()
-    (folder / "mine.py").write_text(SOURCE)
-    monkeypatch.chdir(folder)
-    yield folder
-    for name in ("mine", "other"):
-        sys.modules.pop(name, None)
 
 
 def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fresh):
