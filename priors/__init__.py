@@ -2,20 +2,26 @@
 
 A prior is a subclass of `Prior` whose fields are its options, registered by `register`, ours at the end of this file.
 Installed packages can also name theirs as entry points of the group `tabicl_train.priors`.
+
+Registering and listing priors imports no torch, which takes 2 s; all else is imported on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
-from priors.finish import Rejected
-from priors.prior import Prior, Realistic
-from priors.random import rng_at
-from priors.table import PriorError, Table, TableSpec
+from priors.errors import PriorError
+
+if TYPE_CHECKING:
+    from priors.finish import Rejected
+    from priors.prior import Prior, Realistic
+    from priors.random import rng_at
+    from priors.table import Table, TableSpec
 
 __all__ = [
     "Prior",
@@ -31,6 +37,20 @@ __all__ = [
 
 GROUP = "tabicl_train.priors"
 PRIORS: dict[str, type[Prior] | str] = {}  # by name; "module:class" until it is used for the first time
+HOMES = {  # of what is imported on first use
+    "Prior": "priors.prior",
+    "Realistic": "priors.prior",
+    "Rejected": "priors.finish",
+    "Table": "priors.table",
+    "TableSpec": "priors.table",
+    "rng_at": "priors.random",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(name: str, cls: type[Prior] | str | None = None) -> Any:
@@ -55,13 +75,19 @@ def register(name: str, cls: type[Prior] | str | None = None) -> Any:
     """
     if cls is None:
         return lambda decorated: register(name, decorated)
-    if not isinstance(cls, str) and not (isinstance(cls, type) and issubclass(cls, Prior)):
+    if not isinstance(cls, str) and not is_prior(cls):
         raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
     known = PRIORS.get(name)
     if known is not None and place_of(known) != place_of(cls):
         raise PriorError(f"two priors are called {name!r}: {place_of(known)} and {place_of(cls)}; rename one of them")
     PRIORS[name] = cls
     return cls
+
+
+def is_prior(value: object) -> bool:
+    from priors.prior import Prior
+
+    return isinstance(value, type) and issubclass(value, Prior)
 
 
 def place_of(cls: type[Prior] | str) -> str:
@@ -87,7 +113,7 @@ def prior_class(name: str) -> type[Prior]:
     except Exception as error:  # importing the package may fail in any way
         problem = f"cannot be loaded ({type(error).__name__}: {error})"
         raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} {problem}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Prior)):
+    if not is_prior(cls):
         raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} is no subclass of priors.Prior")
     return cls
 
@@ -163,11 +189,8 @@ def package_of(entry: EntryPoint) -> str:
 register("disk", "priors.disk:Disk")
 register("dummy", "priors.dummy:Dummy")
 register("graph_scm", "priors.graph_scm:GraphSCM")
-register("linear_functions", "priors.linear_functions:LinearFunctions")
 register("mix_scm", "priors.mix_scm:MixSCM")
 register("mlp_scm", "priors.mlp_scm:MLPSCM")
-register("needle", "priors.needle:Needle")
 register("one_table", "priors.one_table:OneTable")
-register("quantifiers", "priors.quantifiers:Quantifiers")
 register("tables", "priors.tables:Tables")
 register("tree_scm", "priors.tree_scm:TreeSCM")

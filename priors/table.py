@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from priors.errors import PriorError
 from priors.random import Seed
 
 __all__ = ["MAX_CLASSES", "MIN_ROWS", "PriorError", "Source", "Table", "TableSpec"]
@@ -17,10 +18,6 @@ MAX_CLASSES = 10
 
 
 Source: TypeAlias = tuple[str, str]  # name of the prior in a mixture or alone, and path of the real table, or ""
-
-
-class PriorError(ValueError):
-    """A request that a prior cannot serve; the message is for the user."""
 
 
 @dataclass(frozen=True)

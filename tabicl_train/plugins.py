@@ -37,6 +37,7 @@ OURS = ("tabicl_train", "priors")
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
 ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
 COMMAND = "the command that started this process"
+LABORATORY = EntryPoint("lab", "tabicl_train.lab", GROUP)  # a plug-in that is always installed
 
 
 @dataclass(frozen=True)
@@ -350,11 +351,29 @@ def load_installed() -> None:
     if _installed_loaded:
         return
     _installed_loaded = True
-    for entry in entry_points(group=GROUP):
+    for entry in installed():
         try:
             entry.load()
         except Exception as error:  # a plug-in may fail in any way
             _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
+
+
+def installed() -> list[EntryPoint]:
+    """Return the installed plug-ins. The laboratory has no metadata where this package is on PYTHONPATH only."""
+    return [LABORATORY, *entry_points(group=GROUP)]
+
+
+def config_folders() -> list[Path]:
+    """Return the folders `configs` inside plug-ins that are packages, without importing these."""
+    folders = []
+    for module in [*(entry.module for entry in installed()), *_named]:
+        try:
+            spec = importlib.util.find_spec(module)
+        except Exception:  # a package that holds it is broken, which `load_installed` reports
+            continue
+        places = spec.submodule_search_locations if spec is not None else None
+        folders += [Path(place) / "configs" for place in places or []]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def broken() -> list[str]:

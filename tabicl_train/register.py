@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tabicl_train import plugins
@@ -191,8 +192,35 @@ def prior(name: str, entry: Any = None) -> Any:
     object
         The class, or the decorator.
     """
-    priors: Callable[..., Any] = load("priors:register")  # on first use, since priors import torch
+    priors: Callable[..., Any] = load("priors:register")
     return priors(name, entry)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of `tabicl-lab`: what is registered by `register.experiment`.
+
+    Parameters
+    ----------
+    entry : callable or str
+        A function of its options, whose only parameter is annotated with their dataclass; or "module:name".
+    question : str
+        What it asks, for the list of all experiments.
+    trains : bool
+        Whether it trains networks in a sweep, which needs the packages of sweeps.
+    packages : tuple of str
+        Other packages that it needs beyond those of the project; a missing one is told before it starts.
+    """
+
+    entry: Any
+    question: str
+    trains: bool = False
+    packages: tuple[str, ...] = ()
+
+    @property
+    def function(self) -> Callable[[Any], None]:
+        """The function."""
+        return load(self.entry) if isinstance(self.entry, str) else self.entry
 
 
 network = Registry("network", "tabicl_train.model.config", "tabicl_train.model.config:Family")
@@ -201,4 +229,4 @@ objective = Registry("objective", "tabicl_train.objectives")
 callback = Registry("callback", "tabicl_train.callbacks.build")
 suite = Registry("suite", "tabicl_train.evaluation.suites")
 export_format = Registry("export format", "tabicl_train.prediction.export")
-experiment = Registry("experiment", "tabicl_train.lab.experiments")
+experiment = Registry("experiment", "tabicl_train.register", "tabicl_train.register:Experiment")

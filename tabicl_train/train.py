@@ -191,7 +191,7 @@ def build_loader(
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":
-        from tabicl_train.distributed.ray_actors import RayLoader
+        from tabicl_train.ray_actors import RayLoader
 
         return RayLoader(stream, config, device)
     local = config.local(local_size)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tabicl_train.config.schema import SCHEDULES, CurriculumConfig, StageConfig
 from tabicl_train.curriculum import learning_rate, plan_step, stage_at
+from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.config import SequenceConfig
 
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
 SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)

@@ -7,43 +7,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# From the bottom up; rooms of one line do not import each other.
-LAYERS = [
-    ["priors"],
-    ["errors", "console", "statistics"],
-    ["plugins"],
-    ["register"],
-    ["outputs", "optimizer"],
-    ["model"],
-    ["weights"],
-    ["config"],
-    ["run_dir"],
-    ["prediction", "distributed"],
-    ["evaluation", "saved_run"],
-    ["line"],
-    ["planning"],
-    ["state", "process"],
-    ["callbacks"],
-    ["run_folder"],
-    ["train"],
-    ["report", "debugging"],
-    ["sweep"],
-    ["lab"],
-    ["commands"],
-]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-LINE = {
-    "curriculum",
-    "stream",
-    "table_stream",
-    "workers",
-    "module",
-    "objectives",
-    "precision",
-    "compiling",
-    "resume",
+# From the bottom up. A file or folder of tabicl_train that is not named here belongs to training.
+LAYERS = {
+    "priors": ["priors"],
+    "networks": ["model", "errors", "console", "statistics", "outputs", "plugins", "register"],
+    # Predictions read the files of runs, so what describes these files and the settings of a run is here.
+    "use": ["prediction", "evaluation", "weights", "config", "optimizer", "run_dir"],
+    "training": [],
+    "tools": ["report", "sweep", "lab", "debugging", "commands", "__main__"],
 }
-OF_LINE = {"tabicl_train.distributed.ray_actors"}  # draws the stream's items, as workers.py does
+LAYER = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
+LEVEL = {layer: level for level, layer in enumerate(LAYERS)}
 LIBRARIES = {  # what a room must not import, directly or through others
     "priors": {"lightning", "hydra", "omegaconf", "polars", "tabicl_train"},
     "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},
@@ -76,30 +50,22 @@ IMPORTS = {module: imports(module) for module in FILES}
 
 
 def room_of(module: str) -> str:
-    """The room of a module; the files at the top of tabicl_train are the line, but for a few of their own."""
+    """The folder of a module, or its file at the top of tabicl_train; or priors."""
     package, _, rest = module.partition(".")
-    if package == "priors":
-        return "priors"
-    if module in OF_LINE:
-        return "line"
-    first = rest.partition(".")[0]
-    if first in ("", "__main__"):
-        return "commands"
-    return "line" if first in LINE or rest == "distributed.ray_actors" else first
+    return rest.partition(".")[0] if package == "tabicl_train" else package
 
 
-def test_every_file_belongs_to_a_layer():
-    assert {room_of(module) for module in FILES} == set(LEVEL)
+def layer_of(module: str) -> str:
+    return LAYER.get(room_of(module), "training")
 
 
 @pytest.mark.parametrize("module", sorted(FILES))
 def test_imports_run_downwards(module):
-    room = room_of(module)
     if module == "tabicl_train":  # offers the estimators
         return
     for name in IMPORTS[module]:
-        if name in FILES and name != "tabicl_train" and (other := room_of(name)) != room:
-            assert LEVEL[other] < LEVEL[room], f"{module} imports {name}"
+        if name in FILES and name != "tabicl_train":
+            assert LEVEL[layer_of(name)] <= LEVEL[layer_of(module)], f"{module} imports {name}"
 
 
 def test_no_module_imports_itself_through_others():

@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.config import SequenceConfig
-from tabicl_train.model.sequence import SequenceModel
 from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalize
 
 

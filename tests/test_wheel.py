@@ -59,7 +59,8 @@ def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_pa
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
-    for name in ("tabicl_train/weights/README.md", "tabicl_train/py.typed", "priors/py.typed"):
+    lab = "tabicl_train/lab/configs/sweep/needle.yaml"
+    for name in ("tabicl_train/weights/README.md", "tabicl_train/py.typed", "priors/py.typed", lab):
         assert (tmp_path / "site" / name).is_file()
     work = tmp_path / "work"
     work.mkdir()

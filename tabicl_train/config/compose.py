@@ -72,6 +72,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
 
 def from_values(values: dict[str, Any]) -> RunConfig:
     """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
+    plugins.load_installed()  # its prior may be of one
     try:
         tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
         config, problems = to_config(tree)
@@ -429,10 +430,10 @@ def read_value(text: str) -> Any:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """Return the folders to search, in order: the project's, that of --config-dir, those of installed packages."""
+    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins and packages."""
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
-    folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else [])]
+    folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else []), *plugins.config_folders()]
     for entry in entry_points(group="tabicl_train.configs"):
         try:
             folders.append(Path(next(iter(entry.load().__path__))))
@@ -440,7 +441,7 @@ def search_folders(config_dir: str | None) -> list[Path]:
             reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
             owner = entry.dist.name if entry.dist else entry.name
             raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
-    return folders
+    return list(dict.fromkeys(folders))
 
 
 def group_choices(folders: list[Path]) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """The help of the commands and configs/README.md, made from the strings under the options.
 
 python -m tabicl_train.config.documentation > configs/README.md
+python -m tabicl_train.config.documentation PACKAGE > PACKAGE/configs/README.md    # of a plug-in
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,13 +85,22 @@ Every option is set by `KEY=VALUE` after `tabicl-train`, and a group of options 
 `tabicl-train experiment=demo --cfg job` prints the values in force.
 
 Files of your own go into a folder with the layout of `configs/`. It is searched after this one with `--config-dir DIR`,
-or always if an installed package registers it. The same package can bring priors; nothing here needs to change:
+or always if an installed package registers it, and so is the folder `configs` inside a package that is a plug-in. The
+same package can bring priors; nothing here needs to change:
 
     [project.entry-points."tabicl_train.configs"]
     mine = "my_package.configs"       # a package whose folder holds prior/mine.yaml, model/mine.yaml, ...
 
     [project.entry-points."tabicl_train.priors"]
     mine = "my_package.my_prior"      # a module with one subclass of priors.Prior, or the class
+"""
+
+
+PLUGIN_INTRODUCTION = """\
+# Options of {module}
+
+Made from the code by `python -m tabicl_train.config.documentation {module}`.
+All other options of `tabicl-train` are in its own configs/README.md.
 """
 
 
@@ -176,33 +188,59 @@ def sweep_help(config_dir: str | None) -> str:
 
 
 def reference() -> str:
-    """Return the page of all options in Markdown."""
-    import priors  # takes 2 s
-    from priors.realism import Realism
+    """Return the page of all options in Markdown, without those of plug-ins."""
+    from priors.realism import Realism  # takes 2 s
 
-    files = [file for folder in sorted(CONFIG_DIR.iterdir()) for file in sorted(folder.glob("*.yaml"))]
-    choices = [(f"`{file.parent.name}={file.stem}`", first_sentence(file)) for file in files]
-    groups = markdown_table(("choice", "what it is"), choices)
-    sections = [INTRODUCTION, f"## Groups\n\nThe files of values that come with the project.\n\n{groups}\n"]
+    groups = f"## Groups\n\nThe files of values that come with the project.\n\n{choice_table(CONFIG_DIR)}\n"
+    sections = [INTRODUCTION, groups]
     top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
     sections.append(section("## The run", RunConfig, fields=top))
     for field in dataclasses.fields(RunConfig):
         title, prefix = f"## `{field.name}`", f"{field.name}."
         if field.name == "prior":
             sections.append(f"{title}\n\nThe distribution that tables are drawn from.\n")
-            classes = {name: priors.prior_class(name) for name in priors.prior_names()}
-            own = {name: cls for name, cls in classes.items() if cls.__module__.startswith("priors.")}
-            sections += [section(f"### `prior={name}`", cls, prefix) for name, cls in own.items()]
+            sections += prior_sections("priors")
             sections.append(section("### `prior.realism`", Realism, "prior.realism."))
         elif field.name == "model":
-            for name, family in register.network.items():
-                sections.append(section(f"{title} of the family {name}", family.settings, prefix))
+            sections += network_sections("tabicl_train.model")
         elif is_part(field):
             sections.append(section(title, type(default_of(field)), prefix))
         if field.name == "curriculum":
             sections.append(section("## `curriculum.stages.NAME`", StageConfig, "curriculum.stages.NAME."))
     sections.append(section("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
     return "\n".join(sections)
+
+
+def plugin_reference(module: str) -> str:
+    """Return the page of the options of a plug-in, which is a package with a folder `configs`, in Markdown."""
+    package = importlib.import_module(module)
+    folder = Path(package.__path__[0]) / "configs"
+    groups = f"## Groups\n\nThe files of values in its folder `configs`.\n\n{choice_table(folder)}\n"
+    introduction = PLUGIN_INTRODUCTION.format(module=module)
+    return "\n".join([introduction, groups, *prior_sections(module, "##"), *network_sections(module)])
+
+
+def choice_table(folder: Path) -> str:
+    """Tell what the files of values in a folder are."""
+    files = [file for group in sorted(folder.iterdir()) for file in sorted(group.glob("*.yaml"))]
+    rows = [(f"`{file.parent.name}={file.stem}`", first_sentence(file)) for file in files]
+    return markdown_table(("choice", "what it is"), rows)
+
+
+def prior_sections(package: str, level: str = "###") -> list[str]:
+    """Describe the options of the priors of a package."""
+    import priors
+
+    classes = {name: priors.prior_class(name) for name in priors.prior_names()}
+    own = {name: cls for name, cls in classes.items() if cls.__module__.startswith(f"{package}.")}
+    return [section(f"{level} `prior={name}`", cls, "prior.") for name, cls in own.items()]
+
+
+def network_sections(package: str) -> list[str]:
+    """Describe the settings of the networks of a package."""
+    own = [name for name in register.network if register.network.place(name).startswith(f"{package}.")]
+    title = "## `model` of the family"
+    return [section(f"{title} {name}", register.network[name].settings, "model.") for name in own]
 
 
 def is_part(field: dataclasses.Field) -> bool:
@@ -228,4 +266,4 @@ def first_sentence(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(plugin_reference(sys.argv[1]) if sys.argv[1:] else reference(), end="")

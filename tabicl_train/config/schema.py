@@ -128,7 +128,7 @@ class StageConfig:
     fresh_optimizer: bool = True
     """Start the stage with an empty optimizer state instead of that of the stage before."""
     frozen: list[str] = field(default_factory=list)
-    """Parts of the network that keep their weights: column, row, icl; of a sequence model: embedding, blocks, head."""
+    """Parts of the network that keep their weights; of a TabICL: column, row, icl."""
     checkpoint_rows: int | None = None
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
 

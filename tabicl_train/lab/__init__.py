@@ -1,1 +1,63 @@
-"""The attention laboratory: experiments that write a folder each, with figures, CSV files and a page (README.md)."""
+"""The attention laboratory: experiments that write a folder each, with figures, CSV files and a page (README.md).
+
+It is a plug-in of this package: what it registers here enters as that of any other plug-in does. Nothing here imports
+torch, so that help is fast.
+"""
+
+from tabicl_train import register
+from tabicl_train.lab.sequence_config import SequenceConfig
+
+register.network("sequence", "tabicl_train.lab.sequence_model:SequenceModel", settings=SequenceConfig)
+
+register.prior("linear_functions", "tabicl_train.lab.priors.linear_functions:LinearFunctions")
+register.prior("needle", "tabicl_train.lab.priors.needle:Needle")
+register.prior("quantifiers", "tabicl_train.lab.priors.quantifiers:Quantifiers")
+
+register.experiment(
+    "fading",
+    "tabicl_train.lab.fading:run",
+    question="how much weight one relevant key keeps among more and more others",
+    packages=("matplotlib",),
+)
+register.experiment(
+    "entropy",
+    "tabicl_train.lab.entropy:run",
+    question="how even the attention of a network is on longer and longer tables",
+    packages=("matplotlib",),
+)
+register.experiment(
+    "attention",
+    "tabicl_train.lab.attention:run",
+    question="one row of a table through one attention head, step by step",
+    packages=("matplotlib", "jinja2"),
+)
+register.experiment(
+    "needle",
+    "tabicl_train.lab.needle:run",
+    question="which scoring rules still find one matching row among thousands of others",
+    trains=True,
+)
+register.experiment(
+    "curriculum",
+    "tabicl_train.lab.curriculum:run",
+    question="what training on tables of growing lengths does for tables longer than any of them",
+    trains=True,
+)
+register.experiment(
+    "classes",
+    "tabicl_train.lab.classes:run",
+    question="how a network of ten classes predicts a thousand, how well and how fast",
+    packages=("matplotlib",),
+)
+register.experiment(
+    "linear",
+    "tabicl_train.lab.linear:run",
+    question="whether softmax or SSA still predicts linear functions that are larger than in training",
+    trains=True,
+)
+register.experiment(
+    "quantifiers",
+    "tabicl_train.lab.quantifiers:run",
+    question="whether softmax or SSA still tells if all numbers are positive in longer sequences",
+    trains=True,
+)

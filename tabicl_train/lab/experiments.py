@@ -1,27 +1,19 @@
-"""The experiments, and the command line of tabicl-lab.
+"""The command line of tabicl-lab, for experiments of this folder and of plug-ins.
 
-An experiment is one file of this folder, with a dataclass `Options` and `run(options)`, and a line here.
+An experiment is a dataclass of options and a function that takes them, registered by `register.experiment`; README.md
+shows one.
 """
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
+from tabicl_train import register
 from tabicl_train.config.compose import parse_options
 from tabicl_train.config.documentation import help_text, option_line
-from tabicl_train.errors import ConfigError, require_matplotlib, require_page_packages, require_sweep_packages
-
-EXPERIMENTS = {
-    "fading": "how much weight one relevant key keeps among more and more others",
-    "entropy": "how even the attention of a network is on longer and longer tables",
-    "attention": "one row of a table through one attention head, step by step",
-    "needle": "which scoring rules still find one matching row among thousands of others",
-    "curriculum": "what training on tables of growing lengths does for tables longer than any of them",
-    "classes": "how a network of ten classes predicts a thousand, how well and how fast",
-    "linear": "whether softmax or SSA still predicts linear functions that are larger than in training",
-    "quantifiers": "whether softmax or SSA still tells if all numbers are positive in longer sequences",
-}
-TRAINED = ("needle", "curriculum", "linear", "quantifiers")  # those that train networks of their own, in a sweep
+from tabicl_train.errors import ConfigError, is_installed, require_sweep_packages
 
 
 class Preempted(Exception):
@@ -41,23 +33,34 @@ def run(arguments: list[str]) -> None:
             "",
             "Experiments, each with --help of its own:",
         ]
-        print("\n".join([*lines, *(option_line(name, question) for name, question in EXPERIMENTS.items())]))
+        lines += [option_line(name, experiment.question) for name, experiment in register.experiment.items()]
+        print("\n".join(lines))
         return
-    if name not in EXPERIMENTS:
-        raise ConfigError([f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}"])
-    experiment = importlib.import_module(f"tabicl_train.lab.{name}")
+    experiment = register.experiment[name]
+    function = experiment.function
+    options = options_of(name, function)
     if {"-h", "--help"} & set(settings):
-        print(help_text(experiment.Options))
+        print(help_text(options))
         return
-    options = parse_options(experiment.Options, settings)
+    parsed = parse_options(options, settings)
     require_packages(name)  # before the folder of the experiment is made
-    experiment.run(options)
+    function(parsed)
+
+
+def options_of(name: str, function: Callable[[Any], None]) -> type:
+    """Return the dataclass of an experiment's options, with which its only parameter is annotated."""
+    hints = get_type_hints(function)
+    kinds = [kind for parameter, kind in hints.items() if parameter != "return"]
+    if len(kinds) != 1 or not dataclasses.is_dataclass(kinds[0]):
+        form = "def run(options: Options), where Options is a dataclass"
+        raise ConfigError([f"the experiment {name} is no function of its options; write it as {form}"])
+    return kinds[0]
 
 
 def require_packages(name: str) -> None:
     """Raise ConfigError if a package that an experiment needs is not installed."""
-    if name in TRAINED:
+    experiment = register.experiment[name]
+    if experiment.trains:
         require_sweep_packages()
-    elif name == "attention":
-        require_page_packages()
-    require_matplotlib()
+    if missing := [package for package in experiment.packages if not is_installed(package)]:
+        raise ConfigError([f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}"])

@@ -1,6 +1,6 @@
 """linear: transformers with softmax and with SSA predict linear functions and points larger than those of training.
 
-The task is priors/linear_functions.py, and training is configs/sweep/linear.yaml, with all of its settings.
+The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/linear.yaml, with all of its settings.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ are (the paper's softmax: 0.05 with 10, 0.25 with 20, 0.82 with 40 and 2.2 with 
 ![squared error by the factor of the first point](deviant.png)
 
 The paper's networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
-(`experiment=linear_functions`); its errors are sums over 38 points divided by 40. configs/sweep/linear.yaml has every
-setting of the training here, which is the same for both rules; linear.csv has the scores of each run and block, and
-runs/ the runs.
+(`experiment=linear_functions`); its errors are sums over 38 points divided by 40. lab/configs/sweep/linear.yaml has
+every setting of the training here, which is the same for both rules; linear.csv has the scores of each run and block,
+and runs/ the runs.
 """
 
 

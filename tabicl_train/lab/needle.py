@@ -1,6 +1,6 @@
 """needle: small networks of each scoring rule, trained on short tables, look for one row among more and more negatives.
 
-The task is priors/needle.py, and training is configs/sweep/needle.yaml, with all of its settings.
+The task is lab/priors/needle.py, and training is lab/configs/sweep/needle.yaml, with all of its settings.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ learning: 0 if it looks at one row, 1 if at all rows alike.
 
 {markdown(entropies.rename_axis("rule").reset_index())}
 
-How it was done: configs/sweep/needle.yaml has every setting of the training, which is the same for all rules;
+How it was done: lab/configs/sweep/needle.yaml has every setting of the training, which is the same for all rules;
 needle.csv has the scores of each run and table, and runs/ the runs.
 """
 

@@ -1,6 +1,6 @@
 """quantifiers: transformers with softmax and with SSA tell whether every number, or some number, is positive.
 
-The task is priors/quantifiers.py, and training is configs/sweep/quantifiers.yaml, with all of its settings.
+The task is lab/priors/quantifiers.py, and training is lab/configs/sweep/quantifiers.yaml, with all of its settings.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from priors.quantifiers import QUANTIFIERS
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import sequences
 from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row
+from tabicl_train.lab.priors.quantifiers import QUANTIFIERS
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 
@@ -108,8 +108,8 @@ If one number is larger than the others, by a factor:
 
 The paper (arXiv 2508.14685) shows heat maps without numbers: with softmax, errors grow with sigma, and with SSA they
 stay small. Its networks have 12 layers, 8 heads and width 256, and were trained for 500,000 steps
-(`experiment=quantifiers`). configs/sweep/quantifiers.yaml has every setting of the training here, which is the same for
-both rules; quantifiers.csv has the scores of each run and block, and runs/ the runs.
+(`experiment=quantifiers`). lab/configs/sweep/quantifiers.yaml has every setting of the training here, which is the same
+for both rules; quantifiers.csv has the scores of each run and block, and runs/ the runs.
 """
 
 

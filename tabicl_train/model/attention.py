@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -149,27 +149,6 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.addcmul(x * cos, partner, sin).to(x.dtype)
 
 
-class CausalSpans(NamedTuple):
-    """Sequences whose tokens attend to themselves and to those before them."""
-
-    runs: list[tuple[int, int]]  # of equal sequences: how many, and their tokens T
-
-
-def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: float) -> Tensor:
-    """Attention within the sequences of `spans`, softmax without a `rule`: qkv (tokens, 3, H, d) -> (tokens, H, d)."""
-    outs = []
-    q, k, v = qkv.unbind(1)
-    parts = torch.stack([q if rule is None else rule(q)[0], k, v]).split([count * T for count, T in spans.runs], 1)
-    for (count, T), part in zip(spans.runs, parts, strict=True):
-        q, k, v = part.unflatten(1, (count, T)).transpose(2, 3).unbind()  # (count, H, T, d)
-        if rule is None:
-            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        else:
-            out = attend_plain(q, k, v, rule.exponents(), causal=True)
-        outs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outs)
-
-
 class LayerNorm(nn.LayerNorm):
     """torch's layer norm, but under autocast in the dtype of its input, with sums in float32."""
 
@@ -226,7 +205,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None,
-        spans: Spans | RowSpans | CausalSpans,
+        spans: Spans | RowSpans,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
@@ -239,10 +218,7 @@ class Attention(nn.Module):
                 return self(x.float(), None if context is None else context.float(), spans, log_n, table)
         q, kv = self.project(x, context)
         dropout = self.dropout if self.training else 0.0
-        if isinstance(spans, CausalSpans):
-            assert not isinstance(self.ssmax_layer, Scaling)
-            out = attend_causally(q, spans, self.ssmax_layer, dropout)
-        elif isinstance(spans, RowSpans):
+        if isinstance(spans, RowSpans):
             out = attend_in_rows(q, kv, spans, dropout)
         else:
             assert kv is not None
@@ -278,12 +254,17 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and, with ff_factor > 0, feed-forward, each with a residual; arguments as in `Attention`."""
+    """Pre-norm attention and, with ff_factor > 0, feed-forward, each with a residual; arguments as in `Attention`.
+
+    A subclass may have another kind of attention.
+    """
+
+    attention: ClassVar[type[Attention]] = Attention
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__()
         self.dropout, self.ff_factor = settings.dropout, settings.ff_factor
-        self.attn = Attention(dim, num_heads, scaling, settings, fp32)
+        self.attn = self.attention(dim, num_heads, scaling, settings, fp32)
         bias = not settings.bias_free_ln
         if self.ff_factor > 0:
             self.linear1 = nn.Linear(dim, self.ff_factor * dim)
@@ -299,7 +280,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         context: Tensor | int | None,
-        spans: Spans | RowSpans | CausalSpans,
+        spans: Spans | RowSpans,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:

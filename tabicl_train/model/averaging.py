@@ -24,13 +24,9 @@ def signed_log(z: Tensor) -> Tensor:
     return torch.where(negative, -log, log)
 
 
-def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor, causal: bool = False) -> Tensor:
+def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:
     """Let q (count, H, L, d) attend to k, v (count, H, K, d), with all scores in memory -> (count, H, L, d)."""
-    # causal: query i attends to the keys up to i
     scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
     return torch.softmax(scores, -1) @ v
 
 

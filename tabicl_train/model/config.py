@@ -14,7 +14,7 @@ from tabicl_train.errors import ConfigError
 if TYPE_CHECKING:
     from tabicl_train.model.family import Network, NetworkConfig
 
-__all__ = ["NetworkSettings", "SequenceConfig", "TabICLConfig"]
+__all__ = ["NetworkSettings", "TabICLConfig"]
 
 # The metadata of a setting that resume.allow_changes=true permits to change when a run is continued, since the weights
 # fit. Without it, another value makes another network, which is refused in any case; see config/on_resume.py.
@@ -226,77 +226,26 @@ class NetworkSettings:
         return problems
 
 
-@dataclass
-class SequenceConfig:
-    """Architecture of a transformer over sequences.
+def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False) -> list[str]:
+    """List the problems with the scaling rules of a network, and with the options of these rules.
 
-    The defaults are the network of the SSA paper (arXiv 2508.14685) with softmax: 12 layers, 8 heads and width 256, as
-    in GPT-2.
+    Parameters
+    ----------
+    settings : NetworkConfig
+        Those of the network.
+    names : tuple of str
+        The settings that name a rule.
+    causal : bool
+        Whether the number of keys differs from query to query, which not all rules support.
+
+    Returns
+    -------
+    list of str
+        A sentence for each problem.
     """
-
-    family: str = "sequence"
-    """The family of the network, which distinguishes its settings from those of a TabICL."""
-    max_classes: int = 2
-    """Number of logits, 2..10; 0 is regression: the number itself is predicted, and its squared error is the loss."""
-    num_blocks: int = 12
-    """Transformer blocks."""
-    num_heads: int = 8
-    """Attention heads of a block."""
-    width: int = 256
-    """Width of a token."""
-    ff_factor: int = 4
-    """Width of the feed-forward networks as a multiple of the width of a token; 0 leaves them out."""
-    scaling: str = "none"
-    """Scores of attention: none (softmax), or scaled signed averaging with a fixed exponent (ssa) or one that each head
-    learns (ssa_trainable)."""
-    ssa_exponent: float = 1.5
-    """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
-    max_tokens: int = 512
-    """Longest sequence, numbers and labels together; each position has its own embedding."""
-    dropout: float = 0.0
-    """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
-    checkpoint_rows: int = 20_000
-    """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
-
-    missing_values: ClassVar[bool] = False
-    bias_free_ln: ClassVar[bool] = False
-    zero_init: ClassVar[bool] = False
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether numbers are predicted, not classes."""
-        return self.max_classes == 0
-
-    @property
-    def outputs(self) -> int:
-        """Values predicted for a row: logits, or the number."""
-        return 1 if self.is_regression else self.max_classes
-
-    def problems(self) -> list[str]:
-        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
-        problems = []
-        if self.family != "sequence":
-            problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")
-        for name in ("num_blocks", "num_heads", "width", "max_tokens"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
-        for name in ("ff_factor", "checkpoint_rows"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 0")
-        if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
-            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
-        if self.num_heads >= 1 and self.width % self.num_heads:
-            problems.append(f"width ({self.width}) is not divisible by num_heads ({self.num_heads})")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
-        return problems + scaling_problems(self, ("scaling",))
-
-
-def scaling_problems(settings: TabICLConfig | SequenceConfig, names: tuple[str, ...]) -> list[str]:
-    """List the problems with the scaling rules in the settings `names`, and with the options of these rules."""
     from tabicl_train.model.scaling import OPTIONS  # on first use, as it imports torch
 
-    causal, problems = isinstance(settings, SequenceConfig), []
+    problems = []
     possible = {name: rule for name, rule in register.scaling.items() if rule.causal or not causal}
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():
@@ -347,7 +296,6 @@ class Family:
 
 
 register.network("tabicl", "tabicl_train.model.tabicl:TabICL", settings=TabICLConfig)
-register.network("sequence", "tabicl_train.model.sequence:SequenceModel", settings=SequenceConfig)
 
 
 def family_of(config: "NetworkConfig") -> "type[Network]":

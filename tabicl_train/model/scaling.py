@@ -226,7 +226,8 @@ class Rule:
     dropout : bool
         Whether it supports dropout of attention weights.
     causal : bool
-        Whether it supports a number of keys that differs from query to query, as in a SequenceModel.
+        Whether it supports a number of keys that differs from query to query, as where a token attends to those
+        before it.
     """
 
     entry: Callable[[int, int, Any], Scaling | SSA | None]

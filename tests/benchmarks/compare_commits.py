@@ -155,6 +155,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 def draw(output: Path, cases: dict[str, dict]) -> None:
     """In a process that imports the priors of one commit: draw the tables of some cases and write their digests."""
+    import tabicl_train.lab  # noqa: F401 - which registers priors, in commits in which priors/ has not all of them
     from priors import TableSpec, build_prior
 
     with tempfile.TemporaryDirectory() as place:

@@ -5,31 +5,34 @@ import pytest
 
 import priors
 from tabicl_train.config import compose as composing
-from tabicl_train.config.compose import CONFIG_DIR, compose
+from tabicl_train.config.compose import compose, search_folders
 from tabicl_train.config.schema import StageConfig, build_prior
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 
-FILES = [file for file in sorted(CONFIG_DIR.glob("*/*.yaml")) if file.parent.name != "sweep"]  # in tests/sweep
+FILES = [file for folder in search_folders(None) for file in sorted(folder.glob("*/*.yaml"))]
+FILES = [file for file in FILES if file.parent.name != "sweep"]  # in tests/sweep
 EXPERIMENTS = "".join(file.read_text() for file in FILES if file.parent.name == "experiment")
 # They do not compose without tables: their own tests have some.
 NEED_TABLES = ("prior/disk", "prior/tables", "prior/one_table", "experiment/fine_tune", "experiment/own_tables")
 CHOICES = [
-    (group, choice)
-    for group, choice in ((file.parent.name, file.stem) for file in FILES)
-    if f"{group}/{choice}" not in NEED_TABLES and f"override /{group}: {choice}\n" not in EXPERIMENTS
+    file
+    for file in FILES
+    if f"{file.parent.name}/{file.stem}" not in NEED_TABLES
+    and f"override /{file.parent.name}: {file.stem}\n" not in EXPERIMENTS
 ]
 NEEDS = {"sequence": "curriculum=sequences", "linear_functions": "model.max_classes=0"}  # by the start of a choice
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_yaml_composes(group, choice):
+@pytest.mark.parametrize("file", CHOICES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_every_yaml_composes(file):
     """An experiment, with the files that it names; it says what it costs, and on which hardware."""
+    group, choice = file.parent.name, file.stem
     needed = [setting for start, setting in NEEDS.items() if choice.startswith(start) and group in ("model", "prior")]
     config = compose([f"{group}={choice}", *needed])
     if group == "experiment":
-        comment = (CONFIG_DIR / group / f"{choice}.yaml").read_text().partition("defaults:")[0]
+        comment = file.read_text().partition("defaults:")[0]
         stages = config.curriculum.stages.values()
         steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
         assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment

@@ -11,7 +11,7 @@ import tabicl_train
 from tabicl_train import register
 from tabicl_train.config import options
 from tabicl_train.config.compose import CONFIG_DIR, compose
-from tabicl_train.config.documentation import field_docs, reference
+from tabicl_train.config.documentation import field_docs, plugin_reference, reference
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
@@ -55,3 +55,12 @@ def test_the_committed_page_is_the_generated_one():
     assert (CONFIG_DIR / "README.md").read_text() == page, (
         "python -m tabicl_train.config.documentation > configs/README.md"
     )
+
+
+def test_the_page_of_the_laboratory_has_its_options_and_no_others():
+    page = plugin_reference("tabicl_train.lab")
+    assert (Path(tabicl_train.__file__).parent / "lab/configs/README.md").read_text() == page, (
+        "python -m tabicl_train.config.documentation tabicl_train.lab > tabicl_train/lab/configs/README.md"
+    )
+    for own in ("`model=sequence_tiny`", "`prior.quantifier`", "`model.max_tokens`", "`sweep=linear`"):
+        assert own in page and own not in reference()

@@ -15,8 +15,8 @@ from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.distributed.processes import Stop, start_problems
-from tabicl_train.distributed.ray_actors import RayLoader
 from tabicl_train.errors import ConfigError
+from tabicl_train.ray_actors import RayLoader
 from tabicl_train.workers import WorkerDied
 
 pytest.importorskip("ray")

@@ -14,11 +14,12 @@ from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
 from made_run import make_run
 
+from tabicl_train import register
 from tabicl_train.config.compose import parse_options
 from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import needle
-from tabicl_train.lab.experiments import EXPERIMENTS, Failed, Preempted
+from tabicl_train.lab.experiments import Failed, Preempted
 from tabicl_train.prediction.export import export
 from tabicl_train.sweep.results import Sweep
 
@@ -37,7 +38,7 @@ def run(name, folder, *settings):
     return page
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", register.experiment)
 def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
     options = importlib.import_module(f"tabicl_train.lab.{name}").Options
     assert {"folder", "small"} <= {field.name for field in dataclasses.fields(options)}
@@ -48,9 +49,9 @@ def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
 
 def test_the_command_without_an_experiment_lists_them():
     result = command("lab")
-    assert result.returncode == 0 and all(question in result.stdout for question in EXPERIMENTS.values())
+    assert result.returncode == 0 and all(known.question in result.stdout for known in register.experiment.values())
     result = command("lab", "fadding")
-    assert result.returncode == 2 and "there is no experiment 'fadding'; there are fading, " in result.stderr
+    assert result.returncode == 2 and "there is no experiment 'fadding'; did you mean 'fading'?" in result.stderr
 
 
 @pytest.mark.slow  # git, for the page
@@ -72,7 +73,7 @@ def test_a_mistake_in_the_options_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("name", "package"),
     [
-        *((name, "matplotlib") for name in EXPERIMENTS),
+        *((name, "matplotlib") for name in register.experiment),
         *((name, "optuna") for name in ("needle", "curriculum", "linear", "quantifiers")),
         ("attention", "jinja2"),
     ],
@@ -85,7 +86,7 @@ def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_pa
     needed["entropy"] = needed["classes"]
     result = command("lab", name, f"folder={tmp_path}/x", *needed.get(name, []))
     assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert re.fullmatch(rf"error: \w+ need {package}: pip install .*", result.stderr.strip())
+    assert re.fullmatch(rf"error: \w+ needs? {package}: pip install .*", result.stderr.strip())
     assert command("lab", name, "--help").returncode == 0
 
 

@@ -18,8 +18,8 @@ from tabicl_train.lab import folder as lab_folder
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.experiments import Preempted
 from tabicl_train.lab.folder import Folder, score_all
-from tabicl_train.model.config import SequenceConfig
-from tabicl_train.model.sequence import SequenceModel
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.planning import expected_work
 
 

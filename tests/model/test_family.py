@@ -13,7 +13,8 @@ from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import SequenceConfig, family_of, settings_of
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients

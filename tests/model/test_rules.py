@@ -9,8 +9,8 @@ from small_networks import draw, logits_of, small_network
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
+from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.public_config import to_public
 
 PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"

@@ -7,10 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
-from tabicl_train.model import averaging
+from tabicl_train.model import TabICLConfig, averaging
 from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.averaging import attend_averaging, attend_plain
-from tabicl_train.model.config import SequenceConfig
 from tabicl_train.model.pack import Pack, Spans
 from tabicl_train.model.scaling import SSA
 from tabicl_train.module import Pretraining
@@ -26,11 +25,11 @@ SHARED = [[3, 20, 33, 0, 1], [2, 20, 4, 99, 0]]
 
 
 def averaging_layer(heads: int = 3, exponent: float = 1.5, trainable: bool = False) -> SSA:
-    return SSA(heads, 8, SequenceConfig(scaling="ssa", ssa_exponent=exponent), trainable)
+    return SSA(heads, 8, TabICLConfig(ssa_exponent=exponent), trainable)
 
 
 def attention(width: int, heads: int, rule: str, exponent: float) -> Attention:
-    return Attention(width, heads, rule, SequenceConfig(scaling=rule, ssa_exponent=exponent))
+    return Attention(width, heads, rule, TabICLConfig(ssa_exponent=exponent))
 
 
 def one_by_one(q, kv, exponents, runs, queries):

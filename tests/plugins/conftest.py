@@ -14,7 +14,8 @@ SOURCE = (Path(__file__).parents[1] / "support/outside.txt").read_text()
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
-    for registry in (register.network, register.scaling, register.callback):
+    plugins.load_installed()  # the laboratory, which stays registered
+    for registry in (register.network, register.scaling, register.callback, register.experiment):
         # Tests of pages, in the same process, may have registered examples of their own.
         ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
         monkeypatch.setattr(registry, "_entries", ours)

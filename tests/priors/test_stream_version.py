@@ -14,6 +14,7 @@ import pytest
 from priors import TableSpec, build_prior, prior_class, prior_names
 from priors.random import STREAM_VERSION
 from priors.table import Table
+from tabicl_train import lab  # noqa: F401 - which registers priors
 
 STORED = Path(__file__).with_suffix(".txt")
 PRIORS = {

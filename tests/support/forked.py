@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from priors import prior_names
+from priors import PRIORS, place_of
 from tabicl_train.distributed.loopback import open_store
 
+PLACES = [place_of(prior) for prior in PRIORS.values()]
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["tabicl_train.commands", "tabicl_train.train", "numba", *(f"priors.{name}" for name in prior_names())]
+    ["tabicl_train.commands", "tabicl_train.train", "numba", *(place.partition(":")[0] for place in PLACES)]
 )
 
 

@@ -8,7 +8,7 @@ from command_line import command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.distributions import FloatDistribution, IntDistribution
 
-from tabicl_train.config.compose import CONFIG_DIR, compose
+from tabicl_train.config.compose import compose, group_choices, search_folders
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError, install
 from tabicl_train.planning import expected_work
@@ -219,7 +219,7 @@ def test_a_label_can_be_part_of_a_file_name():
     assert len(label({"prior.folder": "a" * 400, "x": 1.0})) == 150
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIG_DIR / "sweep").glob("*.yaml"))])
+@pytest.mark.parametrize("name", group_choices(search_folders(None))["sweep"])
 def test_every_shipped_sweep_composes(name):
     plan = make_plan([f"sweep={name}"])
     assert plan.sweep.name == name and plan.folder == Path("runs", name)

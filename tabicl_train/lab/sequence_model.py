@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.attention import Block, CausalSpans, LayerNorm, run
-from tabicl_train.model.config import SequenceConfig
+from tabicl_train.lab.causal import CausalBlock, CausalSpans
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.model.attention import LayerNorm, run
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA, Scaling
@@ -48,7 +49,7 @@ class SequenceModel(Network):
         nn.init.normal_(positions.weight, std=POSITION_STD)
         parts = {"number": nn.Linear(1, c.width, bias=False), "label": labels, "position": positions}
         self.embedding = nn.ModuleDict(parts)
-        self.transformer = nn.ModuleList(Block(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
+        self.transformer = nn.ModuleList(CausalBlock(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
         self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:

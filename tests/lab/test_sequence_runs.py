@@ -13,7 +13,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.sequence import SequenceModel
+from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.prediction.export import export, load_model, load_network
 from tabicl_train.report.page import write_report
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from priors import TableSpec, build_prior
-from priors.needle import CROWD, DISTANCE, NOISE
+from tabicl_train.lab.priors.needle import CROWD, DISTANCE, NOISE
 
 SIZES = [(2, 4, 60, 20), (3, 4, 400, 64), (6, 10, 5000, 40)]  # features, needles, negatives, query rows
 

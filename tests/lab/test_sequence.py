@@ -11,9 +11,9 @@ from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import SequenceConfig
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.sequence import SequenceModel
 
 SMALL = SequenceConfig(num_blocks=2, num_heads=2, width=16, ff_factor=2, max_tokens=60)
 CONFIGS = {

@@ -1,0 +1,1 @@
+"""Priors of single experiments: tasks on which rules of attention are compared."""
