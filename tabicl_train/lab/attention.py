@@ -17,10 +17,11 @@ from torch import Tensor
 from priors.random import rng_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.instruments import LABELED, Sequence, exponents, logits, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import multipliers, shape, sites
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import LABELED, Sequence, exponents, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 

@@ -4,18 +4,17 @@ multipliers of its queries, at the two sites where rows are keys.
 column   the inducing points of a column attend to its labeled cells
 icl      in in-context learning, all rows of a table attend to its labeled rows
 
-Hooks record every call of these layers while the network predicts, so that the queries, keys and logits are its own.
-Logits are computed in blocks of queries, in float64, and never kept.
+Queries and keys are recorded while the network predicts, see model/recording.py. Logits are computed in blocks of
+queries, in float64, and never kept.
 
 Q queries, K keys, H heads, d elements of a head, n labeled rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -23,15 +22,12 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.averaging import signed_log
-from tabicl_train.model.pack import Spans
-from tabicl_train.model.scaling import SSA
+from tabicl_train.model.recording import INDUCING, Sequence, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
 POINTS = 16  # inducing points that are measured of a column
 BLOCK = 2**21  # logits that are computed at once, 16 MB in float64
-INDUCING, LABELED, QUERY = "inducing points", "labeled rows", "query rows"  # kinds of queries
 
 
 class Site(NamedTuple):
@@ -44,79 +40,11 @@ class Site(NamedTuple):
 
 def sites(model: TabICL) -> list[Site]:
     """The layers in which rows are keys, in the order of a forward pass."""
-    column, icl = (part["blocks"].children() for part in (model.col_embedder.tf_col, model.icl_predictor.tf_icl))
-    found = [Site("column", i, block.multihead_attn1.attn) for i, block in enumerate(column)]
-    return found + [Site("icl", i, block.attn) for i, block in enumerate(icl)]
-
-
-class Sequence(NamedTuple):
-    """Queries of one kind that attend to the same keys.
-
-    x, context: the tokens of queries and keys, (Q, E) and (K, E), from which the layer projects them
-    projected: (Q, H, d) queries before the length scaling; q: after it, as the layer's logits take them
-    k, v: (K, H, d)
-    """
-
-    kind: str
-    x: Tensor
-    context: Tensor
-    projected: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-
-def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Tensor, kv: Tensor) -> Iterator[Sequence]:
-    """The sequences of a call of a layer: fields as there, but of all queries and keys; kv (K, 2, H, d)."""
-    runs = spans.runs.tolist()
-    both = spans.uses == 2  # the runs of labeled rows, then those of query rows
-    start = 0
-    for number, (count, length, keys, first, _) in enumerate(runs):
-        kind = INDUCING if spans.shares_queries else LABELED if both and number < len(runs) // 2 else QUERY
-        for i in range(count):
-            own = slice(0, length) if spans.shares_queries else slice(start, start + length)
-            seen = slice(first + i * keys, first + (i + 1) * keys)
-            yield Sequence(kind, x[own], context[seen], projected[own], q[own], *kv[seen].unbind(1))
-            start += length
-
-
-@contextlib.contextmanager
-def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, list[Sequence]], None]) -> Iterator[None]:
-    """Inside the context, `watch` gets the key of a layer and its sequences, before the layer computes its output.
-
-    The tables of a call need the same number of labeled rows, since shared queries are recorded with one factor.
-    """
-
-    def hook_of(key: Any) -> Callable:
-        def hook(attention: Attention, arguments: tuple) -> None:
-            x, context, spans, log_n, table = arguments
-            projected, kv = attention.project(x, context)
-            q = attention.scale(projected, log_n, table, spans)
-            q = q[0] if spans.shares_queries else q
-            watch(key, list(sequences(spans, x, context, projected, q, kv)))
-
-        return hook
-
-    handles = [attention.register_forward_pre_hook(hook_of(key)) for key, attention in attentions.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
-    """What the softmax of a layer is taken of, float64 (H, Q, K); q (Q, H, d) after the length scaling, k (K, H, d)."""
-    q, k = q.double().transpose(0, 1), k.double().permute(1, 2, 0)
-    z = q @ k / math.sqrt(q.shape[-1])
-    if (p := exponents(attention)) is None:
-        return z
-    return p.double()[:, None, None] * signed_log(z)
-
-
-def exponents(attention: Attention) -> Tensor | None:
-    """p of each head (H,) in a layer with signed averaging, see model/scaling.py; None in others."""
-    return attention.ssmax_layer.exponents() if isinstance(attention.ssmax_layer, SSA) else None
+    found = []
+    for name, attention in model.named_attentions():
+        stage, _, layer = name.partition(".")
+        found.append(Site(stage, int(layer), attention))
+    return found
 
 
 class Shape(NamedTuple):

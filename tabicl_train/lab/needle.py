@@ -27,9 +27,10 @@ from tabicl_train.lab.folder import (
     score_all,
     trained_runs,
 )
-from tabicl_train.lab.instruments import QUERY, measure
+from tabicl_train.lab.instruments import measure
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import QUERY
 from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:

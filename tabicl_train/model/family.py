@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.attention import Attention
 from tabicl_train.model.counting import counted_costs
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss, pinball
@@ -64,6 +65,8 @@ class Network(nn.Module, ABC):
     # The pair that may replace `forward` in predictions, see `encodes`; most networks have neither.
     encode: Callable[..., Any]
     decode: Callable[..., Tensor]
+    # represent(state, queries, *, tokens) -> (query rows, D) beside that pair: what estimators return from `embed`.
+    represent: Callable[..., Tensor]
 
     @abstractmethod
     def __init__(self, config: Any) -> None:
@@ -191,6 +194,13 @@ class Network(nn.Module, ABC):
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
+        return iter(())
+
+    def named_attentions(self) -> Iterator[tuple[str, Attention]]:
+        """Yield the attention layers in which rows are keys, by names such as icl.0; none unless the family names them.
+
+        They are those whose weights `tabicl_train.prediction.attention_weights` returns.
+        """
         return iter(())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
     block_values,
@@ -24,7 +25,7 @@ from tabicl_train.model.costs import (
     row_flops,
     token_groups,
 )
-from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes
+from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes, represent_queries
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack, Shape, column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.public_config import to_public
@@ -142,6 +143,26 @@ class TabICL(Network):
         """
         return decode(self, state, queries, temperature, tokens)
 
+    @torch.no_grad()
+    def represent(self, state: Encoded, queries: Pack, *, tokens: int) -> Tensor:
+        """Compute the representations of query rows, which in-context learning compares.
+
+        Parameters
+        ----------
+        state : Encoded
+            From `encode`, of tables with the same features.
+        queries : Pack
+            Tables that have query rows only.
+        tokens : int
+            As for `encode`.
+
+        Returns
+        -------
+        Tensor
+            (query rows, D).
+        """
+        return represent_queries(self, queries, state.columns, tokens)
+
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
         """Return N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
         sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
@@ -160,6 +181,13 @@ class TabICL(Network):
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
             for i, block in enumerate(part["blocks"].children()):  # at most one in each
                 yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
+
+    def named_attentions(self) -> Iterator[tuple[str, Attention]]:
+        """Yield the layers in which rows are keys: `column.0`, ..., of inducing points, and `icl.0`, ..., of rows."""
+        for i, block in enumerate(self.col_embedder.tf_col["blocks"].children()):
+            yield f"column.{i}", block.multihead_attn1.attn
+        for i, block in enumerate(self.icl_predictor.tf_icl["blocks"].children()):
+            yield f"icl.{i}", block.attn
 
     @staticmethod
     def forward_flops(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:

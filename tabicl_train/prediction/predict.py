@@ -105,6 +105,26 @@ def decode(network: Network, state: Any, queries: Pack, temperature: float = 1.0
     return predicted[:, : state.num_classes] / temperature
 
 
+def representation_problem(network: Network) -> str | None:
+    """Return why a network has no representations of rows, or None."""
+    cls = type(network)
+    if encodes(cls) and hasattr(cls, "represent"):
+        return None
+    return f"{cls.__name__} has no representations of rows: it needs the methods encode, decode and represent"
+
+
+@torch.no_grad()
+def represent(network: Network, state: Any, queries: Pack, tokens: int = TOKENS) -> Tensor:
+    """Compute the representations of query rows, (query rows, D); arguments as in `decode`.
+
+    Raises ConfigError for a network that has none.
+    """
+    problem = representation_problem(network)
+    if problem is not None:
+        raise ConfigError([problem])
+    return network.represent(state, queries, tokens=tokens)
+
+
 def predict_logits(
     network: Network, pack: Pack, num_classes: int, temperature: float = 1.0, tokens: int = TOKENS
 ) -> Tensor:

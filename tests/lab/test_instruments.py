@@ -8,10 +8,11 @@ import torch
 from small_networks import draw, small_network
 
 from tabicl_train import register
-from tabicl_train.lab.instruments import INDUCING, LABELED, QUERY, logits, measure, multipliers, recorded, shape, sites
+from tabicl_train.lab.instruments import measure, multipliers, shape, sites
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import INDUCING, LABELED, QUERY, logits, recorded
 from tabicl_train.model.scaling import Scaling
 
 N, n, M = 41, 23, 3
