@@ -32,7 +32,9 @@ def commands(page: str) -> list[str]:
 PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
 CHEAP = [("README.md", number) for number, line in enumerate(PAGES["README.md"]) if " experiment=demo run_dir=" in line]
 LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
-PYTHON = [(page, number) for page in PAGES for number, (language, _) in enumerate(blocks(page)) if language == "python"]
+TOGETHER = ["tabicl_train/from_python.md"]  # its blocks need those before them: test_from_python.py
+ALONE = [page for page in PAGES if page not in TOGETHER]
+PYTHON = [(page, number) for page in ALONE for number, (language, _) in enumerate(blocks(page)) if language == "python"]
 TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *\w+(/|\.py) {2,}\w", block, re.M)]
 
 # Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
