@@ -121,7 +121,7 @@ class TableStream(IterableDataset):
                 features=as_range(10 if features is None else features),
                 train_share=as_range(0.5 if labeled_share is None else labeled_share),
                 tables=number,
-                group_size=number,
+                group_size=max(1, number),  # a wrong number is named once, as `tables`
                 pack_tokens=ENDLESS,
             )
             curriculum = CurriculumConfig({"tables": stage})

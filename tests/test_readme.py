@@ -38,11 +38,12 @@ def files(page: str) -> dict[str, str]:
 PAGES = {page: commands(page) for page in TRACKED if page.endswith(".md")}
 CHEAP = [("README.md", number) for number, line in enumerate(PAGES["README.md"]) if " experiment=demo run_dir=" in line]
 LINES = [(page, number) for page, lines in PAGES.items() for number in range(len(lines))]
+TOGETHER = ["tabicl_train/from_python.md"]  # its blocks need those before them: test_from_python.py
 PYTHON = [
     (page, number)
     for page in PAGES
     for number, (language, text) in enumerate(blocks(page))
-    if language == "python" and text not in files(page).values()
+    if language == "python" and page not in TOGETHER and text not in files(page).values()
 ]
 TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *\w+(/|\.py) {2,}\w", block, re.M)]
 

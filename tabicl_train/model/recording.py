@@ -44,6 +44,7 @@ class Sequence(NamedTuple):
 
 def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Tensor, kv: Tensor) -> Iterator[Sequence]:
     """Yield the sequences of a call of a layer: fields as there, but of all queries and keys; kv (K, 2, H, d)."""
+    assert isinstance(spans.runs, Tensor)  # not exported
     runs = spans.runs.tolist()
     both = spans.uses == 2  # the runs of labeled rows, then those of query rows
     start = 0
@@ -67,6 +68,7 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, list[Sequen
         def hook(attention: Attention, arguments: tuple) -> None:
             x, context, spans, log_n, table = arguments
             projected, kv = attention.project(x, context)
+            assert kv is not None  # rows are keys, so there is a context
             q = attention.scale(projected, log_n, table, spans)
             q = q[0] if spans.shares_queries else q
             watch(key, list(sequences(spans, x, context, projected, q, kv)))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Attention
+from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
     block_values,
@@ -30,7 +30,7 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack, Shape, column_layout, context_layout, log_counts, row_layout
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import SSA, Scaling
-from tabicl_train.model.stages import ColumnEmbedding, InContextLearner, RowInteraction
+from tabicl_train.model.stages import ColumnEmbedding, InContextLearner, InducedAttention, RowInteraction
 
 __all__ = ["TabICL"]
 
@@ -185,8 +185,10 @@ class TabICL(Network):
     def named_attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the layers in which rows are keys: `column.0`, ..., of inducing points, and `icl.0`, ..., of rows."""
         for i, block in enumerate(self.col_embedder.tf_col["blocks"].children()):
+            assert isinstance(block, InducedAttention)
             yield f"column.{i}", block.multihead_attn1.attn
         for i, block in enumerate(self.icl_predictor.tf_icl["blocks"].children()):
+            assert isinstance(block, Block)
             yield f"icl.{i}", block.attn
 
     @staticmethod

@@ -62,7 +62,8 @@ def attention_weights(network: Network, X: Any, y: Any) -> dict[str, np.ndarray]
     weights: dict[str, np.ndarray] = {}
 
     def watch(layer: str, sequences: list[Sequence]) -> None:
-        of_columns, of_rows = [], []
+        of_columns: list[np.ndarray] = []
+        of_rows: list[np.ndarray] = []
         for sequence in sequences:
             if sequence.kind == LABELED:
                 continue

@@ -7,8 +7,9 @@ from command_line import command
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.entropy import prediction
-from tabicl_train.lab.instruments import COLUMNS, INDUCING, LABELED, QUERY, measure
+from tabicl_train.lab.instruments import COLUMNS, measure
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import INDUCING, LABELED, QUERY
 from tabicl_train.prediction.export import load_model
 
 
