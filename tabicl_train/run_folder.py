@@ -20,7 +20,7 @@ from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.callbacks.final_test import TEST, is_test_missing
 from tabicl_train.callbacks.guard import failure_of
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
-from tabicl_train.callbacks.validation import BEST, START, VALIDATION, end_by_patience, is_validation_missing
+from tabicl_train.callbacks.validation import VALIDATION, end_by_patience, is_validation_missing
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
@@ -35,6 +35,7 @@ from tabicl_train.planning import run_plan
 from tabicl_train.precision import policy
 from tabicl_train.resume import ResumePoint, find_resume_point
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, RunStatus
@@ -81,6 +82,7 @@ class RunFolder:
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config = config
         self.values = asdict(config)
+        self.plugins = config.plugins_used()
         self.ranks = ranks
         self.path = Path(config.run_dir)
         self.records = Records(self.path)
@@ -119,7 +121,7 @@ class RunFolder:
             self.lock.acquire()
             checkpoint.sweep(self.path)
             checkpoint.sweep(self.path / "checkpoints")
-            return find_resume_point(self.values, fingerprint, self.config.plugins_used())
+            return find_resume_point(self.values, fingerprint, self.plugins)
 
         point, content = self.ranks.from_first(lock_and_read)
         self.ranks.raise_on_all_ranks(point.problems(self.config.seed, fingerprint))
@@ -163,7 +165,7 @@ class RunFolder:
         machines = self.ranks.gather(describe_machine(context.device))
         device = machines[0]["gpu"] or platform.machine()
         context.facts |= {
-            "plugins": self.config.plugins_used(),
+            "plugins": self.plugins,
             "real_tables": start.real_tables,
             "ranks": self.ranks.size,
             "device": device,
@@ -194,7 +196,7 @@ class RunFolder:
 
     def _clear(self, callbacks: list[Any]) -> None:
         """Remove the records of an earlier start that ended before its first checkpoint; its settings may differ."""
-        for name in (*row_files(callbacks), VALIDATION, TEST, START, BEST):
+        for name in (*row_files(callbacks), VALIDATION, TEST, START_FILE, BEST_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def _rewind(self, callbacks: list[Any], step: int) -> None:
