@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,16 @@ from tabicl_train.run_dir.status import RunLock, RunStatus
 from tabicl_train.run_dir.summary import end_lines
 from tabicl_train.state import TrainState
 
-__all__ = ["RunFolder", "Start"]
+__all__ = ["Left", "RunFolder", "Start"]
+
+
+class Left(Enum):
+    """What a start of a run finds left to do."""
+
+    STEPS = "steps, and what follows them"
+    SCORES = "a validation or the final test after the last step"
+    NOTHING = "nothing"
+    LESS = "less than nothing: more steps are done than this command asks for"
 
 
 @dataclass
@@ -61,10 +71,8 @@ class Start:
         The hash of the real tables of its prior.
     ended : str or None
         Why validation has ended the run before, if it has.
-    nothing_left : bool
-        Whether all steps, validations and tests are done.
-    is_beyond : bool
-        Whether more steps are done than this command asks for.
+    left : Left
+        What is left to do.
     """
 
     steps: int
@@ -72,8 +80,17 @@ class Start:
     content: dict | None
     real_tables: str | None
     ended: str | None
-    nothing_left: bool
-    is_beyond: bool
+    left: Left
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are left."""
+        return self.left is Left.STEPS
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps, validations and tests are done."""
+        return self.left in (Left.NOTHING, Left.LESS)
 
 
 class RunFolder:
@@ -125,24 +142,24 @@ class RunFolder:
 
         point, content = self.ranks.from_first(lock_and_read)
         self.ranks.raise_on_all_ranks(point.problems(self.config.seed, fingerprint))
-        ended, nothing_left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
-        total = self.config.total_steps
-        is_beyond = ended is None and total < point.steps
-        last = point.steps if ended is not None else total
-        return Start(point.steps, last, content, point.real_tables, ended, nothing_left or is_beyond, is_beyond)
+        ended, left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
+        last = self.config.total_steps if ended is None else point.steps
+        return Start(point.steps, last, content, point.real_tables, ended, left)
 
-    def _what_is_left(self, step: int) -> tuple[str | None, bool]:
-        """Return why validation has ended the run, if it has, and whether nothing at all is left to do."""
+    def _what_is_left(self, step: int) -> tuple[str | None, Left]:
+        """Return why validation has ended the run, if it has, and what is left to do after so many steps."""
         ended = end_by_patience(self.config, self.records, step)
         if ended is None and step < self.config.total_steps:
-            return None, False
+            return None, Left.STEPS
+        if ended is None and step > self.config.total_steps:
+            return None, Left.LESS
         is_missing = is_validation_missing(self.config, self.records, step)
         is_missing = is_missing or is_test_missing(self.config.validation, self.records, step)
-        return ended, not is_missing
+        return ended, Left.SCORES if is_missing else Left.NOTHING
 
     def finish_earlier(self, start: Start) -> str:
         """Say that the run was finished before; returns its status. Raises Diverged if it had failed all the same."""
-        if start.is_beyond:
+        if start.left is Left.LESS:
             done = f"{start.steps} steps are done, and this command asks for {self.config.total_steps}"
             info(f"{self.path}: nothing to do, {done}; the run and its status stay as they are")
             return "finished"
@@ -180,7 +197,8 @@ class RunFolder:
             self._clear(context.callbacks)
         else:
             self._rewind(context.callbacks, start.steps)
-        if start.last > start.steps:
+        # A start that only scores what the last one left out keeps the record of the start that trained.
+        if start.has_steps:
             self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
             record_start(self.records, start.steps, origin, machines)
             self._introduce(state, context)
@@ -200,10 +218,12 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _rewind(self, callbacks: list[Any], step: int) -> None:
-        """Remove the rows of steps that will be repeated."""
+        """Remove the rows of steps that will be repeated: those after the checkpoint, which a kill has left behind."""
         for name in row_files(callbacks):
             self.records.rewind(name, step)
-        self.records.rewind(VALIDATION, step or -1)  # at step 0 also the row of the initial weights
+        # At step 0 also the rows of the initial weights are removed, which `Validation.start` scores again.
+        last_validated = step if step > 0 else -1
+        self.records.rewind(VALIDATION, last_validated)
 
     def _introduce(self, state: TrainState, context: RunContext) -> None:
         """Print the settings in force; each rank has `drawers` processes that draw tables."""
@@ -251,11 +271,13 @@ class RunFolder:
             info(f"finished  {state.step} steps" + (f", {skipped} of them skipped" if skipped else ""))
             self._print_end()
             return status
+        # Preempted: `Checkpoints` has saved after the last step.
         path = self.path / "checkpoints" / f"step-{state.step:08d}.ckpt"
         cause = reason.value if reason == Reason.NO_TABLES else stop.cause
         command = start_command()
         info(f"preempted at step {state.step} ({cause}): saved to {path}; the same command continues{command}")
-        if state.step > start.steps or reason != Reason.NO_TABLES:
+        # A start without tables that took no step would be queued again and again, each time with the same end.
+        if reason != Reason.NO_TABLES or state.step > start.steps:
             requeue(self.config.trainer)
         return status
 
