@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.callbacks.final_test import TEST, is_test_missing
 from tabicl_train.callbacks.guard import failure_of
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
-from tabicl_train.callbacks.validation import BEST, START, VALIDATION, end_by_patience, is_validation_missing
+from tabicl_train.callbacks.validation import VALIDATION, end_by_patience, is_validation_missing
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
@@ -36,6 +37,7 @@ from tabicl_train.planning import run_plan
 from tabicl_train.precision import policy
 from tabicl_train.resume import ResumePoint, find_resume_point
 from tabicl_train.run_dir import checkpoint
+from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.costs import record_costs
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
@@ -43,7 +45,16 @@ from tabicl_train.run_dir.status import RunLock, RunStatus
 from tabicl_train.run_dir.summary import end_lines
 from tabicl_train.state import TrainState
 
-__all__ = ["RunFolder", "Start"]
+__all__ = ["Left", "RunFolder", "Start"]
+
+
+class Left(Enum):
+    """What a start of a run finds left to do."""
+
+    STEPS = "steps, and what follows them"
+    SCORES = "a validation or the final test after the last step"
+    NOTHING = "nothing"
+    LESS = "less than nothing: more steps are done than this command asks for"
 
 
 @dataclass
@@ -62,10 +73,8 @@ class Start:
         The hash of the real tables of its prior.
     ended : str or None
         Why validation has ended the run before, if it has.
-    nothing_left : bool
-        Whether all steps, validations and tests are done.
-    is_beyond : bool
-        Whether more steps are done than this command asks for.
+    left : Left
+        What is left to do.
     """
 
     steps: int
@@ -73,8 +82,17 @@ class Start:
     content: dict | None
     real_tables: str | None
     ended: str | None
-    nothing_left: bool
-    is_beyond: bool
+    left: Left
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are left."""
+        return self.left is Left.STEPS
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps, validations and tests are done."""
+        return self.left in (Left.NOTHING, Left.LESS)
 
 
 class RunFolder:
@@ -83,6 +101,7 @@ class RunFolder:
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config = config
         self.values = asdict(config)
+        self.plugins = config.plugins_used()
         self.ranks = ranks
         self.path = Path(config.run_dir)
         self.records = Records(self.path)
@@ -121,7 +140,7 @@ class RunFolder:
             self.lock.acquire()
             checkpoint.sweep(self.path)
             checkpoint.sweep(self.path / "checkpoints")
-            return find_resume_point(self.values, fingerprint, self.config.plugins_used())
+            return find_resume_point(self.values, fingerprint, self.plugins)
 
         point, content = self.ranks.from_first(lock_and_read)
         problems = point.problems(self.config.seed, fingerprint)
@@ -130,24 +149,24 @@ class RunFolder:
             if plugin.sha256 not in {other.sha256 for other in of_first}:
                 problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
         self.ranks.raise_on_all_ranks(problems)
-        ended, nothing_left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
-        total = self.config.total_steps
-        is_beyond = ended is None and total < point.steps
-        last = point.steps if ended is not None else total
-        return Start(point.steps, last, content, point.real_tables, ended, nothing_left or is_beyond, is_beyond)
+        ended, left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
+        last = self.config.total_steps if ended is None else point.steps
+        return Start(point.steps, last, content, point.real_tables, ended, left)
 
-    def _what_is_left(self, step: int) -> tuple[str | None, bool]:
-        """Return why validation has ended the run, if it has, and whether nothing at all is left to do."""
+    def _what_is_left(self, step: int) -> tuple[str | None, Left]:
+        """Return why validation has ended the run, if it has, and what is left to do after so many steps."""
         ended = end_by_patience(self.config, self.records, step)
         if ended is None and step < self.config.total_steps:
-            return None, False
+            return None, Left.STEPS
+        if ended is None and step > self.config.total_steps:
+            return None, Left.LESS
         is_missing = is_validation_missing(self.config, self.records, step)
         is_missing = is_missing or is_test_missing(self.config.validation, self.records, step)
-        return ended, not is_missing
+        return ended, Left.SCORES if is_missing else Left.NOTHING
 
     def finish_earlier(self, start: Start) -> str:
         """Say that the run was finished before; returns its status. Raises Diverged if it had failed all the same."""
-        if start.is_beyond:
+        if start.left is Left.LESS:
             done = f"{start.steps} steps are done, and this command asks for {self.config.total_steps}"
             info(f"{self.path}: nothing to do, {done}; the run and its status stay as they are")
             return "finished"
@@ -170,7 +189,7 @@ class RunFolder:
         machines = self.ranks.gather(describe_machine(context.device))
         device = machines[0]["gpu"] or platform.machine()
         context.facts |= {
-            "plugins": self.config.plugins_used(),
+            "plugins": self.plugins,
             "real_tables": start.real_tables,
             "ranks": self.ranks.size,
             "device": device,
@@ -185,7 +204,8 @@ class RunFolder:
             self._clear(context.callbacks)
         else:
             self._rewind(context.callbacks, start.steps)
-        if start.last > start.steps:
+        # A start that only scores what the last one left out keeps the record of the start that trained.
+        if start.has_steps:
             self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
             record_costs(self.records, self.config, context.stream.costs)
             record_start(self.records, start.steps, origin, machines)
@@ -202,14 +222,16 @@ class RunFolder:
 
     def _clear(self, callbacks: list[Any]) -> None:
         """Remove the records of an earlier start that ended before its first checkpoint; its settings may differ."""
-        for name in (*row_files(callbacks), VALIDATION, TEST, START, BEST):
+        for name in (*row_files(callbacks), VALIDATION, TEST, START_FILE, BEST_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def _rewind(self, callbacks: list[Any], step: int) -> None:
-        """Remove the rows of steps that will be repeated."""
+        """Remove the rows of steps that will be repeated: those after the checkpoint, which a kill has left behind."""
         for name in row_files(callbacks):
             self.records.rewind(name, step)
-        self.records.rewind(VALIDATION, step or -1)  # at step 0 also the row of the initial weights
+        # At step 0 also the rows of the initial weights are removed, which `Validation.start` scores again.
+        last_validated = step if step > 0 else -1
+        self.records.rewind(VALIDATION, last_validated)
 
     def _introduce(self, state: TrainState, context: RunContext) -> None:
         """Print the settings in force; each rank has `drawers` processes that draw tables."""
@@ -257,11 +279,13 @@ class RunFolder:
             info(f"finished  {state.step} steps" + (f", {skipped} of them skipped" if skipped else ""))
             self._print_end()
             return status
+        # Preempted: `Checkpoints` has saved after the last step.
         path = self.path / "checkpoints" / f"step-{state.step:08d}.ckpt"
         cause = reason.value if reason == Reason.NO_TABLES else stop.cause
         command = start_command()
         info(f"preempted at step {state.step} ({cause}): saved to {path}; the same command continues{command}")
-        if state.step > start.steps or reason != Reason.NO_TABLES:
+        # A start without tables that took no step would be queued again and again, each time with the same end.
+        if reason != Reason.NO_TABLES or state.step > start.steps:
             requeue(self.config.trainer)
         return status
 

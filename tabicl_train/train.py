@@ -76,7 +76,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size, costs=costs
         )
         loader = process.enter(
-            build_loader(stream, config.stream, process.device, launch.local_size, has_steps_left(config))
+            build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
         )
 
         ranks = process.connect()
@@ -84,12 +84,12 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         ranks.raise_on_all_ranks(cost_problems(costs, ranks))
         with RunFolder.open(config, ranks) as folder:
             start = folder.find_start()
-            if start.nothing_left:
+            if start.is_finished:
                 return folder.finish_earlier(start)
-            if start.last > start.steps:  # before the network is built, which takes a second
+            if start.has_steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
             module, optimizer = build_module(config, start.content, ranks, process.fabric)
-            check_functions(module, ranks)
+            check_predictions_and_losses(module, ranks)
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
             context = RunContext(
                 config=config,
@@ -145,8 +145,10 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
     return callbacks.end(state, reason)
 
 
-def has_steps_left(config: RunConfig) -> bool:
-    """Whether the newest checkpoint in the run directory, intact or not, is from before the last step."""
+def needs_tables(config: RunConfig) -> bool:
+    """Whether workers are worth starting: the newest checkpoint, by the names of the files, is from before the end."""
+    # A guess, since the workers are forked before the run directory is locked and read. `RunFolder.find_start` decides
+    # what is left to do. Where it finds less, because the newest file is damaged, this process draws the tables itself.
     saved = checkpoint.saved(Path(config.run_dir) / "checkpoints")
     newest = max((checkpoint.step_of(path) for path in saved), default=0)
     return newest < config.total_steps
@@ -169,17 +171,24 @@ def cost_problems(costs: Costs | None, ranks: Ranks) -> list[str]:
     return ["the network's costs differ from those counted on rank 0; use the same version of torch on all machines"]
 
 
-def check_functions(module: Pretraining, ranks: Ranks) -> None:
-    """Raise ConfigError on all ranks if scores would be of another function, or losses depended on the packs."""
+def check_predictions_and_losses(module: Pretraining, ranks: Ranks) -> None:
+    """Check that the network is scored by the function that is trained, and that tables do not mix in a loss.
 
-    def find() -> list[str]:
+    Raises
+    ------
+    ConfigError
+        On all ranks, if `encode` and `decode` predict something else than `forward`, or if the loss of a table depends
+        on the other tables of its pack.
+    """
+
+    def check() -> list[str]:
         found = [
             disagreement(module.model, perturbed=True),
             mixing_problem(module.model, module.objective, module.auxiliary),
         ]
         return [problem for problem in found if problem is not None]
 
-    problems = ranks.from_first(find)
+    problems = ranks.from_first(check)
     if problems:
         raise ConfigError(problems)
 
@@ -187,7 +196,7 @@ def check_functions(module: Pretraining, ranks: Ranks) -> None:
 def build_loader(
     stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
 ) -> Loader:
-    """Build the loader of tables, idle; no workers are started for a run without steps."""
+    """Build the loader of tables, idle; for a run without steps it has no workers."""
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":

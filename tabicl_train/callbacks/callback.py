@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from priors import Prior
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
 from tabicl_train.stream import StepItem, StepStream
@@ -110,6 +112,16 @@ class RunContext:
     def logged(self) -> LoggedSteps:
         """The steps after which rows are written."""
         return LoggedSteps(self.config.trainer.log_every, self.config.total_steps)
+
+    @property
+    def start_file(self) -> Path:
+        """The weights that the run started from, which validation keeps if they were given."""
+        return self.records.folder / START_FILE
+
+    @property
+    def best_file(self) -> Path:
+        """The best weights by validation."""
+        return self.records.folder / BEST_FILE
 
     def find(self, cls: type[C]) -> C | None:
         """Return the callback of a class, if the run has one on this rank."""

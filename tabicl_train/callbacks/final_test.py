@@ -15,8 +15,8 @@ import json
 import math
 import shlex
 import statistics
+from collections.abc import Hashable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,18 @@ from priors.real import real_tables, setting
 from tabicl_train import plugins
 from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.callbacks.scores import cluster_means, score_network
-from tabicl_train.callbacks.validation import BEST, START, final_test_streams
+from tabicl_train.callbacks.validation import final_test_streams
 from tabicl_train.callbacks.validation_history import read_history
 from tabicl_train.config.schema import ValidationConfig
 from tabicl_train.console import info
 from tabicl_train.model.family import Network
 from tabicl_train.precision import Precision, choose
 from tabicl_train.prediction.export import load_network
+from tabicl_train.run_dir.choice import START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import gain_in_words, paired_gain
-from tabicl_train.stream import StepStream
+from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
 TEST = "test.json"
@@ -44,7 +45,7 @@ NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
     """Whether the run has a final test, and that of this step has not been written."""
-    started = settings.every > 0 and (records.folder / START).exists()
+    started = settings.every > 0 and (records.folder / START_FILE).exists()
     return started and (records.json(TEST) or {}).get("step") != step
 
 
@@ -52,21 +53,6 @@ class FinalTest(Callback):
     """Compare the best weights of a run with those of its start, on rank 0, if validation has kept both."""
 
     on_all_ranks = True
-
-    @property
-    def settings(self) -> ValidationConfig:
-        """The settings of validation."""
-        return self.context.config.validation
-
-    @property
-    def start_file(self) -> Path:
-        """The weights that the run started from."""
-        return self.context.records.folder / START
-
-    @property
-    def best_file(self) -> Path:
-        """The best weights."""
-        return self.context.records.folder / BEST
 
     @cached_property
     def streams(self) -> dict[str, StepStream]:
@@ -81,30 +67,41 @@ class FinalTest(Callback):
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
         """At the end of the run, score, print and write the test; STOPPED if a stop signal came first."""
-        if not reason.is_end or self.run(state.step):
+        if not reason.is_end:
             return None
-        return Reason.STOPPED
-
-    def run(self, step: int) -> bool:
-        """Score, print and write the test after so many steps; False if a stop signal came first."""
-        # All ranks call this. After a signal only seconds may be left.
-        ranks, stop = self.context.ranks, self.context.stop
+        ranks = self.context.ranks
         if ranks.rank > 0:
-            return ranks.wait_for_first(lambda: stop.first is not None)
+            is_done = ranks.wait_for_first(lambda: self.context.stop.first is not None)
+        else:
+            is_done = ranks.finish(self.write_if_missing(state.step))
+        return None if is_done else Reason.STOPPED
+
+    def write_if_missing(self, step: int) -> bool:
+        """Score, print and write the test unless an earlier start has done it; False if a stop signal came first."""
+        if not is_test_missing(self.context.config.validation, self.context.records, step):
+            return True
         try:
-            if is_test_missing(self.settings, self.context.records, step):
-                self.write(step)
+            self.write(step)
         except StopRequested:
             info("test      left to the next start, since the run was asked to stop")
-            return ranks.finish(False)
-        return ranks.finish(True)
+            return False
+        return True
 
     def write(self, step: int) -> None:
         """Write test.json and print its sentences; raises StopRequested."""
-        best_step = read_history(self.context.records.rows("validation.csv"), self.settings, step).best_step
-        parts: dict[str, dict[str, Any]] = {}
-        best = load_network(str(self.best_file)).to(self.context.device)
-        sentences = [self.compare(part, best, parts) for part in self.streams] if best_step else [NO_GAIN]
+        rows = self.context.records.rows("validation.csv")
+        best_step = read_history(rows, self.context.config.validation, step).best_step
+        best = load_network(str(self.context.best_file)).to(self.context.device)
+        sentences = []
+        parts = {}
+        if not best_step:
+            sentences.append(NO_GAIN)
+        else:
+            for part, stream in self.streams.items():
+                sentence, values = self.compare(part, stream, best)
+                sentences.append(sentence)
+                if values is not None:
+                    parts[part] = values
         content = {"step": step, "best_step": best_step, "sentences": sentences, "parts": parts}
         self.context.records.replace(TEST, json.dumps(content, indent=2) + "\n")
         for sentence in sentences:
@@ -115,28 +112,43 @@ class FinalTest(Callback):
         command = shlex.join(words)
         info(f"          the best weights are those of step {best_step}: {command}")
 
-    def compare(self, part: str, best: Network, parts: dict[str, dict[str, Any]]) -> str:
-        """Return a sentence about a part of the prior, and add its numbers to `parts`; raises StopRequested."""
-        stream = self.streams[part]
-        items = [(part, stream.draw(k, self.check_stop)) for k in stream.steps]
+    def compare(self, part: str, stream: StepStream, best: Network) -> tuple[str, dict[str, Any] | None]:
+        """Return a sentence about a part of the prior, and its numbers for test.json; raises StopRequested."""
+        items = [(part, stream.draw(step, self.check_stop)) for step in stream.steps]
         if not items:
-            advice = f"raise {setting(stream.prior, 'test_fraction')}" if self.settings.rows else "set validation.rows"
-            return f"{part} tables: none to test on; {advice}"
-        start = load_network(str(self.start_file)).to(self.context.device)
-        losses = {
-            name: cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)
-            for name, network in (("start", start), ("best", best))
-        }
-        before, after = (np.array([of[key] for key in losses["start"]]) for of in losses.values())
+            advice = "set validation.rows"
+            if self.context.config.validation.rows:
+                advice = f"raise {setting(stream.prior, 'test_fraction')}"
+            return f"{part} tables: none to test on; {advice}", None
+
+        start = load_network(str(self.context.start_file)).to(self.context.device)
+        start_losses = self.losses(start, items, part)
+        best_losses = self.losses(best, items, part)
+        before = np.array(list(start_losses.values()))
+        after = np.array([best_losses[cluster] for cluster in start_losses])
+        gain = paired_gain(before, after)
+
         real = real_tables(stream.prior)
-        found, clusters = paired_gain(before, after), real.kind_of_clusters if real else "tables"
-        values = {name: statistics.fmean(of.values()) for name, of in losses.items()}
-        values |= {"gain": found.mean, "error": found.error, "low": found.low, "high": found.high}
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        parts[part] = {"clusters": len(before), "of": clusters, **finite}
-        return f"{part} {'rows' if clusters == 'rows' else 'tables'}: {gain_in_words(found, len(before), clusters)}"
+        clusters = "tables" if real is None else real.kind_of_clusters
+        numbers = {
+            "start": statistics.fmean(start_losses.values()),
+            "best": statistics.fmean(best_losses.values()),
+            "gain": gain.mean,
+            "error": gain.error,
+            "low": gain.low,
+            "high": gain.high,
+        }
+        finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        what = "rows" if clusters == "rows" else "tables"
+        sentence = f"{part} {what}: {gain_in_words(gain, len(before), clusters)}"
+        return sentence, {"clusters": len(before), "of": clusters, **finite}
+
+    def losses(self, network: Network, items: list[tuple[str, StepItem]], part: str) -> dict[Hashable, float]:
+        """Return the mean loss of each cluster; raises StopRequested."""
+        return cluster_means(score_network(network, items, 0, self.precision, self.check_stop), part)
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""
+        # Unlike in a validation only a signal counts, not the end of max_hours. After it only seconds may be left.
         if self.context.ranks.still_working(self.context.stop.first is not None):
             raise StopRequested

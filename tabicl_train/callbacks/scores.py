@@ -64,22 +64,36 @@ def score_packs(
     # A network that predicts the number itself has no crps and no coverage.
     device = next(network.parameters()).device
     measure = measure_numbers if network.config.is_regression else is_correct
-    measures, row_losses = [], []
+    row_losses = []
+    means_of_tables = []
     for pack in (pack.to(device) for pack in packs):
         with precision.autocast(device.type):
             predictions = predict(network, pack).float()  # (query rows, outputs)
-        row_losses.append(network.row_losses(predictions, pack))
-        values = (row_losses[-1], *measure(predictions, network.targets(pack)))
-        measures.append(torch.stack([network.means(value, pack) for value in values], 1).double())
-    columns = torch.cat(measures).unbind(1)  # each (tables,)
-    guess = statistics.fmean(network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables())
+        losses = network.row_losses(predictions, pack)
+        row_losses.append(losses)
+        of_rows = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
+        of_tables = [network.means(values, pack) for values in of_rows]  # each (tables,)
+        means_of_tables.append(torch.stack(of_tables, 1).double())
+    columns = torch.cat(means_of_tables).unbind(1)  # each (tables,), of all packs
+    guess_losses = [network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables()]
+    guess_loss = statistics.fmean(guess_losses)
+
     if not network.config.is_regression:
         loss, accuracy = (statistics.fmean(column.tolist()) for column in columns)
-        return {"loss": loss, "accuracy": accuracy, "guess_loss": guess}, row_losses
-    loss, crps, error, coverage = (columns[number].mean().item() for number in (0, 1, 2, 5))
-    variance = (columns[4] - columns[3].square()).mean().item()
-    scores = {"loss": loss, "rmse": math.sqrt(error), "r2": 1 - error / variance, "guess_loss": guess}
-    return (scores | {"crps": crps, "coverage": coverage} if network.predicts_quantiles else scores), row_losses
+        return {"loss": loss, "accuracy": accuracy, "guess_loss": guess_loss}, row_losses
+    of_loss, of_crps, of_squared_error, of_target, of_squared_target, of_coverage = columns
+    # The mean of the variances within tables, not that of the targets of all tables.
+    variance = (of_squared_target - of_target.square()).mean().item()
+    squared_error = of_squared_error.mean().item()
+    scores: dict[str, float | None] = {
+        "loss": of_loss.mean().item(),
+        "rmse": math.sqrt(squared_error),
+        "r2": 1 - squared_error / variance,
+        "guess_loss": guess_loss,
+    }
+    if network.predicts_quantiles:
+        scores |= {"crps": of_crps.mean().item(), "coverage": of_coverage.mean().item()}
+    return scores, row_losses
 
 
 def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
@@ -100,18 +114,21 @@ def place(level: float, num_quantiles: int) -> int:
 
 
 def score_item(network: Network, part: str, item: StepItem, precision: Precision) -> Scored:
+    """Score tables of a part of the prior, and keep the loss of each table, or of each query row with its cluster."""
     scores, row_losses = score_packs(network, item.packs, precision)
     losses: list[tuple[Hashable, float]] = []
-    clusters = enumerate(item.clusters)
+    clusters = enumerate(item.clusters)  # for each table of the step, those of its query rows, or None
     for pack, of_rows in zip(item.packs, row_losses, strict=True):
-        end, of_tables = 0, network.means(of_rows, pack.to(of_rows.device)).tolist()
+        of_tables = network.means(of_rows, pack.to(of_rows.device)).tolist()
+        end = 0
         for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
-            number, of_table_rows = next(clusters)
-            start, end = end, end + rows - labeled
-            if of_table_rows is None:  # the table is its own cluster
-                losses.append(((item.step, number), of_table))
+            table, clusters_of_rows = next(clusters)
+            start = end
+            end = start + rows - labeled
+            if clusters_of_rows is None:  # the table is its own cluster
+                losses.append(((item.step, table), of_table))
             else:
-                losses += zip(of_table_rows, of_rows[start:end].tolist(), strict=True)
+                losses += zip(clusters_of_rows, of_rows[start:end].tolist(), strict=True)
     return Scored(part, item.packs[0].shapes[0][0], scores, losses)
 
 

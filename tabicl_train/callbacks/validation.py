@@ -28,7 +28,6 @@ import time
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,6 @@ from tabicl_train.outputs import save_atomically
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.prediction.origin import TrainedRange, position, range_of_stages, trained_range
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
-from tabicl_train.run_dir.choice import BEST_FILE
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
@@ -75,7 +73,6 @@ from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import StopRequested
 
-START, BEST = "checkpoints/start.ckpt", BEST_FILE  # in the run directory
 VALIDATION = "validation.csv"
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
@@ -88,11 +85,14 @@ def validation_streams(
     """Return the validation tables by the parts of the prior; item k holds those with the k-th number of rows."""
     # Besides the settings of validation, they depend only on the prior and the number of classes. A prior of real
     # tables draws them from tables that training never draws.
-    priors = {name: real.for_validation() if (real := real_tables(part)) else part for name, part in parts.items()}
-    streams = {name: stream(settings, prior, model, VALIDATION_SEED) for name, prior in priors.items()}
-    for name, drawn in streams.items() if settings.every else ():
-        kept = [stage.rows[0] for stage in drawn.curriculum.stages.values()]
-        if too_long := [str(rows) for rows in settings.rows if rows not in kept]:
+    streams = {}
+    for name, part in parts.items():
+        real = real_tables(part)
+        drawn = part if real is None else real.for_validation()
+        streams[name] = stream(settings, drawn, model, VALIDATION_SEED)
+        used = [stage.rows[0] for stage in streams[name].curriculum.stages.values()]
+        too_long = [str(rows) for rows in settings.rows if rows not in used]
+        if settings.every and too_long:
             info(f"warning   validation.rows: {', '.join(too_long)} left out, as no {name} table for it is that long")
     return streams
 
@@ -101,21 +101,29 @@ def final_test_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
     """Return the tables of the final test; real ones are those that training and validation never draw."""
-    priors = {name: real.for_test() if (real := real_tables(part)) else part for name, part in parts.items()}
-    return {name: stream(settings, prior, model, TEST_SEED) for name, prior in priors.items()}
+    streams = {}
+    for name, part in parts.items():
+        real = real_tables(part)
+        drawn = part if real is None else real.for_test()
+        streams[name] = stream(settings, drawn, model, TEST_SEED)
+    return streams
 
 
 def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
     """Return the tables of a prior, without numbers of rows that none of its real tables has."""
     real = real_tables(prior)
-    counts = {rows: real.eligible(rows, model.is_regression) if real else None for rows in settings.rows}
-    eligible = [rows for rows, count in counts.items() if count is None or count[0] > 0]
-    stages = {
-        f"{k}": StageConfig(
-            steps=1, rows=[n, n], features=list(settings.features), tables=settings.tables, pack_tokens=PACK_TOKENS
+    stages: dict[str, StageConfig] = {}
+    for rows in dict.fromkeys(settings.rows):
+        eligible = None if real is None else real.eligible(rows, model.is_regression)
+        if eligible is not None and eligible[0] == 0:
+            continue
+        stages[f"{len(stages)}"] = StageConfig(
+            steps=1,
+            rows=[rows, rows],
+            features=list(settings.features),
+            tables=settings.tables,
+            pack_tokens=PACK_TOKENS,
         )
-        for k, n in enumerate(eligible)
-    }
     return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
 
 
@@ -156,24 +164,8 @@ class Validation(Callback):
     on_all_ranks = True
 
     def __init__(self) -> None:
-        self.postponed = False  # whether the last validation was left to the next start of the run
-        self.has_ended = False  # whether the score has not improved within validation.patience
-        self.start_losses: dict[Hashable, float] | None = None  # by cluster
-
-    @property
-    def settings(self) -> ValidationConfig:
-        """The settings of validation."""
-        return self.context.config.validation
-
-    @property
-    def start_file(self) -> Path:
-        """The weights that the run started from, if they were given."""
-        return self.context.records.folder / START
-
-    @property
-    def best_file(self) -> Path:
-        """The best weights so far."""
-        return self.context.records.folder / BEST
+        self.has_ended = False  # whether the last validation found no gain within validation.patience; on all ranks
+        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights that the run started from
 
     @cached_property
     def streams(self) -> dict[str, StepStream]:
@@ -183,8 +175,7 @@ class Validation(Callback):
 
     def start(self, state: TrainState) -> None:
         """Validate given weights, or after a kill between save and validation."""
-        self.has_ended = state.step == state.last and state.step < self.context.config.total_steps
-        if self.settings.every:
+        if self.context.config.validation.every:
             _ = self.streams  # which warns of tables that are too long
         self.warn_of_range(state.module)
         self.validate_if_due(state)
@@ -198,63 +189,79 @@ class Validation(Callback):
         return Reason.NO_GAIN if self.has_ended else None
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """Return that the run was asked to stop if that came before the last validation."""
-        if reason.is_end and self.context.ranks.any(self.postponed):
-            return Reason.STOPPED
-        return None
-
-    def history(self, step: int) -> History:
-        """Read the validations up to a step."""
-        return read_history(self.context.records.rows(VALIDATION), self.settings, step)
+        """Return that the run was asked to stop if that came before the validation of its last step."""
+        if not reason.is_end:
+            return None
+        context = self.context
+        is_missing = context.ranks.rank == 0 and is_validation_missing(context.config, context.records, state.step)
+        return Reason.STOPPED if context.ranks.any(is_missing) else None
 
     def validate_if_due(self, state: TrainState) -> None:
-        """Validate if that is due and has not been done; all ranks call this."""
-        config, ranks, step = self.context.config, self.context.ranks, state.step
-        if not is_validation_due(config, step):
+        """Validate if that is due: rank 0 works, and the others wait for whether the run ends."""
+        ranks = self.context.ranks
+        if not is_validation_due(self.context.config, state.step):
             return
         if ranks.rank > 0:
             self.has_ended = ranks.wait_for_first(lambda: self.context.stop.asked)
-            return
-        if is_validation_missing(config, self.context.records, step):
+        else:
+            self.has_ended = ranks.finish(self.validate_if_missing(state))
+
+    def validate_if_missing(self, state: TrainState) -> bool:
+        """Validate unless an earlier start has done it; returns whether the run ends by validation.patience."""
+        step = state.step
+        if is_validation_missing(self.context.config, self.context.records, step):
             try:
                 self.validate(step, state.module)
             except StopRequested:
-                self.postponed = True
+                # The run stops before its next step, and the next start of the run finds that the rows are missing.
                 info(f"validation step {step}: left to the next start, since the run was asked to stop")
-        ended = None if self.postponed else self.history(step).ended
-        if ended is not None:
-            info(f"validation step {step}: {ended}; the run ends")
-        self.has_ended = ranks.finish(ended is not None)
+                return False
+        ended = self.history(step).ended
+        if ended is None:
+            return False
+        info(f"validation step {step}: {ended}; the run ends")
+        return True
 
     def validate(self, step: int, module: Pretraining) -> None:
         """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
         started = time.perf_counter()
-        found = self.score(copy.deepcopy(module.model).eval(), module)
+        records = self.context.records
+
+        scored = self.score(copy.deepcopy(module.model).eval(), module)
         columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
-        rows: list[dict[str, Any]] = []
-        for one in found:
-            scores = {column: one.scores.get(column) for column in columns}
-            marks = {"is_best": 0, "trained_range": one.trained_range}
-            rows.append({"step": step, "data": one.data, "rows": one.rows, **scores, **marks})
-        if self.is_best(step, rows, cluster_means(found, self.settings.best), module):
-            rows = [row | {"is_best": 1} for row in rows]
+        rows = [row_of(one, step, columns) for one in scored]
+        losses = cluster_means(scored, self.context.config.validation.best)
+        if step == 0:
+            self.start_losses = losses
+
+        # The weights are saved before the rows, so that a run that is killed in between validates again.
+        if self.is_best(step, rows, losses, module):
+            for row in rows:
+                row["is_best"] = 1
             self.save(step, module)
-        self.context.records.add_columns(VALIDATION, rows[0])
-        self.context.records.append_rows(VALIDATION, *rows)
+        records.add_columns(VALIDATION, rows[0])
+        records.append_rows(VALIDATION, *rows)
+
         means = read_scores(rows)[step]
-        self.context.records.log_metrics(validation_values(rows, means, columns), step)
-        in_words = ", ".join(means_in_words(rows, means))
-        info(f"validation step {step}: {in_words} ({time.perf_counter() - started:.1f} s)")
-        if (fall := falling(self.history(step).scores, real_score(rows))) is not None:
+        records.log_metrics(validation_values(rows, means, columns), step)
+        seconds = time.perf_counter() - started
+        info(f"validation step {step}: {', '.join(means_in_words(rows, means))} ({seconds:.1f} s)")
+        fall = falling(self.history(step).scores, real_score(rows))
+        if fall is not None:
             info(f"warning   step {step}: {fall}")
             line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
-            self.context.records.append_line("incidents.jsonl", line)
+            records.append_line("incidents.jsonl", line)
+
+    def history(self, step: int) -> History:
+        """Read the validations up to a step."""
+        return read_history(self.context.records.rows(VALIDATION), self.context.config.validation, step)
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
         """Score a network, and mark what lies outside the trained range; raises StopRequested."""
-        found = score_network(network, self.items, self.settings.real_rows, module.precision, self.check_stop)
+        real_rows = self.context.config.validation.real_rows
+        scored = score_network(network, self.items, real_rows, module.precision, self.check_stop)
         trained = self.trained_range(module)
-        return [replace(one, trained_range=self.position(one.data, one.rows, one.sizes, trained)) for one in found]
+        return [replace(one, trained_range=self.position(one.data, one.rows, one.sizes, trained)) for one in scored]
 
     def trained_range(self, module: Pretraining) -> TrainedRange:
         """Return the range of the whole run, which is the same at each validation."""
@@ -267,11 +274,11 @@ class Validation(Callback):
 
     def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
         """Return inside or outside for a public data set, or for synthetic tables with so many rows; else ""."""
-        # Tables drawn from real ones have the sizes of the tables that the run trains on.
         if sizes is not None:
             return position(trained, sizes)
-        stages = self.streams[data].curriculum.stages.values() if data == SYNTHETIC else ()
-        for stage in stages:
+        if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
+            return ""
+        for stage in self.streams[data].curriculum.stages.values():
             if stage.rows[0] == rows:
                 of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
                 return INSIDE if trained.overlaps(of_set) else OUTSIDE
@@ -279,25 +286,32 @@ class Validation(Callback):
 
     def warn_of_range(self, module: Pretraining) -> None:
         """Print a warning if nothing that decides about the best weights lies inside the trained range."""
-        kind = self.settings.best
-        if self.context.ranks.rank > 0 or not self.settings.every or kind == OWN:
+        settings = self.context.config.validation
+        if self.context.ranks.rank > 0 or not settings.every:
             return
-        trained, real = self.trained_range(module), []
-        if kind == REAL:  # read now instead of in the first validation
-            real = real_tasks(module.model.config.is_regression, self.settings.real_rows)
-        positions = [position(trained, sizes_of(task)) for task in real]
-        if kind == SYNTHETIC:
-            positions = [self.position(kind, rows, None, trained) for rows in self.settings.rows]
+        trained = self.trained_range(module)
+        if settings.best == REAL:  # the data sets are read now instead of in the first validation
+            tasks = real_tasks(module.model.config.is_regression, settings.real_rows)
+            positions = [position(trained, sizes_of(task)) for task in tasks]
+            what = "data set"
+            advice = "choose validation.best=synthetic"
+        elif settings.best == SYNTHETIC:
+            positions = [self.position(SYNTHETIC, rows, None, trained) for rows in settings.rows]
+            what = "set of synthetic tables"
+            advice = "change validation.rows and .features"
+        else:  # tables drawn from real ones have no position
+            return
         if positions and INSIDE not in positions:
-            what = "data set" if kind == REAL else "set of synthetic tables"
-            advice = "choose validation.best=synthetic" if kind == REAL else "change validation.rows and .features"
             info(f"warning   no {what} of validation lies inside the trained range ({trained}), so none counts, and no")
-            info(f"          weights are kept as the best ones by validation.best={kind}: {advice}")
+            info(f"          weights are kept as the best ones by validation.best={settings.best}: {advice}")
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
         """The validation tables, each item with the name of the prior's part; raises StopRequested."""
-        return [(part, stream.draw(k, self.check_stop)) for part, stream in self.streams.items() for k in stream.steps]
+        items = []
+        for part, stream in self.streams.items():
+            items += [(part, stream.draw(step, self.check_stop)) for step in stream.steps]
+        return items
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if any rank is asked to stop."""
@@ -305,31 +319,37 @@ class Validation(Callback):
             raise StopRequested
 
     def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
-        """Decide whether weights are the best so far: those of the start, or later ones that are better than noise."""
+        """Whether weights are the best so far."""
+        # They are if
+        # - the run starts from them, or
+        # - their score beats that of the best so far (any does if best.ckpt is gone or the tables have changed), and,
+        #   where those of the start are kept, the gain over the start exceeds its standard error.
         if step == 0:
-            self.start_losses = losses
             return True
-        best = self.history(step).best_step if self.best_file.exists() else None
-        of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best]
-        if not is_improvement(rows, of_best, self.settings):
+        settings = self.context.config.validation
+        best_step = self.history(step).best_step if self.context.best_file.exists() else None
+        of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best_step]
+        if not is_improvement(rows, of_best, settings):
             return False
         start = self.losses_of_start(module)
         if start is not None and all(map(math.isfinite, start.values())):
-            before, after = np.array(list(start.values())), np.array([losses[key] for key in start])
+            before = np.array(list(start.values()))
+            after = np.array([losses[cluster] for cluster in start])
             if not paired_gain(before, after).exceeds_error:
                 return False
-        if of_best and tables_of(of_best, self.settings.best) != tables_of(rows, self.settings.best):
-            info(f"validation step {step}: other tables than before; best.ckpt, of step {best}, is replaced")
+        if of_best and tables_of(of_best, settings.best) != tables_of(rows, settings.best):
+            info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 
     def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
         """Return the losses of the weights of the start, if later ones are compared with them."""
-        if self.settings.best == REAL or not self.start_file.exists():
+        best = self.context.config.validation.best
+        if best == REAL or not self.context.start_file.exists():
             return None
         if self.start_losses is None:  # the run was resumed
             network = copy.deepcopy(module.model).eval()
-            network.load_state_dict(load_checkpoint(str(self.start_file))[1])
-            self.start_losses = cluster_means(self.score(network, module), self.settings.best)
+            network.load_state_dict(load_checkpoint(str(self.context.start_file))[1])
+            self.start_losses = cluster_means(self.score(network, module), best)
         return self.start_losses
 
     def save(self, step: int, module: Pretraining) -> None:
@@ -343,8 +363,16 @@ class Validation(Callback):
             "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
             "inherited_range": module.inherited_range,
         }
-        for path in (self.start_file, self.best_file) if step == 0 else (self.best_file,):
-            save_atomically(to_host(content), path)
+        if step == 0:
+            save_atomically(to_host(content), self.context.start_file)
+        save_atomically(to_host(content), self.context.best_file)
+
+
+def row_of(scored: Scored, step: int, columns: Iterable[str]) -> dict[str, Any]:
+    """Return a row of validation.csv, not yet of the best weights."""
+    scores = {column: scored.scores.get(column) for column in columns}
+    marks = {"is_best": 0, "trained_range": scored.trained_range}
+    return {"step": step, "data": scored.data, "rows": scored.rows, **scores, **marks}
 
 
 def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[str]:

@@ -1,7 +1,11 @@
 """Composes and checks the configuration of a command line.
 
-Hydra composes the files that the choices of groups name (experiment=demo). Single values (seed=1) are then set here one
-after the other, as Hydra would set them, so that all errors of a command line are reported together.
+1. Each word of the command line is parsed, and is either the choice of a group (experiment=demo) or a value (seed=1).
+2. Hydra composes the files that the choices name, over the defaults of all options.
+3. The values are set one after the other, as Hydra would set them.
+4. The result becomes a RunConfig, and is checked.
+
+Hydra would stop at the first value that is wrong; here all errors of a command line are reported together.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -83,8 +87,41 @@ def from_values(values: dict[str, Any]) -> RunConfig:
     return config
 
 
+@dataclass
+class CommandLine:
+    """The words of a command line, divided by how they are applied.
+
+    Parameters
+    ----------
+    choices : list of str
+        GROUP=CHOICE, for Hydra.
+    values : list
+        KEY=VALUE in their order, as text and as Hydra parses them.
+    wrong_groups : set of str
+        The groups whose choice is wrong.
+    problems : list of str
+        What is wrong with single words.
+    """
+
+    choices: list[str]
+    values: list[tuple[str, Override]]
+    wrong_groups: set[str]
+    problems: list[str]
+
+
 class Composer:
-    """Composes configurations from the folders that are searched, a user's `config_dir` among them."""
+    """Composes configurations from the folders that are searched, a user's `config_dir` among them.
+
+    Parameters
+    ----------
+    config_dir : str, optional
+        The option --config-dir: a folder of the user's.
+
+    Raises
+    ------
+    ConfigError
+        If the folder is missing, or an installed package with priors or configuration files is broken.
+    """
 
     def __init__(self, config_dir: str | None = None) -> None:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
@@ -103,88 +140,176 @@ class Composer:
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
-        problems: list[str] = []
-        groups, values, wrong_groups = list[str](), [], set[str]()
-        for text, override in self.read(overrides, problems):
-            key, value = override.key_or_group, override.value()
-            if is_of_sweep(text):
-                problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
-            elif override.is_sweep_override():
-                hint = f"plain text needs quotes: \"{key}='...'\""
-                problems.append(f"{text!r} has several values, which needs -m; {hint}")
-                wrong_groups |= {key} & self.choices.keys()
-            elif key not in self.choices:
-                values.append((text, override))
-            elif text.startswith("+"):
-                problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
-            elif key == "experiment" and value is None:
-                groups = [group for group in groups if not group.startswith("experiment=")]
-            elif value not in self.choices[key]:
-                problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
-                wrong_groups.add(key)
-            elif problem := self.file_problem(key, value):
-                problems.append(problem)
-                wrong_groups.add(key)
-            else:
-                groups.append(text)
-        # Settings that may be wrong only because a choice is: an experiment sets the stages and the prior.
-        doubtful = tuple({STAGES, "prior"} if "experiment" in wrong_groups else wrong_groups)
+        line = self.divide(overrides)
         try:
+            # The files that the choices name, over the defaults of all options.
             written = max(path.stat().st_mtime_ns for folder in self.folders for path in folder.rglob("*.yaml"))
-            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(groups), self.priors, written))
+            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, written))
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
-            if not any(text.startswith("model=") for text in groups):
-                start = [override.value() for _, override in values if override.key_or_group == "init_weights"]
-                take_architecture(tree, (start or [tree.init_weights])[-1])
-            found = [set_value(tree, text, override, keys, also) for text, override in values]
+
+            # init_weights=mini stands for the architecture of these weights, unless a model was chosen.
+            if not any(text.startswith("model=") for text in line.choices):
+                weights = tree.init_weights
+                for _, override in line.values:
+                    if override.key_or_group == "init_weights":
+                        weights = override.value()
+                take_architecture(tree, weights)
+
+            wrong_values = []
+            for text, override in line.values:
+                problem = set_value(tree, text, override, keys, also)
+                if problem is not None:
+                    wrong_values.append(problem)
+
             config, contradictions = to_config(tree)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError([*problems, first_lines(error)]) from None
-        except yaml.YAMLError as error:
-            raise ConfigError([*problems, " ".join(str(error).split())]) from None
-        except UnicodeDecodeError as error:  # in a file that another one names
-            raise ConfigError([*problems, *undecodable_files(self.folders, error)]) from None
-        problems += [line for line in [*filter(None, found), *contradictions] if not line.startswith(doubtful)]
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError([*line.problems, *self.unreadable(error)]) from None
+
+        # What belongs to a choice that was not taken may be wrong for this reason only, and is not reported.
+        doubtful = line.wrong_groups
+        if "experiment" in doubtful:
+            doubtful = {STAGES, "prior"}  # what experiments choose
+        problems = list(line.problems)
+        problems += [problem for problem in wrong_values + contradictions if not problem.startswith(tuple(doubtful))]
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)), config)
         return config
 
+    def divide(self, overrides: list[str]) -> CommandLine:
+        """Divide a command line into choices of groups and single values, and find what is wrong with its words."""
+        parsed, problems = self.read(overrides)
+        line = CommandLine([], [], set(), problems)
+        for text, override in parsed:
+            key = override.key_or_group
+            value = override.value()
+            is_group = key in self.choices
+            if is_of_sweep(text):
+                line.problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
+            elif override.is_sweep_override():
+                hint = f"plain text needs quotes: \"{key}='...'\""
+                line.problems.append(f"{text!r} has several values, which needs -m; {hint}")
+                if is_group:
+                    line.wrong_groups.add(key)
+            elif not is_group:
+                line.values.append((text, override))
+            elif text.startswith("+"):
+                line.problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
+            elif key == "experiment" and value is None:  # takes back an experiment before it, such as that of a sweep
+                line.choices = [choice for choice in line.choices if not choice.startswith("experiment=")]
+            elif value not in self.choices[key]:
+                line.problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
+                line.wrong_groups.add(key)
+            elif problem := self.file_problem(key, value):
+                line.problems.append(problem)
+                line.wrong_groups.add(key)
+            else:
+                line.choices.append(text)
+        return line
+
+    def read(self, overrides: list[str]) -> tuple[list[tuple[str, Override]], list[str]]:
+        """Parse the words of a command line.
+
+        Parameters
+        ----------
+        overrides : list of str
+            The words.
+
+        Returns
+        -------
+        list of tuple
+            Those that could be parsed, as text and as Hydra parses them.
+        list of str
+            A problem for each of the others.
+        """
+        parsed = []
+        problems = []
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            override = parse_override(text)
+            # A value that Hydra cannot parse, as in run_dir=runs/it's(1), is quoted and parsed again, unless it has a
+            # comma or a backslash, or begins with a bracket or a quote: then it may be more than text.
+            if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
+                text = f"{key}='" + value.replace("'", "\\'") + "'"
+                override = parse_override(text)
+            if override is not None:
+                parsed.append((text, override))
+            elif equals:
+                hint = f"if the value is plain text, put it in quotes: \"{key}='...'\""
+                problems.append(f"{text!r} cannot be read; {hint}")
+            else:
+                problems.append(f"{text!r} is not of the form key=value")
+        return parsed, problems
+
+    def unreadable(self, error: Exception) -> list[str]:
+        """Describe an error of Hydra, OmegaConf or YAML in the lines of a ConfigError."""
+        if isinstance(error, yaml.YAMLError):
+            return [" ".join(str(error).split())]
+        if isinstance(error, UnicodeDecodeError):  # in a file that another one names
+            return undecodable_files(self.folders, error)
+        return [first_lines(error)]
+
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
-        """Compose the settings of a sweep, from overrides of them alone; raises ConfigError with every problem."""
-        problems: list[str] = []
-        read, names = self.read(overrides, problems), self.choices["sweep"]
+        """Compose the settings of a sweep.
+
+        Parameters
+        ----------
+        overrides : list of str
+            Those of the command line that concern the sweep itself: sweep=NAME and sweep.KEY=VALUE.
+
+        Returns
+        -------
+        SweepConfig
+            The settings, without problems.
+
+        Raises
+        ------
+        ConfigError
+            With all problems.
+        """
+        parsed, problems = self.read(overrides)
         tree = OmegaConf.create({"sweep": OmegaConf.structured(SweepConfig)})
-        for text, name in [(text, override.value()) for text, override in read if override.key_or_group == "sweep"]:
-            if name not in names:
-                problems.append(f"{text}: there is no such choice; there are {', '.join(names)}")
+        for text, override in parsed:
+            if override.key_or_group == "sweep":
+                problems += self.merge_sweep(tree, text, override.value())
+        for text, override in parsed:
+            key = override.key_or_group
+            if key == "sweep":
                 continue
-            if problem := self.file_problem("sweep", name):
-                problems.append(problem)
-                continue
-            file = self.file("sweep", name)
-            assert file is not None  # it is among the choices
-            try:
-                tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
-            except OmegaConfBaseException as error:
-                problems.append(f"{text}: {first_lines(error)}")
-            except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
-                problems.append(f"{text}: {unreadable_text(file, error)}")
-        for text, override in read:
-            if override.key_or_group.startswith("sweep.space"):
+            if key.startswith("sweep.space"):
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
                 problems.append(f"{text}: on the command line, write {form} for a setting that varies")
             elif override.is_sweep_override():
                 hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
                 problems.append(f"{text}: {hint}")
-            elif override.key_or_group != "sweep":
-                problems += filter(None, [set_value(tree, text, override)])
+            else:
+                problem = set_value(tree, text, override)
+                if problem is not None:
+                    problems.append(problem)
         sweep = OmegaConf.to_object(tree.sweep)
         assert isinstance(sweep, SweepConfig)
         problems += not_finite(sweep, "sweep.") or [f"sweep.{problem}" for problem in sweep.problems()]
         if problems:
             raise ConfigError(problems)
         return sweep
+
+    def merge_sweep(self, tree: DictConfig, text: str, name: Any) -> list[str]:
+        """Merge the file of a sweep into the tree; lists the problem with it."""
+        names = self.choices["sweep"]
+        if name not in names:
+            return [f"{text}: there is no such choice; there are {', '.join(names)}"]
+        problem = self.file_problem("sweep", name)
+        if problem is not None:
+            return [problem]
+        file = self.file("sweep", name)
+        assert file is not None  # it is among the choices
+        try:
+            tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
+        except OmegaConfBaseException as error:
+            return [f"{text}: {first_lines(error)}"]
+        except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
+            return [f"{text}: {unreadable_text(file, error)}"]
+        return []
 
     def file(self, group: str, choice: Any) -> Path | None:
         """Return the file of a choice; of several with the same name the first one counts, as for Hydra.
@@ -212,24 +337,6 @@ class Composer:
         if not isinstance(content, dict) or not content:
             return f"{path} has no settings; write lines of the form KEY: VALUE into it, or leave out {group}={choice}"
         return None
-
-    def read(self, overrides: list[str], problems: list[str]) -> list[tuple[str, Override]]:
-        """Return overrides as text and as Hydra parses them; append a problem for each that it cannot parse."""
-        # A value that Hydra cannot parse, as in run_dir=runs/it's(1), is quoted and parsed again, unless it has a
-        # comma or a backslash, or begins with a bracket or a quote: then it may be more than text.
-        read = []
-        for text in overrides:
-            key, equals, value = text.partition("=")
-            override = parse_override(text)
-            if override is None and equals and not re.search(r"[,\\]|^[\[{'\"]", value):
-                text = f"{key}='" + value.replace("'", "\\'") + "'"
-                override = parse_override(text)
-            if override is None:
-                hint = f"cannot be read; if the value is plain text, put it in quotes: \"{key}='...'\""
-                problems.append(f"{text!r} {hint if equals else 'is not of the form key=value'}")
-            else:
-                read.append((text, override))
-        return read
 
 
 @functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
@@ -326,33 +433,59 @@ def parse_override(text: str) -> Override | None:
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
-    """Set a value in the configuration; returns its problem, if any, with the nearest key for an unknown one."""
-    # Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde.
-    key, value = override.key_or_group, override.value()
-    node: Any = tree
+    """Set a value in the configuration, or remove one.
+
+    Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde.
+
+    Parameters
+    ----------
+    tree : DictConfig
+        The configuration, which is changed.
+    text : str
+        The word of the command line.
+    override : Override
+        The same as Hydra parses it.
+    all_keys : collection of str
+        Those of all settings, which may be suggested for a misspelled one.
+    also : collection of str
+        Other keys of the command, likewise.
+
+    Returns
+    -------
+    str or None
+        The problem, if there is one; the value is not set then.
+    """
+    key = override.key_or_group
     parts = key.split(".")
+    # From the top down to the value; each part of its key must be known, or be a new one in a dictionary.
+    node: Any = tree
     for depth, part in enumerate(parts):
-        known, prefix = list(node) if isinstance(node, DictConfig) else [], ".".join(parts[:depth])
-        is_open = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
-        can_add = is_open and (text.startswith("+") or prefix.endswith(".mix"))
-        if part not in known and not can_add:
-            is_stage = prefix == STAGES and depth + 1 < len(parts)
-            hint = f" (+{STAGES}.{part}.KEY=VALUE adds a stage)" if is_stage else ""
-            elsewhere = () if is_open else (parts[-1], all_keys)
-            return unknown_key(prefix, part, [*known, *(() if depth else also)], *elsewhere) + hint
-        if part not in known and prefix == STAGES:
-            OmegaConf.update(tree, STAGES, {part: {}})  # with the defaults of a stage
-        elif part not in known:
-            break
-        if override.is_delete() and depth + 1 == len(parts):
-            if not is_open:
+        section = ".".join(parts[:depth])
+        is_last = depth + 1 == len(parts)
+        known = list(node) if isinstance(node, DictConfig) else []
+        is_dictionary = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+        if part not in known:
+            can_add = is_dictionary and (text.startswith("+") or section.endswith(".mix"))
+            if not can_add:
+                suggested = known if depth > 0 else [*known, *also]
+                elsewhere = () if is_dictionary else (parts[-1], all_keys)
+                hint = f" (+{STAGES}.{part}.KEY=VALUE adds a stage)" if section == STAGES and not is_last else ""
+                return unknown_key(section, part, suggested, *elsewhere) + hint
+            if section != STAGES:
+                break  # what lies below is added with it
+            OmegaConf.update(tree, STAGES, {part: {}})  # a stage, with the defaults of its settings
+        if override.is_delete() and is_last:
+            if not is_dictionary:
                 return f"{text}: only a key of a dictionary can be removed"
             del node[part]
             return None
         node = None if OmegaConf.is_missing(node, part) else node[part]
+
+    value = override.value()
     try:
         OmegaConf.update(tree, key, value, merge=not replaces(text, key, value))
-        if isinstance(value, int | float) and isinstance(OmegaConf.select(tree, key), str):
+        is_text = isinstance(OmegaConf.select(tree, key), str)
+        if is_text and isinstance(value, int | float):
             OmegaConf.update(tree, key, text.partition("=")[2])  # the folder 2024_10 is not 202410
     except OmegaConfBaseException as error:
         return wrong_type(key, error)
@@ -387,32 +520,56 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
 
 
 def parse_options(options: type, arguments: list[str]) -> Any:
-    """Parse key=value arguments into a dataclass of options; raises ConfigError with all problems."""
+    """Parse the command line of a command other than tabicl-train.
+
+    Parameters
+    ----------
+    options : type
+        The dataclass of the command's options.
+    arguments : list of str
+        Words of the form key=value.
+
+    Returns
+    -------
+    object
+        The options, without problems.
+
+    Raises
+    ------
+    ConfigError
+        With all problems.
+    """
     schema = OmegaConf.structured(options)
     keys = list(schema)
-    problems, given = [], set()
+    problems = []
+    given = set()
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
             problems.append(f"{text!r} is not of the form key=value")
-        elif key not in keys:
+            continue
+        if key not in keys:
             problems.append(unknown_key("", key, keys))
-        else:
-            given.add(key)
-            try:
-                schema[key] = read_value(value)
-            except OmegaConfBaseException as error:
-                is_null = read_value(value) is None
-                problems.append(f"{key} is {value or 'empty'}; it needs a value" if is_null else wrong_type(key, error))
+            continue
+        given.add(key)
+        try:
+            schema[key] = read_value(value)
+        except OmegaConfBaseException as error:
+            if read_value(value) is None:
+                problems.append(f"{key} is {value or 'empty'}; it needs a value")
+            else:
+                problems.append(wrong_type(key, error))
     problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
     if problems:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")
         raise mistake
+
     parsed: Any = OmegaConf.to_object(schema)
-    if hasattr(parsed, "problems"):
-        problems += parsed.problems()
-    if problems := not_finite(parsed) or problems:
+    problems = not_finite(parsed)
+    if not problems and hasattr(parsed, "problems"):
+        problems = parsed.problems()
+    if problems:
         raise ConfigError(problems)
     return parsed
 

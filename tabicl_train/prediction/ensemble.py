@@ -58,6 +58,60 @@ PASS_VALUES = {"cpu": CPU_PART, "cuda": 2**24}  # embedding values of a pass, wi
 LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One pass of the network: some members of an ensemble predict some query rows.
+
+    Parameters
+    ----------
+    members : range
+        The numbers of the members.
+    rows : slice
+        The query rows that are predicted; in the last pass, padding follows them.
+    """
+
+    members: range
+    rows: slice
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """How an ensemble predicts query rows, decided before anything is computed.
+
+    All passes have the same number of rows, so that a prediction does not depend on the other query rows: the shape of
+    a matrix product changes the order of its sums.
+
+    Parameters
+    ----------
+    groups : list of range
+        The numbers of the members that go through the network together.
+    passes : list of Pass
+        In the order of their computation, one group after the other.
+    padding : int
+        Rows that are added after the query rows, to fill the last pass.
+    """
+
+    groups: list[range]
+    passes: list[Pass]
+    padding: int
+
+    def passes_of(self, groups: list[range]) -> list[Pass]:
+        """Return the passes of some groups."""
+        return [one for one in self.passes if one.members in groups]
+
+
+def plan_passes(num_members: int, num_rows: int, together: int, size: int) -> PassPlan:
+    """Plan the passes of some query rows, with `together` members and `size` rows in each."""
+    groups = []
+    for first in range(0, num_members, together):
+        groups.append(range(first, min(first + together, num_members)))
+    passes = []
+    for group in groups:
+        for start in range(0, num_rows, size):
+            passes.append(Pass(group, slice(start, min(start + size, num_rows))))
+    return PassPlan(groups, passes, padding=-num_rows % size)
+
+
 @dataclass(repr=False, eq=False)
 class Ensemble(BaseEstimator):
     """A pretrained network with the members of an ensemble; see TabICLClassifier for the parameters."""
@@ -239,47 +293,52 @@ class Ensemble(BaseEstimator):
         self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray], num_classes: int, temperature: float = 1.0
     ) -> Iterator[tuple[list[Member], slice, np.ndarray]]:
         """Yield predictions float32 (members, rows, outputs) of some members and some query rows at a time."""
-        # All passes of a fitted estimator have the same number of rows; the last ones may be padding. Otherwise a row
-        # would depend on the rows of its pass, since the shape of a matrix product changes the order of its sums.
         # numbers: query rows, (rows, features); labels: those of the labeled rows for a member
         (together, size), kept, tokens = self._sizes(num_classes)
+        plan = plan_passes(len(self.members_), len(numbers), together, size)
         device = self.device_
-        precision = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        queries = self._tables(np.concatenate([numbers, np.repeat(numbers[-1:], -len(numbers) % size, axis=0)]))
-        is_kept = all((precision, first) in self._kept for first in range(0, len(self.members_), together))
-        labeled = {} if is_kept else self._tables(self.X_)
+        # Autocast is set for each thread, so each pass sets that of the caller again.
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
-        def learn_some(first: int) -> Any:
-            if (learned := self._kept.get((precision, first))) is not None:
-                return learned
-            members = self.members_[first : first + together]
-            y = [torch.from_numpy(labels(member)).to(device) for member in members]
-            pack = Pack.of((X, own, len(own)) for X, own in zip(self._rows(labeled, members), y, strict=True))
-            with torch.autocast(device.type, precision, precision is not None):  # which is set for each thread
-                learned = encode(self.network_, pack, num_classes, tokens)
-            if first + len(members) <= kept:
-                self._kept[precision, first] = learned
-            return learned
+        padding = np.repeat(numbers[-1:], plan.padding, axis=0)
+        queries = self._tables(np.concatenate([numbers, padding]))
+        has_all_states = all((dtype, group.start) in self._kept for group in plan.groups)
+        labeled = {} if has_all_states else self._tables(self.X_)
 
-        def answer_some(which: tuple[int, Any, int]) -> np.ndarray:
-            first, learned, start = which
-            members = self.members_[first : first + together]
-            some = {method: rows[start : start + size] for method, rows in queries.items()}
-            with torch.autocast(device.type, precision, precision is not None):
-                pack = pack_of_queries(self._rows(some, members))
-                found = decode(self.network_, learned, pack, temperature, tokens)
-            return found.float().cpu().numpy().reshape(len(members), size, -1)
+        def encode_group(group: range) -> Any:
+            """Encode the labeled rows for some members, or return what was kept of an earlier prediction."""
+            state = self._kept.get((dtype, group.start))
+            if state is not None:
+                return state
+            members = [self.members_[number] for number in group]
+            tables = []
+            for X, member in zip(self._rows(labeled, members), members, strict=True):
+                y = torch.from_numpy(labels(member)).to(device)
+                tables.append((X, y, len(y)))
+            with torch.autocast(device.type, dtype, dtype is not None):
+                state = encode(self.network_, Pack.of(tables), num_classes, tokens)
+            if group.stop <= kept:
+                self._kept[dtype, group.start] = state
+            return state
+
+        def decode_pass(one: Pass, state: Any) -> np.ndarray:
+            """Predict the query rows of a pass, and the padding after them."""
+            members = [self.members_[number] for number in one.members]
+            rows = {method: table[one.rows.start : one.rows.start + size] for method, table in queries.items()}
+            with torch.autocast(device.type, dtype, dtype is not None):
+                pack = pack_of_queries(self._rows(rows, members))
+                predictions = decode(self.network_, state, pack, temperature, tokens)
+            return predictions.float().cpu().numpy().reshape(len(members), size, -1)
 
         with side_by_side(device) as (run, threads):
-            firsts = list(range(0, len(self.members_), together))
-            for some in batched(firsts, threads):
-                # A single member learns on all cores. Its bits depend on their number, but are the same for all rows.
-                learned = list((run if len(firsts) > 1 else map)(learn_some, some))
-                passes = itertools.product(zip(some, learned, strict=True), range(0, len(numbers), size))
-                for few in batched(((*which, start) for which, start in passes), threads):
-                    for (first, _, start), found in zip(few, run(answer_some, few), strict=True):
-                        rows = slice(start, min(start + size, len(numbers)))
-                        yield self.members_[first : first + together], rows, found
+            # A single group is encoded on all cores. Its bits depend on their number, but are the same for all rows.
+            run_encode = run if len(plan.groups) > 1 else map
+            for groups in batched(plan.groups, threads):
+                states = dict(zip(groups, run_encode(encode_group, groups), strict=True))
+                for passes in batched(plan.passes_of(groups), threads):
+                    states_of_passes = [states[one.members] for one in passes]
+                    for one, predictions in zip(passes, run(decode_pass, passes, states_of_passes), strict=True):
+                        yield [self.members_[number] for number in one.members], one.rows, predictions
 
     def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Normalize rows by each method, float32 (rows, features)."""

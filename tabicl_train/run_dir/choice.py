@@ -15,6 +15,7 @@ BEST, NEWEST, EMA, LAST = "best", "newest", "ema", "last"
 TRAINED = "trained"  # another name of the newest ones, under which exports record them
 CHOICES = (BEST, NEWEST, EMA, LAST, TRAINED)
 BEST_FILE = "checkpoints/best.ckpt"  # in the run directory
+START_FILE = "checkpoints/start.ckpt"  # the weights that the run started from, if they were given and validated
 
 WORDS = {
     BEST: "the best by validation",

@@ -164,10 +164,12 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
     settings: list[str] = []
     own: list[str] = []
     folder, seeds = f"runs/{sweep.name}", list(sweep.seeds)
-    read = composer.read(sweep.settings, problems)
-    number = len(read)
-    for index, (text, override) in enumerate(read + composer.read(command_line, problems)):
-        plain, key = settings if index < number else own, override.key_or_group
+    of_sweep, problems_of_sweep = composer.read(sweep.settings)
+    of_command, problems_of_command = composer.read(command_line)
+    problems += problems_of_sweep + problems_of_command
+    for index, (text, override) in enumerate(of_sweep + of_command):
+        plain = settings if index < len(of_sweep) else own
+        key = override.key_or_group
         try:
             axis = axis_of_override(override)
         except ValueError as error:

@@ -20,6 +20,7 @@ from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier
 from tabicl_train import train as training
 from tabicl_train.callbacks import validation
+from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.scores import Scored, real_tasks
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.validation_history import read_scores
@@ -335,8 +336,9 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
         records=SimpleNamespace(folder=Path("nowhere"), rows=lambda name: []),
     )  # fmt: skip
     module = SimpleNamespace(model=torch.nn.Linear(1, 1), precision=None)
-    waiting.validate_if_due(SimpleNamespace(step=8, module=module))
-    assert waiting.postponed and not waiting.has_ended
+    state = SimpleNamespace(step=8, module=module)
+    waiting.validate_if_due(state)
+    assert not waiting.has_ended and waiting.end(state, Reason.DONE) is Reason.STOPPED
 
 
 def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):

@@ -94,6 +94,15 @@ def test_an_ensemble_averages_logits_of_different_members():
     assert np.std(logs, axis=0).max() > 1e-3
 
 
+def test_the_passes_of_a_plan_cover_every_member_and_row_once():
+    plan = ensemble.plan_passes(num_members=5, num_rows=130, together=2, size=64)
+    assert plan.groups == [range(2), range(2, 4), range(4, 5)]
+    seen = [(member, row) for one in plan.passes for member in one.members for row in range(130)[one.rows]]
+    assert sorted(seen) == [(member, row) for member in range(5) for row in range(130)]
+    assert [one.rows for one in plan.passes_of([range(2, 4)])] == [slice(0, 64), slice(64, 128), slice(128, 130)]
+    assert plan.padding == 62
+
+
 def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]]:
     """The list that will hold the calls of encode and decode, with their tables and the rows of each."""
     found = []
