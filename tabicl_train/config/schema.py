@@ -272,9 +272,7 @@ class OptimizerConfig:
     """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
 
     def problems(self) -> list[str]:
-        from tabicl_train.optimizer import OPTIMIZERS  # on first use, as it imports torch
-
-        problems = one_of("name", self.name, tuple(OPTIMIZERS))
+        problems = one_of("name", self.name, tuple(register.optimizer))
         if not 0 <= self.momentum < 1:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
@@ -558,7 +556,7 @@ class RunConfig:
     prior: Any = None
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: Any = field(default_factory=OptimizerConfig)  # the settings of any optimizer, see config/optimizers.py
     objective: Any = None
     """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
     pinball loss of quantiles). Validation reports that loss in any case."""
@@ -625,6 +623,7 @@ class RunConfig:
         for component in self.prior.get("components") or ():
             yield "prior", component
         yield "network", family_name(type(self.model))
+        yield "optimizer", self.optimizer.name
         for value in vars(self.model).values():
             if isinstance(value, str) and value in register.scaling:
                 yield "scaling", value

@@ -32,7 +32,7 @@ SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
-    for registry in (register.network, register.scaling, register.callback):
+    for registry in (register.network, register.scaling, register.callback, register.optimizer):
         # Tests of pages, in the same process, may have registered examples of their own.
         ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
         monkeypatch.setattr(registry, "_entries", ours)
@@ -136,6 +136,7 @@ def test_two_ranks_load_a_file_of_the_command(fresh):
         *SMOKE[:2],
         "plugins=./mine.py",
         "prior=ring",
+        "optimizer=sgd",
         "run_dir=run",
         "trainer.devices=2",
         "trainer.max_steps=2",
@@ -155,11 +156,12 @@ def test_registered_records_name_the_file_that_they_come_from(fresh):
 
 
 def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_needs(fresh):
-    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0"]
+    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0", "optimizer=sgd"]
     assert command("train", *settings, "trainer.max_steps=2").returncode == 0
     content = torch.load(fresh / "run/checkpoints/step-00000002.ckpt", weights_only=True)
     (record,) = content["run"]["plugins"]
-    assert record["module"] == "mine" and record["files"] == ["mine.py"] and record["uses"] == [["prior", "ring"]]
+    assert record["module"] == "mine" and record["files"] == ["mine.py"]
+    assert record["uses"] == [["prior", "ring"], ["optimizer", "sgd"]]
     assert str(fresh) not in str(record)
     with pytest.raises(ConfigError, match=r"run needs the plug-in nowhere \(prior ring\); add plugins=\[nowhere.py\]"):
         plugins.require([record | {"module": "nowhere", "files": ["nowhere.py"]}], {"prior"}, "run")
@@ -192,10 +194,13 @@ def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs
     expected = plain**3 / (plain**3).sum(1, keepdims=True)  # three times the logits
     np.testing.assert_allclose(tripled, expected, rtol=1e-3)
 
-    for name in ("network", "scaling", "callback"):
-        getattr(register, name)._entries.pop(
-            {"network": "doubled", "scaling": "power", "callback": "lowest_loss"}[name]
-        )
+    for kind, name in (
+        ("network", "doubled"),
+        ("scaling", "power"),
+        ("callback", "lowest_loss"),
+        ("optimizer", "sgd"),
+    ):
+        getattr(register, kind)._entries.pop(name)
     plugins._named.clear()
     sys.modules.pop("mine")
     for source in ("hub", "run"):
