@@ -261,7 +261,8 @@ class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
     name: str = "muon"
-    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw; or that of a plug-in,
+    which has options of its own: optimizer=NAME."""
     momentum: float = 0.9
     """Nesterov momentum of Muon, in [0, 1)."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
