@@ -1,7 +1,7 @@
 """The Lightning module: one item of the stream is one optimizer step.
 
 Nothing here waits for the device: the device itself decides whether a step is skipped, and callbacks read the result at
-logged steps.
+logged steps. An optimizer that cannot leave this to the device, such as one of torch's, waits once in each step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from priors.random import rng_at
-from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import print_line
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.objectives import losses_of as query_losses
-from tabicl_train.optimizer import MuonAdamW, build_optimizer
+from tabicl_train.optimizer import build_optimizer, take_step
 from tabicl_train.precision import LossScale, Precision
 from tabicl_train.stream import StepItem
 
@@ -65,8 +65,8 @@ class Pretraining(L.LightningModule):
         The settings of the network, which gets random weights from torch's global generator.
     curriculum : CurriculumConfig
         The stages, with their learning rates, weight decay, clipping and frozen parts.
-    optimizer : OptimizerConfig
-        The settings of the optimizer.
+    optimizer : object
+        The settings of the optimizer, such as an OptimizerConfig.
     precision : Precision
         The number format of matrix products.
     seed : int
@@ -93,7 +93,7 @@ class Pretraining(L.LightningModule):
         self,
         model: NetworkConfig,
         curriculum: CurriculumConfig,
-        optimizer: OptimizerConfig,
+        optimizer: Any,
         precision: Precision,
         seed: int,
         objective: Any = None,
@@ -115,16 +115,20 @@ class Pretraining(L.LightningModule):
         self.rank = 0  # of this process in the last step
         self.trained_parts: list[str] = []
 
-    def configure_optimizers(self) -> MuonAdamW:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer, without state."""
         return build_optimizer(self.model, self.optimizer_config)
+
+    def empty_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give an optimizer the state of a new one, which is not empty for some, such as torch's Adagrad."""
+        optimizer.load_state_dict(self.configure_optimizers().state_dict())
 
     def on_fit_start(self) -> None:
         """Move to the device what is not a parameter."""
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
 
-    def training_step(self, item: StepItem, step: int, rank: int, optimizer: MuonAdamW) -> None:
+    def training_step(self, item: StepItem, step: int, rank: int, optimizer: torch.optim.Optimizer) -> None:
         """Take one optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
 
         Parameters
@@ -135,7 +139,7 @@ class Pretraining(L.LightningModule):
             The step's number, counted from 0.
         rank : int
             The rank of this process.
-        optimizer : MuonAdamW
+        optimizer : torch.optim.Optimizer
             As from `configure_optimizers`.
 
         Raises
@@ -148,7 +152,7 @@ class Pretraining(L.LightningModule):
         self.rank = rank
         _, stage, stage_step = stage_at(self.curriculum, step)
         if stage_step == 0 and stage.fresh_optimizer:
-            optimizer.state.clear()
+            self.empty_state(optimizer)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
@@ -168,7 +172,7 @@ class Pretraining(L.LightningModule):
         self.finite = self.loss.isfinite() & self.grad_norm.isfinite()
         clip = (stage.clip / (self.grad_norm + 1e-6)).clamp(max=1.0)
         gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
-        optimizer.step(taken=self.finite)
+        take_step(optimizer, self.finite)
         self.skipped += ~self.finite
         self.loss_scale.update(self.finite)
 
@@ -257,14 +261,14 @@ class Pretraining(L.LightningModule):
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # its state does not fit this optimizer
 
-    def go_back(self, checkpoint: dict, step: int, optimizer: MuonAdamW) -> None:
+    def go_back(self, checkpoint: dict, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
         steps = range(checkpoint["global_step"], step)
         started = (stage for _, stage, number in (stage_at(self.curriculum, s) for s in steps) if number == 0)
         other = checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name
         if other or any(stage.fresh_optimizer for stage in started):
-            optimizer.state.clear()
+            self.empty_state(optimizer)
         else:
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])
         self.load_loss_scale(checkpoint)

@@ -1,36 +1,43 @@
-"""Muon for matrices and AdamW for the rest, as one optimizer with two kinds of parameter groups.
+"""Builds the optimizer of a run; ours are Muon for matrices and AdamW for the rest, as one with two kinds of groups.
 
-Both kinds use the same learning rate: the orthogonal update is scaled by 0.2 * sqrt(max(rows, columns)), which gives it
-the root mean square of an AdamW update (Moonlight, arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the same).
+An optimizer is any subclass of torch.optim.Optimizer that `register.optimizer` knows. Its groups of parameters have the
+keys
+
+lr            of the step, by the schedule of the stage
+weight_decay  that of the stage, or 0 for vectors and biases; what it means is up to the optimizer
+decayed       which of the two
+kind          as its static method `kind_of(network, name, parameter)` says, "" without one
+
+A step whose loss or gradient norm is not finite must leave weights and state unchanged. If `step` takes `taken`, a
+tensor on the device says whether the step counts, and the gradients are zero if not; otherwise the host waits for the
+device and calls `step` only if the step counts. Checkpoints hold `state_dict()`, so random numbers must not come from
+torch's global generator, whose state they lack.
+
+Both kinds of ours use the same learning rate: the orthogonal update is scaled by 0.2 * sqrt(max(rows, columns)), which
+gives it the root mean square of an AdamW update (Moonlight, arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the
+same).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.errors import ConfigError
+from tabicl_train import register
 
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 FEW_ROWS = 16  # matrices of at most so many rows are padded to one size: they are small, and of many shapes
-
-
-class Settings(Protocol):
-    """The settings of an optimizer, see `config.schema.OptimizerConfig`, which asks this file for its names."""
-
-    name: str
-    momentum: float
-    betas: list[float]
-    eps: float
-    cautious_weight_decay: bool
+TRIAL_SIZE = 8  # rows and columns of the matrix on which options are tried out
+MEASURED_SIZE = 256  # of the one whose state is measured
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -51,10 +58,20 @@ class MuonAdamW(torch.optim.Optimizer):
     (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
     """
 
-    def __init__(self, groups: list[dict], config: Settings) -> None:
-        self.momentum = config.momentum
-        self.betas, self.eps = tuple(config.betas), config.eps
-        self.cautious = config.cautious_weight_decay
+    state_bytes: ClassVar[float] = 8  # of a weight: AdamW's two moments; Muon has one
+
+    def __init__(
+        self,
+        groups: list[dict],
+        momentum: float = 0.9,
+        betas: tuple[float, float] | list[float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        cautious_weight_decay: bool = False,
+    ) -> None:
+        self.momentum = momentum
+        self.betas = tuple(betas)
+        self.eps = eps
+        self.cautious = cautious_weight_decay
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -181,31 +198,157 @@ def stack_vectors(vectors: list[Tensor]) -> Tensor:
     return stack
 
 
-def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon optimizes it: matrices of the blocks, but no embedding, head, inducing vector or scaling MLP."""
-    in_block = ".blocks." in name or name.startswith("transformer.")  # of a TabICL, of a sequence model
-    return parameter.ndim == 2 and in_block and "ssmax" not in name and "ind_vectors" not in name
+class Muon(MuonAdamW):
+    """Muon for the hidden matrices of a network, AdamW for the rest."""
+
+    @staticmethod
+    def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
+        """Return the kind of group of a parameter; network: a `model.family.Network`, which says what is hidden."""
+        return "muon" if network.is_hidden_matrix(name, parameter) else "adamw"
 
 
-# The optimizers, by name: which parameters Muon takes.
-OPTIMIZERS: dict[str, Callable[[str, nn.Parameter], bool]] = {
-    "muon": is_hidden_matrix,
-    "muon_all": lambda name, parameter: True,
-    "adamw": lambda name, parameter: False,
-}
+class MuonAll(MuonAdamW):
+    """Muon for everything, as published for TabICLv2."""
+
+    @staticmethod
+    def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
+        """Return the kind of group of all parameters."""
+        return "muon"
 
 
-def build_optimizer(model: nn.Module, config: Settings) -> MuonAdamW:
-    """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases are not."""
-    if config.name not in OPTIMIZERS:
-        raise ConfigError([f"there is no optimizer {config.name!r}; there are {', '.join(OPTIMIZERS)}"])
+class AdamW(MuonAdamW):
+    """AdamW for everything."""
+
+    @staticmethod
+    def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
+        """Return the kind of group of all parameters."""
+        return "adamw"
+
+
+def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
+    """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases are not.
+
+    Parameters
+    ----------
+    network : Network
+        Whose parameters are trained.
+    config : object
+        The name of the optimizer and its options, see config/optimizers.py.
+
+    Returns
+    -------
+    torch.optim.Optimizer
+        Without state.
+    """
+    entry = register.optimizer[config.name].optimizer
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
-    for name, parameter in model.named_parameters():
+    for name, parameter in network.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies
             continue
-        uses_muon = OPTIMIZERS[config.name](name, parameter)
-        groups["muon" if uses_muon else "adamw", parameter.ndim >= 2].append(parameter)
-    order = [("muon", True), ("muon", False), ("adamw", True), ("adamw", False)]
-    return MuonAdamW(
-        [{"params": groups[key], "kind": key[0], "decayed": key[1]} for key in order if key in groups], config
-    )
+        kind = entry.kind_of(network, name, parameter) if hasattr(entry, "kind_of") else ""
+        groups[kind, parameter.ndim >= 2].append(parameter)
+    # The order decides which state in a checkpoint belongs to which parameter: muon before adamw, matrices first.
+    order = sorted(groups, reverse=True)
+    described = [{"params": groups[key], "kind": key[0], "decayed": key[1]} for key in order]
+    return entry(described, **arguments_of(entry, config))
+
+
+def arguments_of(entry: Any, config: Any) -> dict[str, Any]:
+    """Return the options of an optimizer as its class takes them: a list as a tuple if that is the default."""
+    parameters = inspect.signature(entry).parameters
+    arguments = {}
+    for option in dataclasses.fields(config):
+        if option.name == "name":
+            continue
+        value = getattr(config, option.name)
+        if option.name in parameters and isinstance(parameters[option.name].default, tuple):
+            value = tuple(value)
+        arguments[option.name] = value
+    if "lr" in parameters and parameters["lr"].default is inspect.Parameter.empty:
+        arguments["lr"] = 1e-3  # each step sets its own
+    return arguments
+
+
+def decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has `step(taken)`."""
+    return "taken" in inspect.signature(optimizer.step).parameters
+
+
+def take_step(optimizer: torch.optim.Optimizer, taken: Tensor) -> None:
+    """Take a step, unless `taken`, (), is False: weights and state then stay as they are."""
+    if decides_on_device(optimizer):
+        optimizer.step(taken=taken)  # type: ignore[call-overload]
+    elif taken.item():  # waits for the device
+        optimizer.step()
+
+
+class OneMatrix(nn.Module):
+    """A matrix of zeros with gradients, on which an optimizer is tried out."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size, size, device="cpu"))
+        self.weight.grad = torch.ones_like(self.weight)
+
+    def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
+        """See `model.family.Network`."""
+        return True
+
+
+def try_out(config: Any, size: int = TRIAL_SIZE) -> torch.optim.Optimizer:
+    """Build an optimizer for one matrix, and take a step; an optimizer may raise any error there."""
+    optimizer = build_optimizer(OneMatrix(size), config)
+    take_step(optimizer, torch.ones((), dtype=torch.bool))
+    return optimizer
+
+
+def state_bytes(config: Any) -> float:
+    """Return the bytes of state for each weight: as the class says, or as a matrix has them after a step."""
+    entry = register.optimizer[config.name].optimizer
+    if hasattr(entry, "state_bytes"):
+        return entry.state_bytes
+    total = 0
+    for state in try_out(config, MEASURED_SIZE).state.values():
+        total += sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    return total / MEASURED_SIZE**2
+
+
+def remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay: bool) -> list[str]:
+    """Return what a run says at its start about how an optimizer takes a network.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    optimizer : torch.optim.Optimizer
+        Its optimizer.
+    name : str
+        What the configuration calls it.
+    has_decay : bool
+        Whether a stage has weight decay.
+
+    Returns
+    -------
+    list of str
+        One line each; none for ours with a network that says which of its matrices are hidden.
+    """
+    lines = []
+    sizes: dict[str, int] = defaultdict(int)
+    for group in optimizer.param_groups:
+        sizes[group.get("kind", "")] += sum(parameter.numel() for parameter in group["params"])
+    if isinstance(optimizer, Muon) and not sizes["muon"]:
+        lines.append(
+            f"warning   optimizer={name} finds no hidden matrix in this network, so AdamW takes all "
+            f"{sizes['adamw']:,} weights; its method is_hidden_matrix says which matrices are hidden"
+        )
+    elif isinstance(optimizer, Muon) and not network.declares_hidden_matrices():
+        lines.append(
+            f"optimizer {name} takes {sizes['muon']:,} weights of matrices, AdamW the other {sizes['adamw']:,}; the "
+            "network has no is_hidden_matrix of its own"
+        )
+    if not decides_on_device(optimizer):
+        lines.append(f"optimizer {name} has no step(taken), so each step waits for the device")
+    for key, what in (("lr", "the learning rate"), ("weight_decay", "the weight decay")):
+        if key not in optimizer.defaults and (key == "lr" or has_decay):
+            lines.append(f"warning   the optimizer {name} has no {key}: {what} of the stages has no effect")
+    return lines

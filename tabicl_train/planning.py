@@ -1,7 +1,8 @@
 """The cost of a run, estimated before it starts: its FLOPs, its memory, and the plan that is printed.
 
-Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter), plus what the forward pass of
-the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU the process itself is added.
+Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter with ours), plus what the
+forward pass of the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU the process itself is
+added.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig, counted
 from tabicl_train.model.pack import Shape
+from tabicl_train.optimizer import state_bytes
 from tabicl_train.precision import choose, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
-STATE_BYTES = 20  # per parameter: weight, gradient of a pack and of the step, Adam's two moments; Muon has one
+WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
+STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
 PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, Lightning and what they import
 VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
@@ -51,7 +54,7 @@ def run_plan(config: RunConfig) -> list[str]:
             stages.append([name, "not run", "", rows, *[""] * 5])
             continue
         work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
-        peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name)
+        peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name, bytes_per_weight(config))
         peak += 0 if uses_cuda(config.trainer) else PROCESS_BYTES
         if peak > memory:
             need = f"may need {peak / 1e9:,.1f} GB; a process of this run has {memory / 1e9:.1f} GB"
@@ -93,10 +96,15 @@ def percentages(shares: dict[str, float]) -> str:
 def memory_problems(config: RunConfig) -> list[str]:
     """List why a run cannot fit into the memory of this machine, however small its tables."""
     parameters, memory = count_parameters(config.model), memory_of(config.trainer)
-    if (state := STATE_BYTES * parameters) <= memory:
+    if (state := bytes_per_weight(config) * parameters) <= memory:
         return []
     need = f"{parameters:,} parameters need {state / 1e9:,.1f} GB with gradients and optimizer state"
     return [f"model: its {need}; a process of this run has {memory / 1e9:.1f} GB"]
+
+
+def bytes_per_weight(config: RunConfig) -> float:
+    """Return the bytes of a parameter with its gradients and the state of the run's optimizer."""
+    return WEIGHT_BYTES + state_bytes(config.optimizer)
 
 
 def count_parameters(model: NetworkConfig) -> int:
@@ -138,19 +146,27 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
     return Work(cells * scale, flops * scale, passes / steps)
 
 
-def peak_bytes(config: NetworkConfig, parameters: int, tables: Sequence[Shape], precision: str = "fp32") -> float:
+def peak_bytes(
+    config: NetworkConfig,
+    parameters: int,
+    tables: Sequence[Shape],
+    precision: str = "fp32",
+    weight_bytes: float = STATE_BYTES,
+) -> float:
     """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables."""
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
     values = sum(family_of(config).kept_values(config, N, n, M, recomputed) for N, n, M in tables)
-    return STATE_BYTES * parameters + VALUE_BYTES[precision] * values
+    return weight_bytes * parameters + VALUE_BYTES[precision] * values
 
 
-def stage_peak(config: NetworkConfig, parameters: int, stage: StageConfig, precision: str) -> float:
+def stage_peak(
+    config: NetworkConfig, parameters: int, stage: StageConfig, precision: str, weight_bytes: float = STATE_BYTES
+) -> float:
     """Bound peak_bytes of the packs that a stage can draw."""
     # The pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
-    state = STATE_BYTES * parameters
+    state = weight_bytes * parameters
     peaks = []
     for N, n, M in extreme_tables(config, stage):
         tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)

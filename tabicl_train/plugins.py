@@ -386,6 +386,11 @@ def _owner(entry: EntryPoint) -> str:
     return f"the plug-in {entry.name}{package}"
 
 
+def is_ours(module: str) -> bool:
+    """Whether a module belongs to this package."""
+    return module.partition(".")[0] in OURS
+
+
 def of_module(module: str) -> Plugin | None:
     """Return the plug-in that a module belongs to; None for this package itself.
 
@@ -394,7 +399,7 @@ def of_module(module: str) -> Plugin | None:
     module : str
         As in `__module__` of a class. A script that registers something is the plug-in of its file.
     """
-    if module.partition(".")[0] in OURS:
+    if is_ours(module):
         return None
     if module == "__main__":
         file = _file_of(sys.modules["__main__"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,18 @@ from typing import Any
 from tabicl_train import plugins
 from tabicl_train.errors import ConfigError
 
-__all__ = ["Registry", "callback", "experiment", "export_format", "network", "objective", "prior", "scaling", "suite"]
+__all__ = [
+    "Registry",
+    "callback",
+    "experiment",
+    "export_format",
+    "network",
+    "objective",
+    "optimizer",
+    "prior",
+    "scaling",
+    "suite",
+]
 
 
 class Registry(Mapping[str, Any]):
@@ -43,6 +55,7 @@ class Registry(Mapping[str, Any]):
         self.home = home
         self.record = record
         self._entries: dict[str, Any] = {}
+        self._modules: dict[str, str] = {}  # that have registered them, by name
 
     def __call__(self, name: str, entry: Any = None, **facts: Any) -> Any:
         """Register an entry under a name; without an entry, return a decorator that does.
@@ -66,19 +79,26 @@ class Registry(Mapping[str, Any]):
         ConfigError
             If something else has the name.
         """
+        # The module that calls, since the entry may be of another one: register.optimizer("sgd", torch.optim.SGD).
+        module = sys._getframe(1).f_globals["__name__"]
         if entry is None:
-            return lambda decorated: self(name, decorated, **facts)
+            return lambda decorated: self._add(name, decorated, module, facts)
+        return self._add(name, entry, module, facts)
+
+    def _add(self, name: str, entry: Any, module: str, facts: dict[str, Any]) -> Any:
         known = self._entries.get(name)
         if known is not None and self.place(name) != place_of(entry):
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise ConfigError([f"{problem}; rename one of them"])
-        if self.record is None:
-            self._entries[name] = entry
-            return entry
-        try:
-            self._entries[name] = load(self.record)(entry, **facts)
-        except TypeError as error:  # a fact that is missing or unknown
-            raise ConfigError([f"register.{self.kind}({name!r}): {str(error).partition(' ')[2]}"]) from None
+        added = entry
+        if self.record is not None:
+            try:
+                added = load(self.record)(entry, **facts)
+            except TypeError as error:  # a fact that is missing or unknown
+                door = self.kind.removesuffix(" rule").replace(" ", "_")
+                raise ConfigError([f"register.{door}({name!r}): {str(error).partition(' ')[2]}"]) from None
+        self._entries[name] = added
+        self._modules[name] = module
         return entry
 
     def __contains__(self, name: object) -> bool:
@@ -127,7 +147,12 @@ class Registry(Mapping[str, Any]):
         """Return the plug-in that has registered a name; None for those of this package, and for unknown names."""
         if name not in self:
             return None
-        return plugins.of_module(self.place(name).partition(":")[0])
+        return plugins.of_module(self._modules[name])
+
+    def of_plugins(self) -> list[str]:
+        """Return the names that plug-ins have registered; it imports nothing of this package."""
+        plugins.load_installed()
+        return [name for name in self._entries if not plugins.is_ours(self._modules[name])]
 
     def _fill(self) -> None:
         """Import the module with our own entries, and the installed plug-ins."""
@@ -226,7 +251,8 @@ class Experiment:
 network = Registry("network", "tabicl_train.model.config", "tabicl_train.model.config:Family")
 scaling = Registry("scaling rule", "tabicl_train.model.scaling", "tabicl_train.model.scaling:Rule")
 objective = Registry("objective", "tabicl_train.objectives")
+optimizer = Registry("optimizer", "tabicl_train.config.optimizers", "tabicl_train.config.optimizers:OptimizerKind")
 callback = Registry("callback", "tabicl_train.callbacks.build")
 suite = Registry("suite", "tabicl_train.evaluation.suites")
-export_format = Registry("export format", "tabicl_train.prediction.export")
+export_format = Registry("export format", "tabicl_train.prediction.export", "tabicl_train.prediction.export:Format")
 experiment = Registry("experiment", "tabicl_train.register", "tabicl_train.register:Experiment")

@@ -50,6 +50,7 @@ PARTS_OF_PLUGINS = {
     "network": Severity.REFUSED,
     "scaling": Severity.REFUSED,
     "objective": Severity.REFUSED,
+    "optimizer": Severity.REFUSED,
     "callback": Severity.TOLD,
 }
 

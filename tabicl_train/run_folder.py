@@ -32,6 +32,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.submit import requeue
 from tabicl_train.errors import Diverged
 from tabicl_train.model.config import family_of
+from tabicl_train.optimizer import remarks
 from tabicl_train.outputs import make_folder
 from tabicl_train.planning import run_plan
 from tabicl_train.precision import policy
@@ -251,7 +252,9 @@ class RunFolder:
             info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
         if shares_store():
             info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
-        for line in [*policy(config.trainer), *run_plan(config)]:
+        has_decay = any(stage.weight_decay > 0 for stage in config.curriculum.stages.values())
+        of_optimizer = remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
+        for line in [*of_optimizer, *policy(config.trainer), *run_plan(config)]:
             info(line)
 
     @contextmanager

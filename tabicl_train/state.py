@@ -10,12 +10,12 @@ from lightning.fabric import Fabric
 
 from tabicl_train import compiling
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import info
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import build_objective
-from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.precision import choose
 from tabicl_train.resume import initial_weights
 from tabicl_train.stream import StepItem
@@ -31,7 +31,7 @@ class TrainState:
     ----------
     module : Pretraining
         The network, and what is known of the last step: its loss, its gradient norm, and whether it was skipped.
-    optimizer : MuonAdamW
+    optimizer : torch.optim.Optimizer
         The optimizer.
     step : int
         Optimizer steps done.
@@ -42,7 +42,7 @@ class TrainState:
     """
 
     module: Pretraining
-    optimizer: MuonAdamW
+    optimizer: torch.optim.Optimizer
     step: int
     last: int
     rank: int = 0
@@ -65,7 +65,7 @@ class TrainState:
 
 def build_module(
     config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
-) -> tuple[Pretraining, MuonAdamW]:
+) -> tuple[Pretraining, torch.optim.Optimizer]:
     """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     torch.manual_seed(config.seed)
     module = Pretraining(
@@ -95,12 +95,16 @@ def build_module(
     return module, optimizer
 
 
-def load_training(content: dict, module: Pretraining, optimizer: MuonAdamW) -> None:
+def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
     """Load weights and optimizer from the content of a checkpoint."""
     module.on_load_checkpoint(content)
     module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:
-        optimizer.load_state_dict(state)
+        try:
+            optimizer.load_state_dict(state)
+        except ValueError as error:  # the network or the optimizer, of a plug-in, has changed
+            what = f"the checkpoint's state of optimizer={content['config']['optimizer']['name']} does not fit"
+            raise ConfigError([f"{what}: {first_line(error)}; choose a new run_dir"]) from None
 
 
 def broadcast_weights(module: Pretraining) -> None:

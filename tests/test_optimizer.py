@@ -40,8 +40,8 @@ def test_adamw_agrees_with_torch():
     torch.manual_seed(1)
     ours, reference = nn.Linear(5, 7).double(), nn.Linear(5, 7).double()
     reference.load_state_dict(ours.state_dict())
-    config = OptimizerConfig(betas=[0.8, 0.97], eps=1e-6)
-    a = MuonAdamW([{"params": list(ours.parameters()), "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}], config)
+    group = {"params": list(ours.parameters()), "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}
+    a = MuonAdamW([group], betas=(0.8, 0.97), eps=1e-6)
     b = torch.optim.AdamW(reference.parameters(), lr=0.01, betas=(0.8, 0.97), eps=1e-6, weight_decay=0.1)
     for step in range(7):
         X = torch.randn(11, 5, dtype=torch.float64)
@@ -57,8 +57,7 @@ def test_parameters_unfrozen_at_different_steps_have_bias_corrections_of_their_o
     torch.manual_seed(1)
     ours = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(()))]
     reference = [nn.Parameter(p.detach().double()) for p in ours]
-    config = OptimizerConfig(betas=[0.9, 0.95])
-    a = MuonAdamW([{"params": ours, "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}], config)
+    a = MuonAdamW([{"params": ours, "kind": "adamw", "lr": 0.01, "weight_decay": 0.1}])
     b = torch.optim.AdamW(reference, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     # Frozen: the first parameter until step 30, the second one after step 20, the third one for a while.
     trained = [{1, 2} if step < 10 else {1} if step < 20 else {2} if step < 30 else {0, 2} for step in range(40)]
@@ -92,7 +91,7 @@ def test_muon_follows_its_formula():
     torch.manual_seed(2)
     weights = [nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.randn(3, 9))]
     lr, decay, momentum = 0.02, 0.1, 0.9
-    optimizer = MuonAdamW([{"params": weights, "kind": "muon", "lr": lr, "weight_decay": decay}], OptimizerConfig())
+    optimizer = MuonAdamW([{"params": weights, "kind": "muon", "lr": lr, "weight_decay": decay}])
     expected = [w.detach().clone() for w in weights]
     buffers = [torch.zeros_like(w) for w in weights]
     for _ in range(3):
@@ -107,6 +106,13 @@ def test_muon_follows_its_formula():
         torch.testing.assert_close(w.detach(), e, rtol=1e-5, atol=1e-6)
 
 
+class Weights(nn.ParameterDict):
+    """A network without a forward pass."""
+
+    def is_hidden_matrix(self, name, parameter):
+        return parameter.ndim == 2
+
+
 @pytest.mark.parametrize("name", ["muon", "muon_all", "adamw"])
 def test_a_step_that_does_not_count_leaves_no_trace(name):
     torch.manual_seed(3)
@@ -114,7 +120,7 @@ def test_a_step_that_does_not_count_leaves_no_trace(name):
     ends = []
     for skipped in ({0, 2}, set()):
         torch.manual_seed(4)
-        weights = nn.ParameterDict({"a": nn.Parameter(torch.randn(6, 4)), "b": nn.Parameter(torch.randn(5))})
+        weights = Weights({"a": nn.Parameter(torch.randn(6, 4)), "b": nn.Parameter(torch.randn(5))})
         optimizer = build_optimizer(weights, OptimizerConfig(name=name))
         for group in optimizer.param_groups:
             group["lr"], group["weight_decay"] = 0.1, 0.3
@@ -136,9 +142,9 @@ def test_cautious_decay_spares_weights_that_the_update_moves_away_from_zero():
         results = []
         for decay, cautious in ((0.0, False), (0.5, False), (0.5, True)):
             w = nn.Parameter(weight.clone())
-            config = OptimizerConfig(name=name, cautious_weight_decay=cautious)
             kind = "muon" if name == "muon_all" else "adamw"
-            optimizer = MuonAdamW([{"params": [w], "kind": kind, "lr": 0.1, "weight_decay": decay}], config)
+            group = {"params": [w], "kind": kind, "lr": 0.1, "weight_decay": decay}
+            optimizer = MuonAdamW([group], cautious_weight_decay=cautious)
             w.grad = gradient
             optimizer.step()
             results.append(w.detach())
@@ -154,7 +160,7 @@ def test_matrices_together_move_as_each_alone():
     generator = torch.Generator().manual_seed(0)
     shapes = ((20, 40), (40, 20), (20, 40), (9,), (30,), (16, 1), (3, 24), (24, 3), (16, 50), (10, 10), ())
     gradients = tuple(torch.randn(shape, generator=generator) for shape in shapes)
-    optimizer = MuonAdamW([{"params": [nn.Parameter(torch.zeros(2))], "kind": "muon"}], OptimizerConfig())
+    optimizer = MuonAdamW([{"params": [nn.Parameter(torch.zeros(2))], "kind": "muon"}])
     for g, direction in zip(gradients, optimizer.orthogonal(gradients), strict=True):
         matrix = g.view(1, -1) if g.ndim < 2 else g
         wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix

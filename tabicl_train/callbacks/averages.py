@@ -14,11 +14,15 @@ from tabicl_train.stream import StepItem
 class Averages(Callback):
     """Average the weights on rank 0, and keep the averages in its checkpoints, so that they are resumed bit for bit."""
 
-    def __init__(self, config: AveragesConfig) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.ema: dict[str, Tensor] = {}
         self.since = 0  # optimizer steps done before the first one in the EMA
         self.points: list[dict[str, Tensor]] = []  # snapshots at the latest multiples of averages.every, oldest first
+
+    @property
+    def config(self) -> AveragesConfig:
+        """Which averages."""
+        return self.context.config.averages
 
     def state_dict(self) -> dict:
         return {"ema": self.ema, "since": self.since, "points": self.points}

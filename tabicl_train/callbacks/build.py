@@ -18,23 +18,41 @@ from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.config.schema import build_options
 
+# Each has a name as others have. Their options are settings of the run, such as guard.*, since these are older than
+# callbacks in a configuration; their states in checkpoints keep the names of their classes.
+register.callback("guard", Guard)
+register.callback("metrics", Metrics)
+register.callback("tables_seen", TablesSeen)
+register.callback("diagnostics", Diagnostics)
+register.callback("profile", Profile)
+register.callback("averages", Averages)
+register.callback("status", Status)
+register.callback("checkpoints", Checkpoints)
+register.callback("validation", Validation)
+register.callback("failed_run", FailedRun)
+register.callback("final_test", FinalTest)
+
 
 def build_callbacks(context: RunContext) -> list[Any]:
     """Build the callbacks of this rank."""
     config = context.config
-    # The guard is first, since it may change the weights.
-    callbacks: list[Any] = [Guard(config.guard), Metrics()]
+    names = ["guard", "metrics"]  # the guard is first, since it may change the weights
     if real_tables(context.prior) is not None:
-        callbacks.append(TablesSeen(context))
-    callbacks.append(Diagnostics())
+        names.append("tables_seen")
+    names.append("diagnostics")
     if config.profile.step is not None:
-        callbacks.append(Profile(config.profile))
+        names.append("profile")
     if config.averages.ema or config.averages.last:
-        callbacks.append(Averages(config.averages))
-    for name, options in config.callbacks.items():
-        callbacks.append(build_options(register.callback[name], options or {}))
-    callbacks.append(Status())
+        names.append("averages")
+    names += config.callbacks
     # A checkpoint holds what all others have done after the step, and the weights that are validated are on disk.
-    callbacks += [Checkpoints(), Validation(), FailedRun(), FinalTest()]
-    is_first = context.ranks.rank == 0
-    return [callback for callback in callbacks if is_first or callback.on_all_ranks]
+    names += ["status", "checkpoints", "validation", "failed_run", "final_test"]
+
+    callbacks = []
+    for name in names:
+        callback = build_options(register.callback[name], config.callbacks.get(name) or {})
+        if name in config.callbacks:
+            callback.state_name = name
+        if context.ranks.rank == 0 or getattr(callback, "on_all_ranks", False):
+            callbacks.append(callback)
+    return callbacks

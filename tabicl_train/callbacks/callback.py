@@ -14,6 +14,7 @@ from priors import Prior
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
@@ -133,7 +134,8 @@ class Callback:
 
     All methods are optional, and so are `state_dict` and `load_state_dict`: what the first returns is part of every
     checkpoint (plain values and tensors), and the second gets it when the run is resumed, before `start`, and when the
-    guard goes back to an earlier checkpoint. Before any other call, `context` is set.
+    guard goes back to an earlier checkpoint. Before any other call, `context` is set. Those of the package are built
+    without arguments, too, and find their options in `context.config`.
 
     Attributes
     ----------
@@ -142,10 +144,14 @@ class Callback:
         will be repeated are removed.
     on_all_ranks : bool
         Whether every rank has it; otherwise rank 0 alone. Collectives need all ranks.
+    state_name : str
+        The name of its state in checkpoints, where no two may have the same: the NAME of `+callbacks.NAME`, and by
+        default the name of the class.
     context : RunContext
         The run.
     """
 
+    state_name: str
     files: ClassVar[tuple[str, ...]] = ()
     on_all_ranks: ClassVar[bool] = False
     context: RunContext
@@ -174,6 +180,10 @@ class Callbacks:
 
     def __init__(self, callbacks: list[Any], context: RunContext) -> None:
         self.callbacks = callbacks
+        names = [state_name(callback) for callback in callbacks if hasattr(callback, "state_dict")]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError([f"two callbacks have the state {name!r}; give one of them another state_name"])
         self.context = context
         context.callbacks = callbacks
         for callback in callbacks:
@@ -181,10 +191,9 @@ class Callbacks:
 
     def load(self, content: dict[str, Any]) -> None:
         """Load the states in the content of a checkpoint."""
-        states = content["callbacks"]
-        for name, callback in stateful(self.callbacks).items():
-            if name in states:
-                callback.load_state_dict(states[name])
+        for callback, state in saved_states(content, self.callbacks):
+            if state is not None:
+                callback.load_state_dict(state)
 
     def start(self, state: TrainState) -> None:
         for method in self._methods("start"):
@@ -233,9 +242,20 @@ class Callbacks:
 
 def state_name(callback: Any) -> str:
     """Return the name of a callback's state in checkpoints."""
-    return getattr(callback, "name", type(callback).__name__)
+    return getattr(callback, "state_name", type(callback).__name__)
 
 
 def stateful(callbacks: list[Any]) -> dict[str, Any]:
     """Return the callbacks whose state is part of checkpoints, by the names there."""
     return {state_name(callback): callback for callback in callbacks if hasattr(callback, "state_dict")}
+
+
+def saved_states(content: dict[str, Any], callbacks: list[Any]) -> Iterator[tuple[Any, dict | None]]:
+    """Yield the callbacks that have a state, each with that in the content of a checkpoint, or None."""
+    states = content["callbacks"]
+    by_name = stateful(callbacks)
+    for name, callback in by_name.items():
+        former = getattr(callback, "name", type(callback).__name__)  # the key in earlier versions
+        if name not in states and former not in by_name:
+            name = former
+        yield callback, states.get(name)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train import plugins
-from tabicl_train.callbacks.callback import Callback, Reason, stateful
+from tabicl_train.callbacks.callback import Callback, Reason, saved_states
 from tabicl_train.callbacks.checkpoints import Checkpoints
 from tabicl_train.config.schema import GuardConfig
 from tabicl_train.console import counted, info
@@ -48,8 +48,7 @@ class Guard(Callback):
     files = ("incidents.jsonl",)
     on_all_ranks = True
 
-    def __init__(self, limits: GuardConfig) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self.unread: list[tuple[int, torch.Tensor]] = []  # of the steps since the last call of `read_steps`
         self.average: float | None = None  # of the loss
         self.low: float | None = None  # follows the average, downward immediately and upward slowly
@@ -57,6 +56,11 @@ class Guard(Callback):
         self.longest = 0  # the most of them since the last comparison with the limits; not in checkpoints
         self.abandoned: list[list[int]] = []  # for each rewind: the step of its checkpoint, and the steps done before
         self.warned = False  # whether the limit that is exceeded at present was reported
+
+    @property
+    def limits(self) -> GuardConfig:
+        """When the run counts as failed."""
+        return self.context.config.guard
 
     def state_dict(self) -> dict:
         """Return the state after the last step."""
@@ -176,9 +180,9 @@ class Guard(Callback):
     def rewind(self, state: TrainState, good: dict) -> None:
         """Restore weights and optimizer from a checkpoint; the tables of the steps since then are not used again."""
         state.module.go_back(good, state.step, state.optimizer)
-        for name, callback in stateful(self.context.callbacks).items():
+        for callback, earlier in saved_states(good, self.context.callbacks):
             if callback is not self:
-                callback.load_state_dict(good["callbacks"].get(name, {}))
+                callback.load_state_dict(earlier or {})
         own = good["callbacks"]["Guard"]
         self.average = own["average"]
         self.low = own["low"]

@@ -9,7 +9,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tabicl_train.callbacks.callback import Callback, Reason
-from tabicl_train.config.schema import ProfileConfig
 from tabicl_train.console import info
 from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
@@ -24,11 +23,20 @@ class Profile(Callback):
     out-of-memory.pickle  the same up to the moment when a step runs out of memory
     """
 
-    def __init__(self, config: ProfileConfig) -> None:
-        assert config.step is not None  # `build_callbacks` asks
-        self.first = config.step
-        self.last = config.step + config.steps - 1
+    def __init__(self) -> None:
         self.profiler: profile | None = None
+
+    @property
+    def first(self) -> int:
+        """The first step to profile."""
+        step = self.context.config.profile.step
+        assert step is not None  # `build_callbacks` asks
+        return step
+
+    @property
+    def last(self) -> int:
+        """The last step to profile."""
+        return self.first + self.context.config.profile.steps - 1
 
     @cached_property
     def folder(self) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from priors.real import real_tables
-from tabicl_train.callbacks.callback import Callback, Reason, RunContext
+from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.console import info
 from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
@@ -19,15 +21,27 @@ class TablesSeen(Callback):
 
     on_all_ranks = True
 
-    def __init__(self, context: RunContext) -> None:
-        real = real_tables(context.prior)
+    @cached_property
+    def sizes(self) -> dict:
+        """The rows of the tables."""
+        real = real_tables(self.context.prior)
         assert real is not None  # `build_callbacks` asks
-        self.ranks = context.ranks
-        sizes = self.sizes = real.sources()
-        self.numbers = {source: number for number, source in enumerate(sizes)}
-        # draws and rows (sources, 2), of all ranks up to the last call of `merge`, and of this rank since then
-        self.merged = torch.zeros(len(sizes), 2, dtype=torch.int64)
-        self.own = torch.zeros_like(self.merged)
+        return real.sources()
+
+    @cached_property
+    def numbers(self) -> dict:
+        """The places of the tables in the counts."""
+        return {source: number for number, source in enumerate(self.sizes)}
+
+    @cached_property
+    def merged(self) -> Tensor:
+        """Draws and rows (sources, 2), of all ranks up to the last call of `merge`."""
+        return torch.zeros(len(self.sizes), 2, dtype=torch.int64)
+
+    @cached_property
+    def own(self) -> Tensor:
+        """Those of this rank since then."""
+        return torch.zeros_like(self.merged)
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Count the tables of a step; the guard, after the step, may go back to earlier counts."""
@@ -36,7 +50,7 @@ class TablesSeen(Callback):
 
     def merge(self) -> None:
         """Add the counts of all ranks; all ranks call this after the same step."""
-        self.merged += self.ranks.sum(self.own.clone())
+        self.merged += self.context.ranks.sum(self.own.clone())
         self.own.zero_()
 
     def state_dict(self) -> dict:
@@ -56,7 +70,7 @@ class TablesSeen(Callback):
     def end(self, state: TrainState, reason: Reason) -> None:
         """Print which tables were seen."""
         self.merge()
-        if self.ranks.rank == 0 and (line := self.line()):
+        if self.context.ranks.rank == 0 and (line := self.line()):
             info(f"seen      {line}")
 
     def line(self) -> str | None:

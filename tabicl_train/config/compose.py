@@ -31,10 +31,11 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train import plugins, register
+from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
 from tabicl_train.config.run_checks import run_problems
-from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
 from tabicl_train.weights import architecture, names
@@ -78,7 +79,9 @@ def from_values(values: dict[str, Any]) -> RunConfig:
     """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     plugins.load_installed()  # its prior may be of one
     try:
-        tree = OmegaConf.merge(OmegaConf.structured(RunConfig(model=settings_of(values["model"])())), values)
+        optimizer = optimizers.settings_of(values["optimizer"]["name"])()
+        run = RunConfig(model=settings_of(values["model"])(), optimizer=optimizer)
+        tree = OmegaConf.merge(OmegaConf.structured(run), values)
         config, problems = to_config(tree)
     except OmegaConfBaseException as error:
         raise ConfigError([first_lines(error)]) from None
@@ -134,7 +137,12 @@ class Composer:
             raise ConfigError([str(error)]) from error
         self.choices = group_choices(self.folders)
         self.choices.setdefault("objective", [])
-        names = {"prior": priors.prior_names(), "model": register.network, "objective": register.objective}
+        names = {
+            "prior": priors.prior_names(),
+            "model": register.network,
+            "objective": register.objective,
+            "optimizer": register.optimizer,
+        }
         for group, registered in names.items():
             self.choices[group] = sorted({*self.choices[group], *registered})
 
@@ -145,6 +153,7 @@ class Composer:
             # The files that the choices name, over the defaults of all options.
             written = max(path.stat().st_mtime_ns for folder in self.folders for path in folder.rglob("*.yaml"))
             tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, written))
+            add_optimizer_schema(tree, [override for _, override in line.values])
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
 
@@ -361,6 +370,7 @@ def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[tuple[s
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
+    run.optimizer = MISSING  # its schema follows from its name, see `add_optimizer_schema`
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
     for name, settings in families:
@@ -398,23 +408,35 @@ def store_objectives() -> None:
 def choose_without_files(
     folders: tuple[Path, ...], classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]
 ) -> None:
-    """Let priors and networks without a file of their own be chosen by name, with the defaults of their options."""
+    """Let priors, networks and optimizers without a file be chosen by name, with the defaults of their options."""
     store = ConfigStore.instance()
 
     def has_file(group: str, name: str) -> bool:
         return any((folder / group / f"{name}.yaml").is_file() for folder in folders)
 
-    choices: dict[str, dict[str, dict]] = {"prior": {}, "model": {}}
+    choices: dict[str, dict[str, dict]] = {"prior": {}, "model": {}, "optimizer": {}}
     for name, _ in classes:
         choices["prior"][name] = {"defaults": [f"schema/{name}"]}
     for name, _ in families:
         choices["model"][name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
+    for name in register.optimizer:
+        choices["optimizer"][name] = {"name": name}
     for group, nodes in choices.items():
         for name, node in nodes.items():
             if not has_file(group, name):
                 store.store(group=group, name=name, node=node)
             elif f"{name}.yaml" in store.repo.get(group, {}):  # from before there was a file, in the same process
                 del store.repo[group][f"{name}.yaml"]
+
+
+def add_optimizer_schema(tree: DictConfig, overrides: Collection[Override]) -> None:
+    """Check what the files say of the optimizer against its options, and fill in their defaults."""
+    content: Any = {} if OmegaConf.is_missing(tree, "optimizer") else tree.optimizer
+    names = [str(override.value()) for override in overrides if override.key_or_group == "optimizer.name"]
+    name = names[-1] if names else content.get("name")
+    settings = optimizers.settings_of(name) if name in register.optimizer else OptimizerConfig
+    schema = OmegaConf.create({"optimizer": OmegaConf.structured(settings)})
+    tree.optimizer = OmegaConf.merge(schema, {"optimizer": content}).optimizer
 
 
 def is_of_sweep(override: str) -> bool:

@@ -49,6 +49,7 @@ OFTEN_CHANGED = (
 )
 
 PLUGINS = "plugins=[A,./b.py]"
+OPEN_OPTIONS = {"EvaluateOptions.suite": register.suite, "ExportOptions.format": register.export_format}
 OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
@@ -147,7 +148,14 @@ def help_text(options: type, prefix: str = "") -> str:
 
 
 def option_lines(options: type, prefix: str = "") -> list[str]:
-    return [option_line(prefix + f.name, setting_text(options, f.name)) for f in dataclasses.fields(options)]
+    lines = []
+    for field in dataclasses.fields(options):
+        text = setting_text(options, field.name)
+        registry = OPEN_OPTIONS.get(f"{options.__name__}.{field.name}")
+        if registry is not None and registry.of_plugins():
+            text += f" Plug-ins add {', '.join(registry.of_plugins())}."
+        lines.append(option_line(prefix + field.name, text))
+    return lines
 
 
 def option_line(key: str, text: str, width: int = 22) -> str:

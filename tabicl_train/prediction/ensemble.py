@@ -235,54 +235,6 @@ class Ensemble(BaseEstimator):
             represented = list(run(represent_some, queries.split(size)))
         return np.concatenate(represented)[: len(numbers)]
 
-    def embed(self, X: Any) -> np.ndarray:
-        """Represent rows as the network does before it compares them with the labeled rows.
-
-        Parameters
-        ----------
-        X : array or data frame of shape (rows, features)
-            Rows. Those of `fit` are represented as rows without a label, too.
-
-        Returns
-        -------
-        array of shape (rows, D)
-            Float32, of the first member of the ensemble, which keeps the order of the columns; representations of
-            several members are not averaged, since each sees other columns. They depend on the labeled rows. A row
-            gets the same values whichever rows it is represented with. D is model.row_num_cls * model.embed_dim.
-
-        Raises
-        ------
-        ConfigError
-            If the network has no such representations.
-
-        References
-        ----------
-        The outputs of the CLS tokens in Qu et al., TabICL, arXiv 2502.05564, "Context-aware row-wise interaction"; with
-        target-aware columns (arXiv 2602.11139), they depend on the labels of the labeled rows as well.
-        """
-        numbers = self._numbers(X)
-        problem = representation_problem(self.network_)
-        if problem is not None:
-            raise ConfigError([problem])
-        first = self.members_[:1]
-        num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
-        (_, size), _, tokens = self._sizes(num_classes)
-
-        (labeled,) = self._rows(self._tables(self.X_), first)
-        y = torch.from_numpy(self.y_).to(self.device_)
-        state = encode(self.network_, Pack.of([(labeled, y, len(y))]), num_classes, tokens)
-
-        padding = np.repeat(numbers[-1:], -len(numbers) % size, axis=0)  # as in `_passes`
-        (queries,) = self._rows(self._tables(np.concatenate([numbers, padding])), first)
-
-        def represent_some(rows: torch.Tensor) -> np.ndarray:
-            found = represent(self.network_, state, pack_of_queries([rows]), tokens)
-            return found.float().cpu().numpy()
-
-        with side_by_side(self.device_) as (run, _):
-            represented = list(run(represent_some, queries.split(size)))
-        return np.concatenate(represented)[: len(numbers)]
-
     def _numbers(self, X: Any) -> np.ndarray:
         """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
         # The public methods call it directly, so that its warning names the line that calls them.

@@ -1,6 +1,6 @@
 """Exports a run or a checkpoint to a file or folder for other programs, and reads weights of every kind.
 
-Formats are registered in `FORMATS`. Files of the first one, the public format, load with
+Formats are registered by `register.export_format`. Files of the first one, the public format, load with
 `tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
 torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the weights}). The
 package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import safetensors.torch
 import torch
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from priors.checksum import is_damaged, with_checksum
-from tabicl_train.config.schema import one_of
+from tabicl_train import register
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, family_of
@@ -56,7 +56,6 @@ from tabicl_train.weights import no_such_weights, resolve
 __all__ = ["export", "load_network"]
 
 PUBLIC_VERSION = 1  # of the public format
-NAMES = "FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors (safetensors), FOLDER (hub) or FILE.onnx (onnx)"
 
 # Of the tables on which an export is compared: tables, rows, labeled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
@@ -256,12 +255,17 @@ def export(
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
-    chosen, network = FORMATS[format], build_network(pretrained)
+    chosen = register.export_format[format]
+    network = build_network(pretrained)
     if problem := different_functions(network):
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
 
+    checked = False
+
     def check(written: Path) -> None:
+        nonlocal checked
+        checked = True
         try:
             problem = disagreement(network, chosen.predictor(written), chosen.tolerance)
         except ConfigError as error:  # names the temporary file
@@ -272,7 +276,13 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
-        loads = chosen.save(pretrained, network, Path(output), check)
+        loads = chosen.entry(pretrained, network, Path(output), check)
+        if not checked:
+            try:
+                check(Path(output))
+            except ConfigError:
+                Path(output).unlink()
+                raise
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise ConfigError([f"output is {output!r}; it cannot be written ({reason})"]) from None
@@ -325,10 +335,19 @@ def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check
 
 
 def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
-    if not isinstance(network, TabICL):
-        raise ConfigError(["format=onnx is for a TabICL; format=hub takes networks of every family"])
+    instead = "format=hub takes every network"
+    if type(network).forward is not TabICL.forward:  # what is converted
+        raise ConfigError(
+            [f"format=onnx converts the forward pass of TabICL, and {type(network).__name__} has its own; {instead}"]
+        )
     info("converting to ONNX, which takes 10 seconds to a minute")
-    save_onnx(network, path, pretrained.summary, check)
+    try:
+        save_onnx(cast(TabICL, network), path, pretrained.summary, check)
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # of torch's exporter, or of a stage that a subclass has replaced
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError([f"format=onnx cannot convert {type(network).__name__} ({reason}); {instead}"]) from error
     what = "quantiles" if pretrained.config.is_regression else f"logits of {pretrained.config.outputs} classes"
     return f"X and y_train -> {what}, agrees in onnxruntime"
 
@@ -360,46 +379,85 @@ def folder_problems(output: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Format:
-    """An export format."""
+    """An export format: what is registered by `register.export_format`.
 
-    suffixes: tuple[str, ...]  # of the names of its files
-    save: Callable[[Pretrained, Network, Path, Check], str]  # writes and checks; returns how to load it
-    predictor: Callable[[Path], Predictor] = read_back  # of a written file or folder
-    tolerance: float = 1e-5  # of the difference between its predictions and the network's
-    problems: Callable[[str], list[str]] = file_problems  # why a path cannot be written
+    Parameters
+    ----------
+    entry : callable
+        `entry(pretrained, network, path, check)` writes a file or folder, and returns how to load it, a few words. It
+        should write to another path beside it and call `check(written)`, which raises ConfigError if the predictions
+        of what is written differ from the network's, before it takes its place, as `outputs.write_atomically` does;
+        if it does not call `check`, that is done at the end, and a file that differs is removed.
+    suffixes : tuple of str
+        The ends of names of files that mean this format; "" is a folder.
+    predictor : callable
+        `predictor(path)` returns a function of what is written: X (B, N, M), y_train (B, n) -> logits or quantiles
+        (B, N - n, C). By default `load_network` reads it.
+    tolerance : float
+        The largest difference between its predictions and the network's.
+    problems : callable
+        `problems(output)` returns why a path cannot be written.
+    """
+
+    entry: Callable[[Pretrained, Network, Path, Check], str]
+    suffixes: tuple[str, ...]
+    predictor: Callable[[Path], Predictor] = read_back
+    tolerance: float = 1e-5
+    problems: Callable[[str], list[str]] = file_problems
 
 
-FORMATS = {
-    "tabicl": Format((".ckpt", ".pt", ".pth"), write_public),
-    "safetensors": Format(
-        (".safetensors",),
-        write_public,
-        lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # its suffix is still .tmp
-    ),
-    "hub": Format(("",), write_hub, problems=folder_problems),
-    "onnx": Format(
-        (".onnx",),
-        write_onnx,
-        onnx_predictor,
-        tolerance=1e-4,  # for another order of sums
-        problems=lambda output: file_problems(output) + missing_packages(),
-    ),
-}
+register.export_format("tabicl", write_public, suffixes=(".ckpt", ".pt", ".pth"))
+register.export_format(
+    "safetensors",
+    write_public,
+    suffixes=(".safetensors",),
+    predictor=lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # it still ends .tmp
+)
+register.export_format("hub", write_hub, suffixes=("",), problems=folder_problems)
+register.export_format(
+    "onnx",
+    write_onnx,
+    suffixes=(".onnx",),
+    predictor=onnx_predictor,
+    tolerance=1e-4,  # for another order of sums
+    problems=lambda output: file_problems(output) + missing_packages(),
+)
 
 
 def check_output(output: str, format: str | None) -> str:
     """Return the format to write; raises ConfigError with all problems of the arguments."""
+    formats = register.export_format
     suffix = Path(output).suffix
-    of_suffix = next((name for name, known in FORMATS.items() if suffix in known.suffixes), None)
-    problems = one_of("format", format, tuple(FORMATS)) if format is not None else []
-    if of_suffix is None and format != "hub":  # a folder may be called v2.1
-        problems.append(f"output is {output!r}; its name decides the format: {NAMES}")
-    elif not problems and of_suffix is not None and format not in (None, of_suffix):
-        problems.append(f"output is {output!r}, whose name means format={of_suffix}, but format is {format}")
-    chosen = format or of_suffix
-    if chosen is None or problems or (problems := FORMATS[chosen].problems(output)):
+    meant = [name for name, known in formats.items() if suffix in known.suffixes]
+    if format is not None and format not in formats:
+        problems = [formats.unknown(format)]
+        if not meant:
+            problems.append(f"output is {output!r}; its name decides the format: {names_of_formats()}")
+        raise ConfigError(problems)
+    writes_folder = format is not None and "" in formats[format].suffixes
+    if not meant and not writes_folder:  # a folder may be called v2.1
+        raise ConfigError([f"output is {output!r}; its name decides the format: {names_of_formats()}"])
+    if format is None and len(meant) > 1:
+        raise ConfigError([f"output is {output!r}, whose name means {' or '.join(meant)}; set format=NAME"])
+    if format is not None and meant and format not in meant:
+        raise ConfigError([f"output is {output!r}, whose name means format={meant[0]}, but format is {format}"])
+    chosen = format or meant[0]
+    if problems := formats[chosen].problems(output):
         raise ConfigError(problems)
     return chosen
+
+
+def names_of_formats() -> str:
+    """Return the names of outputs of all formats, in a line."""
+    described = []
+    for name, known in register.export_format.items():
+        *others, last = [suffix for suffix in known.suffixes if suffix] or [""]
+        if last == "":
+            described.append(f"FOLDER ({name})")
+        else:
+            suffixes = f"{', '.join(others)} or {last}" if others else last
+            described.append(f"FILE{suffixes} ({name})")
+    return f"{', '.join(described[:-1])} or {described[-1]}"
 
 
 @torch.no_grad()

@@ -9,6 +9,12 @@ from tabicl_train.callbacks.averages import Averages
 from tabicl_train.config.schema import AveragesConfig
 
 
+def averaging(config: AveragesConfig) -> Averages:
+    averages = Averages()
+    averages.context = SimpleNamespace(config=SimpleNamespace(averages=config))
+    return averages
+
+
 def train(averages: Averages, steps: range) -> Averages:
     """Steps (counted with each one) of a network whose weight after step t is t."""
     network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -21,7 +27,7 @@ def train(averages: Averages, steps: range) -> Averages:
 
 
 def resumed(averages: Averages, config: AveragesConfig) -> Averages:
-    other = Averages(config)
+    other = averaging(config)
     other.load_state_dict(averages.state_dict())
     return other
 
@@ -29,7 +35,7 @@ def resumed(averages: Averages, config: AveragesConfig) -> Averages:
 @pytest.mark.parametrize("stopped", [None, 104, 107])
 def test_an_ema_that_starts_late_resumes_its_start(stopped):
     """Switched on at step 101, of which the weight after it is the start: its decay counts from there."""
-    averages = Averages(AveragesConfig(ema=0.9))
+    averages = averaging(AveragesConfig(ema=0.9))
     if stopped is not None:
         averages = resumed(train(averages, range(101, stopped)), AveragesConfig(ema=0.9))
     train(averages, range(stopped or 101, 111))
@@ -41,13 +47,13 @@ def test_an_ema_that_starts_late_resumes_its_start(stopped):
 
 
 def test_the_last_points_are_those_of_multiples():
-    averages = train(Averages(AveragesConfig(last=2, every=3)), range(1, 12))
+    averages = train(averaging(AveragesConfig(last=2, every=3)), range(1, 12))
     assert [point["weight"].item() for point in averages.points] == [6.0, 9.0]
 
 
 def test_an_average_that_was_switched_off_is_gone_and_starts_anew():
     on = AveragesConfig(ema=0.9, last=9, every=1)
-    off = resumed(train(Averages(on), range(1, 5)), AveragesConfig())
+    off = resumed(train(averaging(on), range(1, 5)), AveragesConfig())
     train(off, range(5, 7))
     assert off.state_dict() == {"ema": {}, "since": 0, "points": []}
     again = train(resumed(off, on), range(7, 9))

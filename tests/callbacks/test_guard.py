@@ -57,7 +57,8 @@ def config() -> RunConfig:
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
     """A guard that looks at every so many steps."""
-    guard = Guard(GuardConfig(**limits))
+    guard = Guard()
+    config = dataclasses.replace(config, guard=GuardConfig(**limits))
     guard.context = SimpleNamespace(
         config=config, stream=StepStream(None, config.curriculum, config.model, config.seed, range(16)),
         logged=LoggedSteps(every, 16), records=Records(folder), ranks=Ranks(),

@@ -6,7 +6,6 @@ import torch
 from short_runs import run
 
 from tabicl_train.callbacks.profile import Profile
-from tabicl_train.config.schema import ProfileConfig
 
 
 def test_the_trace_holds_the_operations_of_its_steps(tmp_path, capsys):
@@ -28,7 +27,7 @@ def test_a_profiled_step_that_runs_out_of_memory_leaves_a_snapshot(tmp_path, mon
     written = []
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", written.append)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
-    callback = Profile(ProfileConfig(step=0))
+    callback = Profile()
     callback.context = SimpleNamespace(records=SimpleNamespace(folder=tmp_path))
     state = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     callback.on_exception(state, torch.OutOfMemoryError("no memory"))

@@ -38,7 +38,8 @@ def mixture(tmp_path_factory) -> list[str]:
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
     prior = build_prior(config.prior)
-    seen = TablesSeen(SimpleNamespace(prior=prior, ranks=Ranks()))
+    seen = TablesSeen()
+    seen.context = SimpleNamespace(prior=prior, ranks=Ranks())
     for step in steps:
         (item,) = StepStream(prior, config.curriculum, config.model, 0, range(step, step + 1), rank, ranks)
         rows = Counter(rows for (_, rows), count in item.sources.items() for _ in range(count))
@@ -52,7 +53,7 @@ def test_counts_of_ranks_add_up_and_are_told(mixture):
     one, other = (seen_by(config, range(6), rank, 2) for rank in (0, 1))
     assert one.line() is None and other.own.sum() > 0
     total = one.own + other.own
-    one.ranks = SimpleNamespace(sum=lambda _: total)
+    one.context.ranks = SimpleNamespace(sum=lambda _: total)
     whole, state = seen_by(config, range(6)), one.state_dict()
     assert state == whole.state_dict() and one.own.sum() == 0
     counts = list(zip(one.sizes, one.merged.tolist(), strict=True))

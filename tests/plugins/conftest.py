@@ -15,7 +15,8 @@ SOURCE = (Path(__file__).parents[1] / "support/outside.txt").read_text()
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
-    for registry in (register.network, register.scaling, register.callback, register.experiment):
+    doors = ["network", "scaling", "callback", "experiment", "optimizer", "suite", "export_format"]
+    for registry in [getattr(register, door) for door in doors]:
         # Tests of pages, in the same process, may have registered examples of their own.
         ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
         monkeypatch.setattr(registry, "_entries", ours)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from runs import metrics, read
 from short_runs import run
 
 from tabicl_train import TabICLClassifier, plugins, register, stream
+from tabicl_train.callbacks.build import build_callbacks
+from tabicl_train.callbacks.callback import Callback, Callbacks, stateful
 from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import build_prior
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
 from tabicl_train.prediction.export import load_network
@@ -39,7 +44,7 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
     lowest = [float(row["lowest"]) for row in read(fresh / "run/lowest_loss.csv")]
     assert lowest == pytest.approx([min(losses[: number + 1]) for number in range(4)])
     content = torch.load(fresh / "run/checkpoints/step-00000004.ckpt", weights_only=True)
-    assert content["config"]["model"]["family"] == "doubled" and "LowestLoss" in content["callbacks"]
+    assert content["config"]["model"]["family"] == "doubled" and "lowest_loss" in content["callbacks"]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
         (["prior=ring", "prior.radiu=2"], "prior.radiu: no such setting; did you mean prior.radius?"),
         (["model=doubled", "model.family=tabicl"], "model.family is 'tabicl'; it cannot be changed"),
         (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
+        (["+callbacks.guard={}"], "callbacks.guard: it is one of ours, which settings of the run choose; leave it out"),
         (["+callbacks.lowest_loss={factr: 1}"], "callbacks.lowest_loss.factr: no such option; did you mean factor?"),
         (["+callbacks.lowest_loss={factor: big}"], "callbacks.lowest_loss.factor is 'big'; it must be of type float"),
         (["+requires_plugins=[other]"], "the configuration needs plug-ins; if you trust them, add plugins=[other]"),
@@ -56,6 +62,34 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
 def test_options_of_plug_ins_are_checked_like_ours(settings, words, fresh):
     (problem,) = problems(*SMOKE, "plugins=./mine.py", *settings)
     assert words in problem
+
+
+class Counts(Callback):
+    """A callback whose state is a number."""
+
+    def __init__(self):
+        self.number = 0
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+def test_callbacks_of_one_class_have_a_state_each_and_find_that_of_an_old_checkpoint(fresh):
+    register.callback("one", Counts)
+    register.callback("other", Counts)
+    config = compose([*SMOKE, "prior=dummy", "+callbacks.one={}", "+callbacks.other={}"])
+    context = SimpleNamespace(config=config, prior=build_prior(config.prior), ranks=Ranks())
+    *_, one, other = (callback for callback in build_callbacks(context) if isinstance(callback, Counts))
+    Callbacks([one, other], context).load({"callbacks": {"one": {"number": 1}, "other": {"number": 2}}})
+    assert (one.number, other.number) == (1, 2)
+    assert stateful([one, other]) == {"one": one, "other": other}
+    Callbacks([one], context).load({"callbacks": {"Counts": {"number": 3}}})  # as earlier versions saved it
+    assert one.number == 3
+    with pytest.raises(ConfigError, match="two callbacks have the state 'Counts'; give one of them another state_name"):
+        Callbacks([Counts(), Counts()], context)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +151,7 @@ def test_two_ranks_load_a_file_of_the_command(fresh):
         *SMOKE[:2],
         "plugins=./mine.py",
         "prior=ring",
+        "optimizer=sgd",
         "run_dir=run",
         "trainer.devices=2",
         "trainer.max_steps=2",
@@ -136,11 +171,12 @@ def test_registered_records_name_the_file_that_they_come_from(fresh):
 
 
 def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_needs(fresh):
-    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0"]
+    settings = [*SMOKE[:2], "plugins=./mine.py", "prior=ring", "run_dir=run", "stream.num_workers=0", "optimizer=sgd"]
     assert command("train", *settings, "trainer.max_steps=2").returncode == 0
     content = torch.load(fresh / "run/checkpoints/step-00000002.ckpt", weights_only=True)
     (record,) = content["run"]["plugins"]
-    assert record["module"] == "mine" and record["files"] == ["mine.py"] and record["uses"] == [["prior", "ring"]]
+    assert record["module"] == "mine" and record["files"] == ["mine.py"]
+    assert record["uses"] == [["prior", "ring"], ["optimizer", "sgd"]]
     assert str(fresh) not in str(record)
     with pytest.raises(ConfigError, match=r"run needs the plug-in nowhere \(prior ring\); add plugins=\[nowhere.py\]"):
         plugins.require([record | {"module": "nowhere", "files": ["nowhere.py"]}], {"prior"}, "run")
@@ -173,10 +209,13 @@ def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs
     expected = plain**3 / (plain**3).sum(1, keepdims=True)  # three times the logits
     np.testing.assert_allclose(tripled, expected, rtol=1e-3)
 
-    for name in ("network", "scaling", "callback"):
-        getattr(register, name)._entries.pop(
-            {"network": "doubled", "scaling": "power", "callback": "lowest_loss"}[name]
-        )
+    for kind, name in (
+        ("network", "doubled"),
+        ("scaling", "power"),
+        ("callback", "lowest_loss"),
+        ("optimizer", "sgd"),
+    ):
+        getattr(register, kind)._entries.pop(name)
     plugins._named.clear()
     sys.modules.pop("mine")
     for source in ("hub", "run"):

@@ -213,7 +213,7 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
     [
         (["output=y.ckpt"], "there is no such file or run directory"),
         (["output=m.pt", "format=hub"], "output is 'm.pt', whose name means format=tabicl, but format is hub"),
-        (["output=m", "format=torch"], "format is 'torch'; it must be one of tabicl, safetensors, hub, onnx"),
+        (["output=m", "format=torch"], "there is no export format 'torch'; there are tabicl, safetensors, hub, onnx"),
         (["output=m.bin"], r"its name decides the format: FILE.ckpt, .pt or .pth (tabicl), FILE.safetensors"),
     ],
 )

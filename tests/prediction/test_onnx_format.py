@@ -10,8 +10,9 @@ import torch
 from made_run import make_run
 from small_networks import draw, logits_of
 
+from tabicl_train import register
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import FORMATS, export, load_model
+from tabicl_train.prediction.export import export, load_model
 from tabicl_train.prediction.onnx_format import onnx_predictor
 
 onnx = pytest.importorskip("onnx")
@@ -82,8 +83,9 @@ def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monke
         with pytest.raises(ConfigError, match=r"it cannot be written .*No space left on device"):
             export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     other = load_model(str(tmp_path / "run"), "newest")
-    onnx_format = dataclasses.replace(FORMATS["onnx"], predictor=lambda _: lambda X, y: logits_of(other, X, y))
-    monkeypatch.setitem(FORMATS, "onnx", onnx_format)
+    formats = register.export_format
+    onnx_format = dataclasses.replace(formats["onnx"], predictor=lambda _: lambda X, y: logits_of(other, X, y))
+    monkeypatch.setitem(formats._entries, "onnx", onnx_format)
     with pytest.raises(ConfigError, match=r"m\.onnx is not written: its logits differ from the network's by"):
         export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     assert (tmp_path / "m.onnx").read_bytes() == b"older"
