@@ -70,13 +70,14 @@ class Steps(IterableDataset):
     def __iter__(self) -> Iterator[Content | tuple[Exception, str]]:
         worker = get_worker_info()
         assert worker is not None
-        if isinstance(self.stream, bytes):
+        stream = self.stream
+        if isinstance(stream, bytes):
             try:
-                _, self.stream = pickle.loads(self.stream)
+                _, stream = pickle.loads(stream)
             except Exception as error:  # such as a plug-in that has changed
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
                 return
-        stream = self.stream
+        assert isinstance(stream, StepStream)
         with self.first.get_lock():  # held by the training process until the first step is known
             first = self.first.value
         for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
