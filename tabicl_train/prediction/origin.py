@@ -203,7 +203,9 @@ def network_config(source: Path, settings: Any) -> Any:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
-        raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
+        plugin = plugins.of_module(cls.__module__)
+        owner = "this version of tabicl-train" if plugin is None else f"the plug-in {plugin.module} as it is now"
+        raise ConfigError([f"{source} has {', '.join(unknown)}, which {owner} does not have"])
     problems = wrong_types(cls, settings)
     if problems:
         raise ConfigError([f"{source}: {problem}" for problem in problems])

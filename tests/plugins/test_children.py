@@ -21,9 +21,11 @@ from priors.disk import Shard, shard_paths
 from tabicl_train import TabICLClassifier, plugins, workers
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig, build_prior
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.ray_actors import Drawer
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_network
+from tabicl_train.prediction.origin import network_config
 from tabicl_train.resume import find_resume_point
 from tabicl_train.stream import StepStream
 from tabicl_train.sweep import jobs
@@ -183,6 +185,8 @@ def test_a_resume_refuses_another_network_rule_or_objective_and_warns_of_another
     assert resumed.returncode == 0 and "the hash of the callbacks of mine was " in resumed.stderr
     (record,) = last(fresh / "run")["run"]["plugins"]
     values = last(fresh / "run")["config"]
+    with pytest.raises(ConfigError, match=r"has model.gone=1, which the plug-in mine as it is now does not have"):
+        network_config(fresh, {"family": "doubled", "gone": 1})
     torch_file = fresh / "run/checkpoints/step-00000002.ckpt"
     for kind in ("network", "scaling", "objective"):
         needed = record | {"uses": [[kind, "mine"]]}
@@ -211,3 +215,12 @@ def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fre
     (fresh / "mine.py").write_text(source + "\n")
     refused = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
     assert refused.returncode == 2 and "belongs to another dump: its plug-in mine is " in refused.stderr
+
+
+def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):
+    def from_first(self, function):
+        return [] if function is plugins.named else function()
+
+    monkeypatch.setattr(Ranks, "from_first", from_first)
+    with pytest.raises(ConfigError, match="the plug-in mine is another one than on rank 0"):
+        run(fresh / "run", "prior=ring", "trainer.max_steps=1", settings=SMOKE)
