@@ -14,7 +14,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from priors.checksum import is_damaged, with_checksum
+from priors.folders import without_folders
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed
 from priors.table import PriorError, Table, TableSpec
@@ -41,6 +42,7 @@ Request = tuple[Address, TableSpec]
 FORMAT, FORMAT_VERSION = "tabicl-train tables", 1
 SUFFIX = ".safetensors"
 SHARD_SIZE = 10  # steps of a shard
+REQUIRED = ("prior", "options", "seed")  # metadata that every shard has
 
 
 @dataclass
@@ -230,28 +232,39 @@ def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:
 
 
 def dump(
-    prior: Prior, requests: Iterable[Request], folder: str | Path, processes: int = 1, total: int | None = None
+    prior: Prior,
+    requests: Iterable[Request],
+    folder: str | Path,
+    processes: int = 1,
+    total: int | None = None,
+    prepare: Callable[[], None] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> Counter[str]:
     """Write the requested tables, in the order of their steps, to shards of ten steps; count those written and kept."""
     # A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
     # shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
-    # rows and 50 features). total: number of requests, for the progress bar
+    # rows and 50 features). total: number of requests, for the progress bar; prepare: called by each process before it
+    # unpickles the prior; facts: what else shards hold about the tables, and which those that are kept must have
     from joblib import Parallel, delayed
     from tqdm import tqdm
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     counts: Counter[str] = Counter()
+    head = {
+        "prior": type(prior).__module__.rpartition(".")[2],
+        "options": portable(json.dumps(asdict(prior))),
+        **(facts or {}),
+    }
     # This process removes the unfinished files of processes that are killed.
     with (
         TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as scratch,
         tqdm(total=total, unit="table") as bar,
     ):
         shards = groupby(requests, key=lambda request: shard_path(folder, request[0][1]))
-        jobs = (delayed(fill_shard)(prior, list(shard), path, Path(scratch)) for path, shard in shards)
-        # Ctrl-C reaches all processes of the group; this one ends the others.
-        ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, **ignored)
+        jobs = (delayed(fill_shard)(prior, head, list(shard), path, Path(scratch)) for path, shard in shards)
+        start = {"initializer": start_process, "initargs": (prepare,)}
+        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, **start)
         try:
             for tables, outcome in pool(jobs):
                 bar.update(tables)
@@ -264,18 +277,33 @@ def dump(
     return counts
 
 
-def fill_shard(prior: Prior, requests: list[Request], path: Path, scratch: Path) -> tuple[int, str]:
+def portable(options: str) -> str:
+    """Return the options of a prior, in JSON, without the folders of this machine."""
+    return json.dumps(without_folders(json.loads(options)), sort_keys=True)
+
+
+def start_process(prepare: Callable[[], None] | None) -> None:
+    """Prepare a process that draws tables."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes of the group; the first one ends these
+    if prepare is not None:
+        prepare()
+
+
+def fill_shard(
+    prior: Prior, head: dict[str, str], requests: list[Request], path: Path, scratch: Path
+) -> tuple[int, str]:
     """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept"."""
     # Raises PriorError for a shard of another prior, seed or curriculum.
-    head = {
-        "prior": type(prior).__module__.rpartition(".")[2],
-        "options": json.dumps(asdict(prior), sort_keys=True),
-        "seed": str(requests[0][0][0]),
-    }
+    head = head | {"seed": str(requests[0][0][0])}
     if path.exists():
         shard = Shard(path)
         for key, value in head.items():
-            if (stored := shard.metadata.get(key)) != value:
+            stored = shard.metadata.get(key)
+            if stored is None and key not in REQUIRED:
+                continue  # of an earlier version
+            if key == "options" and stored is not None:
+                stored = portable(stored)  # those of earlier versions hold folders
+            if stored != value:
                 raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
         if all([shard.record(address, spec) for address, spec in requests]):
             return len(requests), "kept"

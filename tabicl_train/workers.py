@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import signal
 import sys
 import time
@@ -58,21 +59,30 @@ class Steps(IterableDataset):
     """The items of a stream as a worker sends them; `first` is the step to begin with, -1 as long as it is unknown."""
 
     def __init__(self, stream: StepStream, first: Any) -> None:
-        self.stream, self.first = stream, first
+        self.stream: StepStream | bytes = stream  # pickled in a worker that was spawned
+        self.first = first
 
-    def __reduce__(self) -> tuple:
-        # A worker that is spawned unpickles the stream, whose prior or network may be of a plug-in.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a worker that is spawned, where the stream needs its plug-ins first."""
         needed = plugins.Needed(tuple(plugins.named()))
-        return plugins.build_after, (needed, Steps, self.stream, self.first)
+        return {"stream": pickle.dumps((needed, self.stream)), "first": self.first}
 
     def __iter__(self) -> Iterator[Content | tuple[Exception, str]]:
         worker = get_worker_info()
         assert worker is not None
+        stream = self.stream
+        if isinstance(stream, bytes):
+            try:
+                _, stream = pickle.loads(stream)
+            except Exception as error:  # such as a plug-in that has changed
+                yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
+                return
+        assert isinstance(stream, StepStream)
         with self.first.get_lock():  # held by the training process until the first step is known
             first = self.first.value
-        for step in range(first + worker.id, self.stream.steps.stop, worker.num_workers):
+        for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
             try:
-                yield packed(self.stream.draw(step))
+                yield packed(stream.draw(step))
             except Exception as error:
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
 

@@ -168,18 +168,29 @@ def check_states(states: dict[str, Any]) -> None:
     """Raise ConfigError for the states of callbacks that a resume, which runs no code of a file, could not load."""
     problems = []
     for name, state in states.items():
-        file = io.BytesIO()
-        try:
-            torch.save(with_empty_tensors(state), file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except Exception as error:  # of any type, since the state is
-            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file) if file.tell() else []
-            reason = f"it holds {', '.join(unknown)}" if unknown else first_line(error)
+        reason = why_not_loadable(state)
+        if reason is not None:
             advice = "state_dict must return tensors, numbers, text, None, and lists, tuples and dictionaries of them"
             problems.append(f"the state of the callback {name} cannot be loaded from a checkpoint ({reason}); {advice}")
     if problems:
         raise ConfigError(problems)
+
+
+def why_not_loadable(state: Any) -> str | None:
+    """Return why `torch.load(weights_only=True)` would not load a state, or None."""
+    file = io.BytesIO()
+    try:
+        torch.save(with_empty_tensors(state), file)
+    except Exception as error:  # of any type, since the state is
+        return first_line(error)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        file.seek(0)
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        return f"it holds {', '.join(unknown)}" if unknown else first_line(error)
+    return None
 
 
 def with_empty_tensors(value: Any) -> Any:

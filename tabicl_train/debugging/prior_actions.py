@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 from priors import PriorError, Table
 from priors.real import real_tables
+from tabicl_train import plugins
 from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.prior_checks import eligible_tables
@@ -135,7 +137,18 @@ def dump(config: RunConfig, args: Any) -> None:
         for group in plan_step(config.curriculum, config.model, config.seed, step).groups
         for index in group.tables
     )
-    counts = write_tables(build_prior(config.prior), requests, args.output, processes=args.processes, total=tables)
+    prior = build_prior(config.prior)
+    facts = {"name": config.prior["name"]}
+    real = real_tables(prior)
+    if real is not None:
+        facts["real_tables"] = real.fingerprint()
+    for record, _ in plugins.uses(config.plugins_used(), ["prior"]):
+        facts[f"plug-in {record['module']}"] = record["sha256"]
+    # A process unpickles the prior, whose plug-in it must have imported before.
+    prepare = functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
+    counts = write_tables(
+        prior, requests, args.output, processes=args.processes, total=tables, prepare=prepare, facts=facts
+    )
     shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
 

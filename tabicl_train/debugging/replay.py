@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from priors.random import STREAM_VERSION
+from tabicl_train import plugins
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import build_prior
 from tabicl_train.console import text_table
@@ -23,6 +24,7 @@ from tabicl_train.state import build_module
 from tabicl_train.stream import StepStream, draw_table, pack
 from tabicl_train.train import build_loader
 
+KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback")  # what a run may need of plug-ins
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
 
@@ -55,6 +57,8 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
     values = Records(run_dir).config() if newest is None else newest[1]["config"]
     if values is None:
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
+    if newest is not None:
+        plugins.require(newest[1]["run"].get("plugins", []), KINDS, run_dir)
     if newest is not None and (version := newest[1]["run"]["stream_version"]) != STREAM_VERSION:
         why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
         raise ConfigError([f"{newest[0]} cannot be replayed: {why}"])

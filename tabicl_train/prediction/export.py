@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from priors.checksum import is_damaged, with_checksum
+from priors.folders import without_folders
 from tabicl_train import register
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
@@ -45,7 +46,6 @@ from tabicl_train.prediction.origin import (
     origin_of,
     plugins_argument,
     plugins_in,
-    without_folders,
 )
 from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.prediction.predict import outputs_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,7 +203,9 @@ def network_config(source: Path, settings: Any) -> Any:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
-        raise ConfigError([f"{source} has {', '.join(unknown)}, which this version of tabicl-train does not have"])
+        plugin = plugins.of_module(cls.__module__)
+        owner = "this version of tabicl-train" if plugin is None else f"the plug-in {plugin.module} as it is now"
+        raise ConfigError([f"{source} has {', '.join(unknown)}, which {owner} does not have"])
     problems = wrong_types(cls, settings)
     if problems:
         raise ConfigError([f"{source}: {problem}" for problem in problems])
@@ -334,31 +335,6 @@ def evaluation_means(records: Records) -> list[dict]:
     means = of_methods.mean().reset_index()
     means.insert(2, "tasks", of_methods.size().to_numpy())
     return means.sort_values("trained_range", kind="stable").to_dict("records")
-
-
-# The folders in front of a path inside other text, such as {tables: {folder: /home/me/tables}}.
-FOLDERS = re.compile(r"""
-    (?: ^ | (?<=[=,\s\[{('"]) | (?<=:)(?!//) )  # a path begins after one of these; https://... is none
-    (?: ~\w* | \.\. )? / (?=[^\s/])
-    (?: [^/,'"\]}]* / )*
-    (?=[^/,'"\]}])  # the last part stays
-""", re.VERBOSE)  # fmt: skip
-
-
-def without_folders(value: Any) -> Any:
-    """Replace each path that names folders of this machine (/..., ~... or ../...) by its last part, at any depth."""
-    if isinstance(value, dict):
-        return {key: without_folders(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_folders(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    name, equals, path = value.partition("=")  # of a command
-    if not equals:
-        name, path = "", value
-    if path.startswith(("/", "~", "../")):  # it may hold any character, which inside other text would end it
-        return name + equals + Path(path).name
-    return FOLDERS.sub("", value)
 
 
 def plain(value: Any) -> Any:

@@ -14,11 +14,13 @@ from optuna.trial import FrozenTrial, Trial
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
+from tabicl_train.resume import PLUGIN, plugin_hashes
 from tabicl_train.run_dir.records import whole_lines_end
 from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
 from tabicl_train.sweep.plan import Plan
 
 NAME = "sweep"
+PLUGINS = "plugins"  # attribute of the study: hashes, by what a resume calls them
 RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its runs
 
 
@@ -41,6 +43,7 @@ def open_study(plan: Plan) -> optuna.Study:
     if changed := [key for key, value in identity.items() if known[key] != value]:
         what = ", ".join(f"{key} was {known[key]}" for key in changed)
         raise ConfigError([f"run_dir is {str(plan.folder)!r}, which holds another sweep ({what}); choose another name"])
+    check_plugins(plan, study)
     if plan.data_sets is not None and DATA_SETS not in study.user_attrs:
         data_sets = plan.data_sets
         if "identity" in study.user_attrs and not all(data_sets.values()):
@@ -51,6 +54,25 @@ def open_study(plan: Plan) -> optuna.Study:
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
     return study
+
+
+def check_plugins(plan: Plan, study: optuna.Study) -> None:
+    """Compare the plug-ins with those that the sweep was begun with, by the rules of a resume."""
+    now: dict[str, str] = {}
+    for config in plan.configs:
+        now |= plugin_hashes(config.plugins_used())
+    before = study.user_attrs.get(PLUGINS, now)
+    changed = [key for key in now if before.get(key, now[key]) != now[key]]
+    texts = [f"{key} was {before[key]}, is {now[key]}" for key in changed]
+    is_allowed = all(config.resume.allow_changes for config in plan.configs)
+    if any(key.startswith(PLUGIN) for key in changed) and not is_allowed:
+        advice = "choose a new run_dir, or set resume.allow_changes=true, which keeps the results of finished runs"
+        raise ConfigError(
+            [f"run_dir is {str(plan.folder)!r}, which holds another sweep ({text}); {advice}" for text in texts]
+        )
+    for text in texts:
+        info(f"changed   {text}: finished runs keep their results, all others go on with the file as it is now")
+    study.set_user_attr(PLUGINS, before | now)
 
 
 def load_study(folder: Path) -> optuna.Study:

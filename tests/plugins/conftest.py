@@ -30,3 +30,14 @@ def fresh(monkeypatch, tmp_path):
     yield folder
     for name in ("mine", "other"):
         sys.modules.pop(name, None)
+
+
+def forget() -> None:
+    """Forget the plug-ins of a test that uses `fresh`, as another process has none."""
+    plugins._named.clear()
+    for registry in (register.network, register.scaling, register.callback):
+        for name in [name for name in registry._entries if registry.place(name).startswith("mine:")]:
+            del registry._entries[name]
+    for name in [name for name, prior in priors.PRIORS.items() if getattr(prior, "__module__", None) == "mine"]:
+        del priors.PRIORS[name]
+    sys.modules.pop("mine", None)
