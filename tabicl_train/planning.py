@@ -63,6 +63,10 @@ def run_plan(config: RunConfig) -> list[str]:
         steps = f"{done[name]:,}" + (f" of {stage.steps:,}" if share < 1 else "")
         sizes = steps, f"{done[name] * stage.tables:,}", rows, f"{work.cells * share:.2g}", f"{work.flops * share:.2g}"
         stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:,.2f} GB"])
+    max_steps = config.trainer.max_steps
+    if max_steps is not None and max_steps > config.total_steps:
+        ends = f"the curriculum ends the run after {config.total_steps:,} steps"
+        warnings.append(f"warning   trainer.max_steps is {max_steps:,}, but {ends}")
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
 

@@ -162,6 +162,14 @@ def test_the_plan_of_a_run_cut_short_is_that_of_its_steps():
     assert float(cut[7]) == pytest.approx(flops * 4 / 7, rel=0.1)
 
 
+def test_a_limit_of_steps_after_the_end_of_the_curriculum_is_a_warning():
+    def warnings(steps: int) -> list[str]:
+        return [line for line in run_plan(compose(["experiment=smoke", f"trainer.max_steps={steps}"])) if "max" in line]
+
+    said = "warning   trainer.max_steps is 21, but the curriculum ends the run after 20 steps"
+    assert warnings(21) == [said] and warnings(20) == []
+
+
 def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp_path):
     """What only the fullest pack would need is a warning."""
     result = command("train", "experiment=smoke", f"run_dir={tmp_path}/run", "model.embed_dim=1000000")

@@ -309,7 +309,7 @@ def unknown_key(
     near = near or [path for name in closest(last, keys_by_name) for path in keys_by_name[name]]
     if near:
         return f"{start}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
-    return f"{start}{key}: no such setting; there are {', '.join(map(str, known))}"
+    return f"{start}{key}: no such setting; there are {', '.join(map(str, known)) or 'none'}"
 
 
 def closest(name: str, names: Collection[str]) -> list[str]:

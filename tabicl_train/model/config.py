@@ -152,12 +152,9 @@ class TabICLConfig:
             problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
         if self.num_quantiles != type(self).num_quantiles and not self.is_regression:
             problems.append(f"num_quantiles has no effect, since max_classes is {self.max_classes}; regression has 0")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
+        problems += common_problems(self)
         if not self.row_rope_base > 0:
             problems.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
-        if self.checkpoint_rows < 0:
-            problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
         if self.col_grouping not in GROUPINGS:
             problems.append(f"col_grouping is {self.col_grouping!r}, must be one of {', '.join(GROUPINGS)}")
         problems += scaling_problems(self, ("col_scaling", "icl_scaling"))
@@ -219,11 +216,18 @@ class NetworkSettings:
             problems.append(f"max_classes is {self.max_classes}, must be at least 2, or 0 for regression")
         if self.num_quantiles < 1:
             problems.append(f"num_quantiles is {self.num_quantiles}, must be at least 1")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
-        if self.checkpoint_rows < 0:
-            problems.append(f"checkpoint_rows is {self.checkpoint_rows}, must be 0 (never) or a number of rows")
+        problems += common_problems(self)
         return problems
+
+
+def common_problems(settings: "NetworkConfig") -> list[str]:
+    """List the problems with the settings that every network has."""
+    problems = []
+    if not 0 <= settings.dropout < 1:
+        problems.append(f"dropout is {settings.dropout}, must be at least 0 and below 1")
+    if settings.checkpoint_rows < 0:
+        problems.append(f"checkpoint_rows is {settings.checkpoint_rows}, must be 0 (never) or a number of rows")
+    return problems
 
 
 def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False) -> list[str]:

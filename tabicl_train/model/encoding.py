@@ -114,36 +114,41 @@ def decode(network: Any, encoded: Encoded, queries: Pack, temperature: float, to
 
 def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -> tuple[Tensor, list[list[Tensor]]]:
     """Represent labeled rows, (rows, D), and return the `columns` of Encoded."""
-    config, column = network.config, network.col_embedder
-    sizes, shapes = network.groups(pack)
+    config = network.config
+    column = network.col_embedder
+    sizes, shapes = network.groups(pack)  # (B, 3) and the same as a list: N, n and G of each table
     size = part_size(config, pack, tokens)
     layout = column_layout(sizes, shapes, config.col_num_inducing)
     labels = pack.y.index_select(0, layout.labels)  # (tokens,)
     digits = [labels]
     if config.col_target_aware and num_classes > config.max_classes:
         digits = label_digits(labels, num_classes, config.max_classes)
-    cells = [column.read(pack, layout, digit) for digit in digits]  # each (tokens, K)
+    cells = [column.read(pack, layout, digit) for digit in digits]  # each (tokens, K); a token is a row of a group
 
+    # The column stage sees one digit of the labels at a time, and the embeddings are averaged over the digits.
     embedded = cells[0].new_empty(len(cells[0]), config.embed_dim)  # (tokens, E)
     kept: list[list[list[Tensor]]] = [[] for _ in digits]  # keys by digit, part and block
     for part in column_parts(config, shapes, sizes.device, size):
         of_digits = []
         for digit, read in enumerate(cells):
-            found, keys = column.embed_known(read[part.tokens], part.layout, part.log_n)
-            of_digits.append(found)
+            # (tokens of the part, K) -> (tokens of the part, E), and for each block (columns * I, 2, H, d)
+            of_digit, keys = column.embed_known(read[part.tokens], part.layout, part.log_n)
+            of_digits.append(of_digit)
             kept[digit].append(keys)
         embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
 
     columns = []
-    for of_digit in kept:
-        columns.append([torch.cat(of_block) for of_block in zip(*of_digit, strict=True)])
+    for keys_of_parts in kept:
+        of_blocks = zip(*keys_of_parts, strict=True)  # for each block, the keys of all parts
+        columns.append([torch.cat(of_block) for of_block in of_blocks])
     return represent_rows(network, embedded, sizes, shapes, layout, size), columns
 
 
 def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tokens: int) -> Tensor:
     """Represent query rows, (rows, D), with the `columns` of Encoded."""
-    config, column = network.config, network.col_embedder
-    sizes, shapes = network.groups(pack)
+    config = network.config
+    column = network.col_embedder
+    sizes, shapes = network.groups(pack)  # (B, 3) and the same as a list: N, n and G of each table
     size = part_size(config, pack, tokens)
     layout = column_layout(sizes, shapes, config.col_num_inducing)
     cells = column.read(pack, layout, None)  # (tokens, K)
@@ -152,9 +157,9 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
     for part in column_parts(config, shapes, sizes.device, size):
         of_digits = []
         for keys in columns:
-            known = [of_block[part.points] for of_block in keys]
-            found, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
-            of_digits.append(found)
+            known = [of_block[part.points] for of_block in keys]  # for each block (columns of the part * I, 2, H, d)
+            of_digit, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
+            of_digits.append(of_digit)  # (tokens of the part, E)
         embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
     return represent_rows(network, embedded, sizes, shapes, layout, size)
 
@@ -166,12 +171,15 @@ def part_size(config: TabICLConfig, pack: Pack, tokens: int) -> int:
 
 def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:
     """Yield the columns in parts of at most `size` tokens, or of one column."""
+    # The tokens of a pack lie column by column, G groups of each table, and a column has a token for each of its rows.
+    # So a part is a run of consecutive columns, perhaps of several tables; its tokens and inducing points are slices.
     inducing = config.col_num_inducing
     first_token = first_column = 0
     for some in columns_in_parts(shapes, size):
         sizes = torch.tensor(some, device=device)
         layout = column_layout(sizes, some, inducing)
-        end_token = first_token + layout.labeled  # the rows of a pack here are all labeled, or all query rows
+        # The rows of a pack here are all labeled, or all query rows, and a pack of these counts them as labeled, too.
+        end_token = first_token + layout.labeled
         end_column = first_column + len(layout.table)
         tokens = slice(first_token, end_token)
         points = slice(first_column * inducing, end_column * inducing)

@@ -50,7 +50,7 @@ from tabicl_train.prediction.origin import (
 from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.prediction.predict import outputs_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, state_dict_problem
-from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights
+from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, no_average
 from tabicl_train.weights import no_such_weights, resolve
 
 __all__ = ["export", "load_network"]
@@ -158,7 +158,7 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
     if not (tensors := averaged(content, weights)):
-        raise ConfigError([f"{path} keeps no such average: averages.{weights} was 0, or the run has just begun"])
+        raise ConfigError([no_average(path, weights)])
     return tensors
 
 

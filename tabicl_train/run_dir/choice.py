@@ -8,7 +8,7 @@ from pathlib import Path
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.checkpoint import load, saved, step_of
+from tabicl_train.run_dir.checkpoint import averaged, load, saved, step_of
 from tabicl_train.run_dir.records import Records
 
 BEST, NEWEST, EMA, LAST = "best", "newest", "ema", "last"
@@ -47,6 +47,8 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
         file, content = load(str(best_file(path)))
     else:
         file, content = load(str(path))
+    if kind in (EMA, LAST) and not averaged(content, kind):
+        raise ConfigError([no_average(file, kind)])
     line = f"weights   {path}: {WORDS[kind]}, of step {content['global_step']:,}"
     steps = [step_of(other) for other in saved(path / "checkpoints")]
     if kind == BEST and steps and max(steps) != content["global_step"]:
@@ -55,6 +57,11 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
         line += " (no weights are marked as the best by validation)"
     say_once(line)
     return file, content, kind
+
+
+def no_average(file: Path, kind: str) -> str:
+    """Return the problem that a checkpoint keeps no average of the weights of this kind, ema or last."""
+    return f"{file} keeps no such average: averages.{kind} was 0, or the run has just begun"
 
 
 @functools.cache

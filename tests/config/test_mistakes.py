@@ -55,6 +55,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("tabel=2", "did you mean curriculum.stages.smoke.tables or validation.tables?"),
         ("modle.embed_dim=3", "modle: no such setting; did you mean model.embed_dim?"),
         ("color=3", "color: no such setting; there are name, seed, run_dir"),
+        ("curriculum.stages.smoke.train_share.x=3", "train_share.x: no such setting; there are none"),
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
         ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),

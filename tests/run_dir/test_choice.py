@@ -58,6 +58,17 @@ def test_the_newest_weights_are_taken_of_a_run_without_best_ones(made, capfd):
     assert capfd.readouterr().err == line
 
 
+def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_says_that_it_is_taken(made, capfd):
+    folder, _ = made
+    path = folder / f"checkpoints/step-{STEP:08d}.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content["callbacks"]["Averages"]
+    torch.save(content, path)
+    with pytest.raises(ConfigError, match=r"0010\.ckpt keeps no such average: averages\.last was 0"):
+        read_weights(folder, "last")
+    assert capfd.readouterr().err == ""
+
+
 def test_runs_and_estimators_start_from_the_same_weights(made):
     folder, kinds = made
     config = compose(["experiment=smoke", f"run_dir={folder}", *SMALLEST])
