@@ -105,8 +105,8 @@ class CompareOptions:
     points are arms with seeds. Networks are scored first, which the same command does not repeat. A single CSV file
     compares its network with its other methods; a single sweep, without suite, its points by their last validation.
 
-    Writes comparison.csv, comparison.tex, tasks.csv and, with the extra "plots", comparison.pdf and .png; for three or
-    more arms on six or more tasks also ranks.pdf and .png.
+    Writes comparison.csv, comparison.tex, comparison_tasks.csv and, with the extra "plots", comparison.pdf and .png;
+    for three or more arms on six or more tasks also ranks.pdf and .png.
     """
 
     suite: str | None = None

@@ -28,7 +28,7 @@ ALL = "all"
 INSIDE = "inside"
 LOWER_IS_BETTER = ("loss", "rmse", "pinball", "calibration_error", "crps", "width")  # ends of names of metrics
 SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if their tasks are the same tables
-NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE"}
+NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
 TABLE = "comparison.csv"
 LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
 COLUMNS = (
@@ -453,7 +453,7 @@ def latex(text: str) -> str:
 
 
 def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool = False) -> None:
-    """Write comparison.csv, comparison.tex and tasks.csv; raises ConfigError if other arms are compared there."""
+    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there."""
     table = table_of(comparisons)
     records = Records(folder)
     path = folder / TABLE
@@ -463,4 +463,4 @@ def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: boo
             raise ConfigError([f"{path} compares other arms: set overwrite=true, or another output"])
     records.replace(TABLE, table.to_csv(index=False))
     records.replace("comparison.tex", as_latex(comparisons))
-    records.replace("tasks.csv", table_of_tasks(comparisons).to_csv(index=False))
+    records.replace("comparison_tasks.csv", table_of_tasks(comparisons).to_csv(index=False))

@@ -16,7 +16,7 @@ from tabicl_train.evaluation.compare import NAMES, Comparison, Pair, is_lower_be
 from tabicl_train.outputs import write_atomically
 
 MOST_NAMED = 40  # tasks whose names fit below an axis
-NAME_WIDTH = 26  # characters of an arm's name in a line
+NAME_WIDTH = 30  # characters of an arm's name in a line
 FORMATS = ("pdf", "png")
 
 
@@ -64,8 +64,15 @@ def score_name(comparison: Comparison) -> str:
 
 
 def wrapped(name: str) -> str:
-    """Break the name of an arm into lines, between settings if there are several."""
-    return "\n".join(line for part in name.split(", ") for line in textwrap.wrap(part, NAME_WIDTH) or [part])
+    """Break the name of an arm into lines: between settings, and before a long value."""
+    lines = []
+    for part in name.split(", "):
+        if len(part) > NAME_WIDTH and "=" in part:
+            part = part.replace("=", "=\n", 1)
+        elif len(part) > NAME_WIDTH:
+            part = textwrap.fill(part, NAME_WIDTH, break_long_words=False)
+        lines.append(part)
+    return "\n".join(lines)
 
 
 def draw_tasks(axes: Axes, pair: Pair, named: bool) -> None:

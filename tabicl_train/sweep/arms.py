@@ -147,7 +147,7 @@ def shared_in_words(names: Sequence[str], configs: Iterable[dict[str, Any]]) -> 
     if len(names) < 2:
         return None
     if len(groups) == 1:
-        return f"with the same seed, all {len(names)} points are trained on identical tables"
+        return "with the same seed, all points are trained on identical tables"
     shared = [group for group in groups.values() if len(group) > 1]
     if not shared:
         return "no two points are trained on identical tables: their priors or curricula differ"

@@ -143,7 +143,7 @@ def compare_all(
 def write(folder: Path, compared: Compared, overwrite: bool) -> None:
     """Write the tables and, with matplotlib, the figures of the first metric."""
     write_tables(folder, compared.comparisons, overwrite)
-    files = ["comparison.csv", "comparison.tex", "tasks.csv"]
+    files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     if is_installed("matplotlib"):
         from tabicl_train.report.comparison import write_figures
 

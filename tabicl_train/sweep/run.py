@@ -23,7 +23,7 @@ from tabicl_train.sweep.compare import write as write_comparison
 from tabicl_train.sweep.metric import counted_data_sets, curve, last
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.space import hydra_text, label
+from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between checks of the jobs
@@ -225,8 +225,9 @@ def run_sweep(plan: Plan) -> str:
 
 def shared_of_plan(plan: Plan) -> str | None:
     """Say which points of a grid are trained on identical tables with the same seed; None for a single point."""
-    labels = [label(point) for point in plan.points]
-    return shared_in_words(labels, [dataclasses.asdict(config) for config in plan.configs])
+    short = short_names([axis.key for axis in plan.axes])
+    names = [", ".join(f"{short[key]}={value_text(value)}" for key, value in point.items()) for point in plan.points]
+    return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
 
 
 def show_comparison(sweep: Sweep) -> None:

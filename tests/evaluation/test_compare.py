@@ -164,7 +164,7 @@ def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
     assert "two is better than one by 0.1000 [0.1000, 0.1000] of ROC AUC on 7 tasks" in result.stdout
     assert "two is better than one by 0.1000 [0.1000, 0.1000] of log loss on 7 tasks" in result.stdout
     files = {path.name for path in (tmp_path / "comparison").iterdir()}
-    assert files == {"comparison.csv", "comparison.tex", "comparison.pdf", "comparison.png", "tasks.csv"}
+    assert files == {"comparison.csv", "comparison.tex", "comparison.pdf", "comparison.png", "comparison_tasks.csv"}
     table = pd.read_csv("comparison/comparison.csv")
     assert table[["metric", "a", "b"]].to_numpy().tolist() == [["roc_auc", "one", "two"], ["log_loss", "one", "two"]]
     assert table["lead"].to_numpy() == pytest.approx([-0.1, -0.1])

@@ -287,5 +287,5 @@ def test_tables_are_shared_unless_what_decides_them_differs():
         two = [dataclasses.asdict(each) for each in (config, compose(["experiment=smoke", *settings]))]
         texts[settings[0]] = shared_in_words(["A", "B"], two)
     same, *different = texts.values()
-    assert same == "with the same seed, all 2 points are trained on identical tables"
+    assert same == "with the same seed, all points are trained on identical tables"
     assert set(different) == {"no two points are trained on identical tables: their priors or curricula differ"}
