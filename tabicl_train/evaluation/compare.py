@@ -370,8 +370,9 @@ def scope(paired: Paired, first: Comparison) -> str:
     """Say how many arms, tasks, splits and seeds are compared, and what is left out."""
     arms = counted(len(paired.arms), "arm")
     if first.by_seed:
-        line = f"{arms} paired by {counted(len(paired.seeds), 'seed')}, each the mean of "
-        line += counted(len(first.values), "set of tables").replace("set of tabless", "sets of tables")
+        sets = len(first.values)
+        mean = "" if sets == 1 else f", each score the mean of {sets} sets of tables"
+        line = f"{arms} paired by {counted(len(paired.seeds), 'seed')}{mean}"
     else:
         line = f"{arms} on {len(paired.tasks)} of {counted(paired.of, 'task')}, {counted(paired.splits, 'split')}"
         line += f", paired by {counted(len(paired.seeds), 'seed')}" if paired.seeds != [None] else ""

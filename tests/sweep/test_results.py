@@ -237,7 +237,7 @@ def test_points_are_compared_with_the_first_of_the_grid_and_paired_by_seed(sweep
     assert comparison.pairs[-1].lead.mean == pytest.approx(np.mean(last) - np.mean(first))  # of a loss
     assert comparison.pairs[0].lead.mean == pytest.approx(1 / 32 - 1 / 16) and comparison.pairs[0].seeds == 3
     assert comparison.pairs[0].spreads[0] == pytest.approx(np.std(first, ddof=1))
-    assert "4 arms paired by 3 seeds, each the mean of 1 set of tables" in compared.text
+    assert compared.text.startswith("4 arms paired by 3 seeds\n")
 
 
 def test_the_effect_of_one_setting_is_the_mean_over_the_others(tmp_path):
