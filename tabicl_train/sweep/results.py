@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import shlex
 import warnings
 from collections.abc import Callable
@@ -20,15 +22,17 @@ from optuna.visualization import matplotlib as plots
 from tabicl_train import plugins
 from tabicl_train.console import counted, text_table
 from tabicl_train.outputs import write_atomically
+from tabicl_train.report.comparison import save as save_figure
 from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
-from tabicl_train.sweep.metric import DATA_SETS, counted_data_sets, is_better_lower, last
-from tabicl_train.sweep.space import hydra_text, short_names, value_text
+from tabicl_train.sweep.metric import DATA_SETS, METRICS, counted_data_sets, is_better_lower, last
+from tabicl_train.sweep.space import MOST_RUNS, hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, load_study
 
 RESULTS, PAGE = "results.csv", "sweep.html"
+FIGURES = "figures"  # folder of the PDF files
 TEMPLATE = Path(__file__).with_name("sweep.html.j2")
 INTERVAL = "95% interval"
 STATES = {
@@ -164,14 +168,51 @@ class Sweep:
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:
-        """Replace results.csv."""
-        Records(self.folder).replace(RESULTS, self.table_of_runs().to_csv())
+        """Replace results.csv: the table of runs, and a column for each metric that any of them has."""
+        table = self.table_of_runs()
+        for metric in [name for name in METRICS if name != self.metric]:
+            values = [latest(str(run.folder), stamp(run.folder), self.counted).get(metric) for run in self.runs]
+            if any(value is not None for value in values):
+                table[metric] = values
+        Records(self.folder).replace(RESULTS, table.to_csv())
+
+    @property
+    def counted(self) -> tuple[str, ...] | None:
+        """The public data sets that count, if the metric is a mean over such."""
+        return None if self.data_sets is None else tuple(self.data_sets)
+
+
+def stamp(run_dir: Path) -> tuple[int, ...]:
+    """Return the times of the last changes of the files with a run's metrics."""
+    times = []
+    for name in ("metrics.csv", "validation.csv"):
+        try:
+            times.append((run_dir / name).stat().st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return tuple(times)
+
+
+@functools.lru_cache(maxsize=MOST_RUNS)
+def latest(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | None) -> dict[str, float]:
+    """Return the last value of each metric that a run has; its files are read again only after a change."""
+    found = {}
+    for metric in METRICS:
+        value = last(Path(run_dir), metric, data_sets)
+        if value is not None and math.isfinite(value):
+            found[metric] = value
+    return found
 
 
 def write_page(sweep: Sweep) -> None:
-    """Replace the page."""
+    """Replace the page, and its figures as PDF files in the folder `figures`."""
     with pyplot.rc_context({"figure.figsize": (9.0, 5.0), "savefig.bbox": "tight"}):
-        text = fill(TEMPLATE, sweep=sweep, figures=figures(sweep))
+        drawn = figures(sweep)
+        text = fill(TEMPLATE, sweep=sweep, figures=drawn)
+        folder = sweep.folder / FIGURES
+        for title, figure in drawn.items():
+            folder.mkdir(exist_ok=True)
+            save_figure(figure, folder / f"{title.lower().replace(' ', '_')}.pdf")
     write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -12,13 +13,17 @@ from optuna.trial import Trial, TrialState
 
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import Stop, start_command, watch_signals
+from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.sweep import jobs
+from tabicl_train.sweep.arms import shared_in_words
+from tabicl_train.sweep.compare import compare_points
+from tabicl_train.sweep.compare import write as write_comparison
 from tabicl_train.sweep.metric import counted_data_sets, curve, last
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.space import hydra_text
+from tabicl_train.sweep.space import hydra_text, short_names, value_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between checks of the jobs
@@ -199,6 +204,8 @@ def run_sweep(plan: Plan) -> str:
     """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
     # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     make_folder("run_dir", plan.folder)
+    if plan.sweep.sampler == "grid" and (shared := shared_of_plan(plan)) is not None:
+        info(f"tables    {shared}")
     lock = RunLock(plan.folder)
     lock.acquire()
     try:
@@ -209,7 +216,26 @@ def run_sweep(plan: Plan) -> str:
     finally:
         lock.release()
     print(sweep.text())
+    show_comparison(sweep)
     if not is_whole:
         info(f"sweep     preempted; the same command continues it{start_command()}")
         return "preempted"
     return "finished" if sweep.ranked else "failed"
+
+
+def shared_of_plan(plan: Plan) -> str | None:
+    """Say which points of a grid are trained on identical tables with the same seed; None for a single point."""
+    short = short_names([axis.key for axis in plan.axes])
+    names = [", ".join(f"{short[key]}={value_text(value)}" for key, value in point.items()) for point in plan.points]
+    return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
+
+
+def show_comparison(sweep: Sweep) -> None:
+    """Print and write the comparison of the points of a grid; an error of it does not change how the sweep ends."""
+    try:
+        compared = compare_points(sweep)
+        if compared is not None:
+            print(f"\n{compared.text}")
+            write_comparison(sweep.folder, compared, overwrite=True)
+    except ConfigError as error:
+        info(f"warning   the points cannot be compared: {first_line(error)}")

@@ -1,21 +1,29 @@
 """The table, results.csv and the page, of sweeps whose runs never ran and whose results are known in closed form."""
 
+import csv
+import dataclasses
 import json
 import math
 import re
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from browser import BROWSER, browse
+from command_line import command
 from html_page import Page
 from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
+from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
+from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
+from tabicl_train.sweep.arms import OF_LEARNING, Points, shared_in_words, tables_of
+from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
@@ -217,3 +225,67 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path)
     assert set(first.params) == {RATE, WIDTH} and len(first.user_attrs[RUNS]) == 3
     invent(plan, quality, 5)
     assert len({str(trial.params) for trial in study.get_trials()}) == 6 and not has_more(plan, study)
+
+
+def test_points_are_compared_with_the_first_of_the_grid_and_paired_by_seed(sweep):
+    compared = compare_points(sweep)
+    (comparison,) = compared.comparisons
+    names = [f"learning_rate={rate}, embed_dim={width}" for rate in ("0.001", "0.01") for width in (16, 32)]
+    assert comparison.names == names and comparison.metric == "real/loss"  # the points with a rate of 1e-4 have failed
+    first = [quality({RATE: 1e-3, WIDTH: 16}, seed) for seed in range(3)]
+    last = [quality({RATE: 1e-2, WIDTH: 32}, seed) for seed in range(3)]
+    assert comparison.pairs[-1].lead.mean == pytest.approx(np.mean(last) - np.mean(first))  # of a loss
+    assert comparison.pairs[0].lead.mean == pytest.approx(1 / 32 - 1 / 16) and comparison.pairs[0].seeds == 3
+    assert comparison.pairs[0].spreads[0] == pytest.approx(np.std(first, ddof=1))
+    assert compared.text.startswith("4 arms paired by 3 seeds\n")
+
+
+def test_the_effect_of_one_setting_is_the_mean_over_the_others(tmp_path):
+    def with_interaction(point: dict, seed: int) -> float:
+        return 1 / point[WIDTH] + 0.01 * seed * (point[RATE] > 2e-3) + 0.1 * point[RATE]
+
+    made = invent(make_plan([*GRID, f"{RATE}=1e-3,1e-2", f"run_dir={tmp_path}/it"]), with_interaction)
+    points = Points(made, by="learning_rate")
+    low, high = points.merged(points.validations())
+    assert (low.name, high.name) == ("learning_rate=0.001", "learning_rate=0.01")
+    leads = np.array([(1e-2 - 1e-3) * 0.1 + 0.01 * seed for seed in range(3)])
+    result = command("compare", str(made.folder), "by=learning_rate")
+    assert result.returncode == 0, result.stderr
+    row = next(csv.DictReader((made.folder / "comparison.csv").read_text().splitlines()))
+    expected = mean_interval(leads)
+    assert [float(row[key]) for key in ("lead", "low", "high")] == pytest.approx(
+        [expected.mean, expected.low, expected.high]
+    )
+    wrong = command("compare", str(made.folder), "by=momentum")
+    assert wrong.returncode == 2 and "which does not vary" in wrong.stderr
+
+
+def test_results_have_a_column_for_each_metric(sweep):
+    run = sweep.runs[0].folder
+    (run / "validation.csv").write_text("step,data,loss,roc_auc\n20,iris,0.5,0.9\n20,synthetic,0.25,\n")
+    (run / "metrics.csv").write_text("step,loss\n1,3.0\n20,2.0\n")
+    Sweep(sweep.folder).write_csv()
+    first, *_ = csv.DictReader((sweep.folder / "results.csv").read_text().splitlines())
+    values = {name: float(first[name]) for name in ("real/roc_auc", "synthetic/loss", "loss")}
+    assert values == {"real/roc_auc": 0.9, "synthetic/loss": 0.25, "loss": 2.0}
+
+
+def test_tables_are_shared_unless_what_decides_them_differs():
+    config = compose(["experiment=smoke"])
+    (stage,) = config.curriculum.stages.values()
+    others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"], "checkpoint_rows": 7}
+    known = tables_of(dataclasses.asdict(config))
+    specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
+    for name in OF_LEARNING:
+        changed = dataclasses.replace(stage, **{name: others[name] if name in others else getattr(stage, name) / 2})
+        curriculum = dataclasses.replace(config.curriculum, stages={"smoke": changed})
+        assert tables_of(dataclasses.asdict(dataclasses.replace(config, curriculum=curriculum))) == known, name
+        planned = plan_step(curriculum, config.model, 0, 5)
+        assert [group.spec for group in planned.groups] == specs, name
+    texts = {}
+    for settings in (["model.icl_scaling=none"], ["prior=dummy"], ["curriculum.stages.smoke.rows=[40,81]"]):
+        two = [dataclasses.asdict(each) for each in (config, compose(["experiment=smoke", *settings]))]
+        texts[settings[0]] = shared_in_words(["A", "B"], two)
+    same, *different = texts.values()
+    assert same == "with the same seed, all points are trained on identical tables"
+    assert set(different) == {"no two points are trained on identical tables: their priors or curricula differ"}

@@ -1,0 +1,181 @@
+"""What tabicl-compare is given: networks, which it scores first, baselines, and CSV files of earlier evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from glob import glob
+from hashlib import blake2b
+from pathlib import Path
+
+import pandas as pd
+
+from priors.real.csv_format import csv_format
+from tabicl_train.config.options import CompareOptions, EvaluateOptions
+from tabicl_train.config.schema import REAL_SCORES
+from tabicl_train.console import first_line, info
+from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
+from tabicl_train.evaluation.compare import Arm
+from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, unfinished
+from tabicl_train.evaluation.scores import THIS_MODEL
+from tabicl_train.evaluation.suites import RDATASETS_SCORES, sources
+from tabicl_train.outputs import make_folder
+from tabicl_train.prediction.export import read_weights
+from tabicl_train.run_dir.records import Records
+from tabicl_train.weights import names as names_of_weights
+
+SCORES = "scores"  # folder in the output, with a CSV file for each network that was scored
+PATTERN = "*?["  # a word with one of these stands for several runs
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks that are one arm: runs that differ in their seed, or one network without seeds."""
+
+    name: str
+    paths: dict[Hashable, str] = field(default_factory=dict)  # by seed; a single one has the seed None
+
+
+def is_csv(word: str) -> bool:
+    """Whether a word is FILE.csv or FILE.csv:METHOD."""
+    return re.search(r"\.csv(:.+)?$", word) is not None
+
+
+def is_baseline(word: str) -> bool:
+    """Whether a word is the name of a baseline, and of nothing else."""
+    if Path(word).exists() or word in names_of_weights():
+        return False
+    return word in {*BASELINES, *NUMBER_BASELINES, *stored_methods()}
+
+
+def stored_methods() -> set[str]:
+    """Return the methods of which the package has stored scores."""
+    return {name for path in RDATASETS_SCORES for name in pd.read_csv(path, comment="#")["method"].unique()}
+
+
+def networks_of(word: str) -> Networks:
+    """Return the networks of a word: a run, a file, a name of weights, or a pattern such as 'runs/demo-*'."""
+    if Path(word).exists() or not any(character in word for character in PATTERN):
+        return Networks(short_name(word), {None: word})
+    found = sorted(path for path in glob(word) if Path(path, "config.yaml").is_file())
+    if not found:
+        raise ConfigError([f"{word}: there is no such run directory"])
+    seeds: list[Hashable] = [(Records(Path(path)).config() or {}).get("seed") for path in found]
+    if None in seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError([f"{word} stands for runs with the seeds {seeds}; each must have a seed of its own"])
+    return Networks(short_name(word), dict(zip(seeds, found, strict=True)))
+
+
+def short_name(word: str) -> str:
+    """Return the last part of a path without the ending of a file."""
+    path = Path(word)
+    if path.is_dir() or path.suffix not in (".csv", ".ckpt", ".pt", ".pth", ".safetensors"):
+        return path.resolve().name if word in (".", "..") else path.name
+    if path.stem in ("evaluation", "scores", "model", "best"):  # as the demo calls those in its run directory
+        return path.resolve().parent.name
+    return path.stem
+
+
+def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:
+    """Give arms of the same name the words that they were given by."""
+    counts = Counter(arm.name for arm in arms)
+    return [
+        dataclasses.replace(arm, name=word) if counts[arm.name] > 1 else arm
+        for arm, word in zip(arms, words, strict=True)
+    ]
+
+
+def read_csv_arms(word: str, all_methods: bool = False) -> list[Arm]:
+    """Read FILE.csv or FILE.csv:METHOD, as tabicl-evaluate writes it; by default only the network that it is about."""
+    name, _, method = word.partition(".csv:") if ".csv:" in word else (word, "", "")
+    path = Path(f"{name}.csv" if method else name)
+    results = read_results(path)
+    methods = list(dict.fromkeys(results["method"]))
+    if method and method not in methods:
+        raise ConfigError([f"{path} has no scores of {method!r}; its methods are {', '.join(methods)}"])
+    if method:
+        wanted = [method]
+    elif all_methods:
+        wanted = methods
+    else:
+        wanted = methods[:1]
+    arms = []
+    for each in wanted:
+        arm_name = short_name(str(path)) if each == THIS_MODEL else each
+        arms.append(arm_of(results, each, arm_name))
+    return arms
+
+
+def read_results(path: Path) -> pd.DataFrame:
+    """Read a CSV file of scores; raises ConfigError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"]) from None
+    skipped = 1 if lines and lines[0].startswith("#") else 0  # stored scores of baselines begin with a comment
+    try:
+        results = pd.read_csv(path, skiprows=skipped, dtype=dict.fromkeys(TEXTS, str))
+    except (ValueError, pd.errors.ParserError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    missing = [name for name in ("data", "split", "method") if name not in results]
+    if missing or not REAL_SCORES.keys() & set(results) or results.empty:
+        lacks = ", ".join(missing) or " or ".join(REAL_SCORES)
+        raise ConfigError([f"{path} has no column {lacks}, which tabicl-evaluate output=FILE.csv writes"])
+    if results.duplicated(["data", "split", "method"]).any():
+        raise ConfigError([f"{path} has several rows for the same task, split and method"])
+    return results
+
+
+def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
+    """Return the arm of a method in a table of scores."""
+    own = results[results["method"] == method].set_index(["data", "split"])
+    return Arm(name, {None: own}, is_trained=method not in {*BASELINES, *NUMBER_BASELINES, *stored_methods()})
+
+
+def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
+    """Score networks, and baselines on the same splits, or read what an earlier call has written."""
+    results = {seed: results_of(path, options, baselines) for seed, path in networks.paths.items()}
+    own = {seed: arm_of(table, THIS_MODEL, networks.name).scores[None] for seed, table in results.items()}
+    arms = [Arm(networks.name, own)]
+    first = next(iter(results.values()))
+    for name in baselines:
+        if name not in set(first["method"]):
+            raise ConfigError([f"there are no scores of {name} on suite={options.suite}"])
+        arms.append(arm_of(first, name, name))
+    return arms
+
+
+def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> pd.DataFrame:
+    """Return the scores of a network, from the output folder if they are there."""
+    weights = options.weights if Path(checkpoint).is_dir() else None
+    settings = EvaluateOptions(
+        checkpoint=checkpoint,
+        weights=weights,
+        suite=options.suite or "sklearn",
+        folder=options.folder,
+        separator=options.separator,
+        decimal=options.decimal,
+        splits=options.splits,
+        rows=options.rows,
+        n_estimators=options.n_estimators,
+    )
+    pretrained = read_weights(checkpoint, weights)
+    # The name of the file holds a digest of all that decides its content: the weights, the settings and own files.
+    form = csv_format(settings.separator, settings.decimal)
+    tasks = sources(settings.suite, settings.folder, pretrained.config.is_regression, form)
+    files = [(str(task.path), task.path.stat().st_mtime_ns) for task in tasks if task.path and task.path.exists()]
+    content = {**identity(settings, pretrained.tensors), "baselines": sorted(baselines), "files": files}
+    digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
+    folder = Path(options.output or ".", SCORES)
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
+    path = folder / f"{name}-{digest}.csv"
+    if not path.exists() or unfinished(path).exists():
+        make_folder("output", folder)
+        info(f"score     {checkpoint}")
+        scored(dataclasses.replace(settings, output=str(path)), baselines)
+    return read_results(path)

@@ -1,0 +1,467 @@
+"""Paired comparisons of what has scores on the same tasks: networks, baselines, points of a sweep.
+
+Each of them is an arm. A score of a task is the mean over its splits; two arms are compared on the same tasks and
+splits and, if they have seeds, seed by seed. The lead of an arm over another is by how much its score is better, be
+higher or lower better.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from tabicl_train.console import counted, text_table
+from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.scores import FORMATS
+from tabicl_train.run_dir.curves import OUTSIDE
+from tabicl_train.run_dir.records import Records
+from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
+
+ALL = "all"
+INSIDE = "inside"
+LOWER_IS_BETTER = ("loss", "rmse", "pinball", "calibration_error", "crps", "width")  # ends of names of metrics
+SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if their tasks are the same tables
+NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
+TABLE = "comparison.csv"
+LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
+COLUMNS = (
+    *("metric", "a", "b", "mean_a", "mean_b", "lead", "low", "high", "smallest_shown"),
+    *("win_rate", "win_low", "win_high", "p", "p_holm", "tasks", "splits", "seeds"),
+    *("spread_a", "spread_b", "spread_lead"),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Something with scores: for each seed a row per task and split, with the index (data, split)."""
+
+    name: str
+    scores: dict[Hashable, pd.DataFrame]  # without seeds, the only key is None
+    is_trained: bool = True  # False for a baseline, which has no trained range
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether it was trained with several seeds, by which it is paired."""
+        return None not in self.scores
+
+    def frame(self, seed: Hashable) -> pd.DataFrame:
+        """Return its scores with a seed; without seeds, they are the same beside every seed of another arm."""
+        return self.scores[seed if self.has_seeds else None]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The arms on the tasks, splits and seeds that all of them have."""
+
+    arms: list[Arm]
+    seeds: list[Hashable]  # [None] if no arm has any
+    index: pd.MultiIndex  # (data, split)
+    of: int  # tasks that any arm has scores of
+    left_out: list[str]  # why there are fewer, and which seeds are missing
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks, in the order of the first arm."""
+        return list(dict.fromkeys(self.index.get_level_values("data")))
+
+    @property
+    def splits(self) -> int:
+        """The largest number of splits of a task."""
+        return int(self.index.get_level_values("data").value_counts().max())
+
+    def values(self, metric: str) -> pd.DataFrame:
+        """Return means over splits: a row per task and a column per (arm, seed); only tasks that all have finite."""
+        columns = {}
+        for arm in self.arms:
+            for seed in self.seeds:
+                frame = arm.frame(seed)
+                if metric not in frame:
+                    raise ConfigError([f"metric is {metric!r}, of which {arm.name} has no scores"])
+                scores = frame.loc[self.index, metric].groupby(level="data", sort=False).mean()
+                columns[arm.name, seed] = scores.clip(lower=0) if metric == "r2" else scores
+        table = pd.DataFrame(columns)
+        return table[np.isfinite(table).all(axis=1)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How two arms compare by a metric."""
+
+    metric: str
+    a: str
+    b: str
+    mean_a: float
+    mean_b: float
+    lead: Estimate  # of a over b: positive if a is better
+    wins: Estimate  # share of tasks, or of seeds, on which a is better, a tie being half of one
+    p: float  # of Wilcoxon's signed-rank test
+    tasks: int
+    splits: int
+    seeds: int
+    by_seed: bool  # whether the interval is over seeds only
+    spreads: tuple[float, float, float]  # standard deviations over seeds of both means and of the lead; nan without
+    leads: np.ndarray = field(repr=False)  # by task in the order of `task_names`, or by seed
+    task_names: list[str] = field(repr=False, default_factory=list)
+    p_holm: float = math.nan
+
+    @property
+    def smallest_shown(self) -> float:
+        """The smallest true lead that this comparison shows with a probability of 80 %."""
+        return self.lead.smallest_shown
+
+    @property
+    def where(self) -> str:
+        """What the comparison is over."""
+        if self.by_seed:
+            return f"over {counted(self.seeds, 'seed')}"
+        text = f"on {counted(self.tasks, 'task')}"
+        return f"{text} and {counted(self.seeds, 'seed')}" if self.seeds > 1 else text
+
+    @property
+    def sentence(self) -> str:
+        """What the comparison says, in words."""
+        name = NAMES.get(self.metric, self.metric)
+        if not math.isfinite(self.lead.error):
+            needed = "seeds" if self.by_seed else "tasks"
+            lead = f"{self.a} leads {self.b} by {self.lead.mean:.4f} of {name} {self.where}"
+            return f"{lead}; more {needed} are needed for an interval"
+        if not np.any(self.leads):
+            return f"{self.a} and {self.b} have the same {name} {self.where}"
+        if not self.lead.excludes_zero:
+            power = f"one of {self.smallest_shown:.4f} would have been seen with a probability of 80 %"
+            found = f"{self.lead:.4f} of {name} {self.where}"
+            return f"no difference between {self.a} and {self.b} is shown: {found}; {power}"
+        lead = self.lead if self.lead.mean > 0 else -self.lead
+        better, worse = (self.a, self.b) if self.lead.mean > 0 else (self.b, self.a)
+        sentence = f"{better} is better than {worse} by {lead:.4f} of {name} {self.where}"
+        if len(self.leads) >= LEAST_TASKS and self.p_holm > 0.05:
+            sentence += f", which the signed-rank test does not confirm ({p_equation(self.p_holm)})"
+        return sentence
+
+    def row(self) -> dict[str, object]:
+        """Return its row of comparison.csv."""
+        values = (
+            *(self.metric, self.a, self.b, self.mean_a, self.mean_b),
+            *(self.lead.mean, self.lead.low, self.lead.high, self.smallest_shown),
+            *(self.wins.mean, self.wins.low, self.wins.high, self.p, self.p_holm),
+            *(self.tasks, self.splits, self.seeds, *self.spreads),
+        )
+        return dict(zip(COLUMNS, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of three or more arms over tasks, and which of them are not shown to differ."""
+
+    means: pd.Series  # by arm, the best first; 1 is the best
+    p: float  # of Friedman's test
+    groups: list[list[str]]  # arms of which no pair differs by the signed-rank test with Holm's correction
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of one arm with all others by a metric."""
+
+    metric: str
+    names: list[str]  # of the arms, the reference first
+    pairs: list[Pair]  # the reference with each of the others
+    values: pd.DataFrame  # see Paired.values
+    ranks: Ranks | None  # of three or more arms on six or more tasks
+
+    @property
+    def by_seed(self) -> bool:
+        """Whether intervals are over seeds only."""
+        return self.pairs[0].by_seed
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a lower value of a metric is better."""
+    return metric.endswith(LOWER_IS_BETTER)
+
+
+def pair(arms: Sequence[Arm], tasks: str = INSIDE) -> Paired:
+    """Find what all arms have scores of; tasks=inside leaves out those outside the trained range of any arm."""
+    # Raises ConfigError if nothing is left, or a task has other sizes for another arm.
+    seeds = common_seeds(arms)
+    frames = [(arm, arm.frame(seed)) for arm in arms for seed in seeds]
+    check_sizes(frames)
+    index = frames[0][1].index
+    every = set(index.get_level_values("data"))
+    for _, frame in frames[1:]:
+        every |= set(frame.index.get_level_values("data"))
+        index = index[index.isin(frame.index)]
+    left_out = []
+    found = set(index.get_level_values("data"))
+    if missing := len(every) - len(found):
+        left_out.append(f"{counted(missing, 'task')} without scores of every arm")
+    if tasks == INSIDE:
+        outside = set()
+        for arm, frame in frames:
+            if arm.is_trained and "trained_range" in frame:
+                is_outside = frame["trained_range"] == OUTSIDE
+                outside |= found & set(frame.index[is_outside].get_level_values("data"))
+        if outside:
+            left_out.append(f"{counted(len(outside), 'task')} outside the trained range of an arm")
+            index = index[~index.get_level_values("data").isin(outside)]
+    for arm in arms:
+        if arm.has_seeds and (extra := [str(seed) for seed in arm.scores if seed not in seeds]):
+            left_out.append(f"of {arm.name} the seeds {', '.join(extra)}, which another arm lacks")
+    if index.empty:
+        advice = "; tasks=all takes those outside a trained range, too" if found else ""
+        reasons = "; ".join(left_out) or "there are none"
+        raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
+    return Paired(list(arms), seeds, index, len(every), left_out)
+
+
+def names_of(arms: Sequence[Arm]) -> str:
+    return ", ".join(arm.name for arm in arms)
+
+
+def common_seeds(arms: Sequence[Arm]) -> list[Hashable]:
+    """Return the seeds that all arms with seeds have; raises ConfigError if there is none."""
+    with_seeds = [arm for arm in arms if arm.has_seeds]
+    if not with_seeds:
+        return [None]
+    first, *others = with_seeds
+    seeds = [seed for seed in first.scores if all(seed in other.scores for other in others)]
+    if not seeds:
+        held = "; ".join(f"{arm.name} has {', '.join(map(str, arm.scores))}" for arm in with_seeds)
+        raise ConfigError([f"the arms have no seed in common: {held}"])
+    return seeds
+
+
+def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
+    """Raise ConfigError if a task has other rows or columns for another arm: then they saw other tables."""
+    known: dict[tuple[str, str], tuple[float, str]] = {}
+    for arm, frame in frames:
+        tasks = frame[~frame.index.get_level_values("data").duplicated()]
+        for size in [name for name in SIZES if name in frame]:
+            for task, value in zip(tasks.index.get_level_values("data"), tasks[size], strict=True):
+                if not math.isfinite(value):
+                    continue
+                before, of = known.setdefault((task, size), (value, arm.name))
+                if before != value:
+                    what = f"{task} has {value:g} {size.replace('_', ' ')} for {arm.name}, and {before:g} for {of}"
+                    raise ConfigError([f"{what}; compare scores with the same suite, rows and version of the data"])
+
+
+def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
+    """Compare the arm `reference`, by default the first, with each of the others by a metric."""
+    # by_seed: the interval is over seeds, for scores whose tasks are no sample of anything, such as validation tables
+    values = paired.values(metric)
+    if values.empty:
+        raise ConfigError([f"metric is {metric!r}, which no task has for {names_of(paired.arms)}"])
+    names = [arm.name for arm in paired.arms]
+    if reference is not None:
+        if reference not in names:
+            raise ConfigError([f"reference is {reference!r}; there are {', '.join(map(repr, names))}"])
+        names = [reference, *(name for name in names if name != reference)]
+    pairs = [pair_of(paired, values, metric, names[0], other, by_seed) for other in names[1:]]
+    adjusted = holm([found.p for found in pairs])
+    pairs = [replace(found, p_holm=float(p)) for found, p in zip(pairs, adjusted, strict=True)]
+    ranks = None
+    if len(names) > 2 and len(values) >= LEAST_TASKS and not by_seed:
+        ranks = rank(values.T.groupby(level=0, sort=False).mean().T[names], metric)
+    return Comparison(metric, names, pairs, values, ranks)
+
+
+def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, by_seed: bool) -> Pair:
+    sign = -1 if is_lower_better(metric) else 1
+    of_a = values[a].to_numpy().T  # (seeds, tasks)
+    of_b = values[b].to_numpy().T
+    leads = sign * (of_a - of_b)
+    has_seeds = len(paired.seeds) > 1
+    spreads = (math.nan, math.nan, math.nan)
+    if has_seeds:
+        spreads = tuple(float(each.mean(1).std(ddof=1)) for each in (of_a, of_b, leads))
+    samples = leads.mean(1) if by_seed else leads.mean(0)
+    return Pair(
+        metric=metric,
+        a=a,
+        b=b,
+        mean_a=float(of_a.mean()),
+        mean_b=float(of_b.mean()),
+        lead=mean_interval(samples if by_seed else leads),
+        wins=win_rate(samples),
+        p=signed_rank_test(samples),
+        tasks=len(values),
+        splits=paired.splits,
+        seeds=len(paired.seeds),
+        by_seed=by_seed,
+        spreads=spreads,
+        leads=samples,
+        task_names=[] if by_seed else list(values.index),
+    )
+
+
+def rank(table: pd.DataFrame, metric: str) -> Ranks:
+    """Rank the columns (arms) of a table with a row per task, and group those that are not shown to differ."""
+    # Friedman's test and mean ranks as in Demsar (JMLR 7, 2006); groups by signed-rank tests of all pairs with Holm's
+    # correction instead of Nemenyi's, as Benavoli et al. (JMLR 17(5), 2016) recommend, since whether two arms differ
+    # should not depend on the others.
+    ranks = table.rank(axis=1, ascending=is_lower_better(metric))
+    means = ranks.mean().sort_values(kind="stable")
+    if (table.nunique(axis=1) == 1).all():  # scipy divides by zero
+        return Ranks(means, 1.0, [list(means.index)], len(table))
+    friedman = float(stats.friedmanchisquare(*(table[name] for name in table)).pvalue)
+    all_pairs = list(itertools.combinations(means.index, 2))
+    p_values = holm([signed_rank_test((table[a] - table[b]).to_numpy()) for a, b in all_pairs])
+    alike = {frozenset(names) for names, p in zip(all_pairs, p_values, strict=True) if p > 0.05}
+    return Ranks(means, friedman, groups_of(list(means.index), alike), len(table))
+
+
+def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:
+    """Return the longest runs of neighboring names of which all pairs are alike, of two or more."""
+    groups: list[list[str]] = []
+    for start in range(len(names)):
+        end = start + 1
+        while end < len(names) and all(frozenset((names[end], other)) in alike for other in names[start:end]):
+            end += 1
+        is_part = bool(groups) and set(names[start:end]) <= set(groups[-1])
+        if end - start > 1 and not is_part:
+            groups.append(names[start:end])
+    return groups
+
+
+def table_of(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """Return comparison.csv: a row per metric and pair."""
+    return pd.DataFrame([found.row() for each in comparisons for found in each.pairs], columns=list(COLUMNS))
+
+
+def table_of_tasks(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """Return a row per metric, task, arm and seed with the score, the mean over splits."""
+    rows = [
+        {"metric": each.metric, "data": task, "arm": name, "seed": seed, "score": score}
+        for each in comparisons
+        for (name, seed), column in each.values.items()
+        for task, score in column.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
+    """Format what is compared, a table for each metric, and a sentence for each pair."""
+    parts = [scope(paired, comparisons[0])]
+    for each in comparisons:
+        lines = [[each.names[0], f"{each.pairs[0].mean_a:.4f}", *[""] * 5]]
+        lines += [[found.b, f"{found.mean_b:.4f}", *cells(found)] for found in each.pairs]
+        title = NAMES.get(each.metric, each.metric)
+        header = [title, "mean", f"lead of {each.names[0]}", "win rate", "p", "p (Holm)", "smallest shown"]
+        parts.append(text_table(header, lines))
+    sentences = [found.sentence for each in comparisons for found in each.pairs]
+    parts.append("\n".join(sentences))
+    if seeds := [line for each in comparisons if (line := seeds_in_words(each))]:
+        parts.append("\n".join(seeds))
+    for each in comparisons:
+        if each.ranks is not None:
+            parts.append(ranks_in_words(each))
+    return "\n\n".join(parts)
+
+
+def scope(paired: Paired, first: Comparison) -> str:
+    """Say how many arms, tasks, splits and seeds are compared, and what is left out."""
+    arms = counted(len(paired.arms), "arm")
+    if first.by_seed:
+        sets = len(first.values)
+        mean = "" if sets == 1 else f", each score the mean of {sets} sets of tables"
+        line = f"{arms} paired by {counted(len(paired.seeds), 'seed')}{mean}"
+    else:
+        line = f"{arms} on {len(paired.tasks)} of {counted(paired.of, 'task')}, {counted(paired.splits, 'split')}"
+        line += f", paired by {counted(len(paired.seeds), 'seed')}" if paired.seeds != [None] else ""
+    unknown = []
+    for arm in paired.arms:
+        frame = arm.frame(paired.seeds[0])
+        if arm.is_trained and "trained_range" in frame and (frame["trained_range"] == "unknown").all():
+            unknown.append(arm.name)
+    lines = [line, *(f"left out: {reason}" for reason in paired.left_out)]
+    if unknown:
+        lines.append(f"the trained range of {', '.join(unknown)} is not recorded, so that all tasks count as inside it")
+    return "\n".join(lines)
+
+
+def cells(found: Pair) -> list[str]:
+    """Return the cells of a pair: lead, win rate, p values, smallest difference."""
+    smallest = "-" if math.isnan(found.smallest_shown) else f"{found.smallest_shown:.4f}"
+    wins = f"{found.wins.mean:.2f}"
+    return [f"{found.lead:+.4f}", wins, p_text(found.p), p_text(found.p_holm), smallest]
+
+
+def p_text(p: float) -> str:
+    return f"{p:.4f}" if p >= 0.0001 else "<0.0001"
+
+
+def p_equation(p: float) -> str:
+    return f"p = {p:.4f}" if p >= 0.0001 else "p < 0.0001"
+
+
+def seeds_in_words(comparison: Comparison) -> str:
+    """Say how much the means of the arms vary between seeds; an empty text without seeds."""
+    first = comparison.pairs[0]
+    if math.isnan(first.spreads[0]):
+        return ""
+    arms = [(first.a, first.spreads[0]), *((found.b, found.spreads[1]) for found in comparison.pairs)]
+    spreads = ", ".join(f"{name} {spread:.4f}" for name, spread in arms)
+    leads = ", ".join(f"{found.spreads[2]:.4f}" for found in comparison.pairs)
+    name = NAMES.get(comparison.metric, comparison.metric)
+    return f"standard deviation of {name} over {first.seeds} seeds: {spreads}; of the leads {leads}"
+
+
+def ranks_in_words(comparison: Comparison) -> str:
+    """Give mean ranks, Friedman's test, and the groups without a shown difference."""
+    ranks = comparison.ranks
+    assert ranks is not None
+    means = ", ".join(f"{name} {mean:.2f}" for name, mean in ranks.means.items())
+    name = NAMES.get(comparison.metric, comparison.metric)
+    line = f"mean ranks by {name} on {ranks.tasks} tasks: {means} (Friedman's test: {p_equation(ranks.p)})"
+    groups = [f"no difference shown among {', '.join(group)}" for group in ranks.groups]
+    return "; ".join([line, *groups])
+
+
+def as_latex(comparisons: Sequence[Comparison]) -> str:
+    """Format the table as LaTeX, for the package booktabs."""
+    lines = ["% needs \\usepackage{booktabs}"]
+    for each in comparisons:
+        title = latex(NAMES.get(each.metric, each.metric))
+        reference = latex(each.names[0])
+        lines += [
+            "\\begin{tabular}{lrrrrr}",
+            "\\toprule",
+            f"{title} & mean & lead of {reference} & win rate & $p$ (Holm) & smallest shown \\\\",
+            "\\midrule",
+            f"{reference} & {each.pairs[0].mean_a:.4f} & & & & \\\\",
+        ]
+        for found in each.pairs:
+            lead, wins, _, p, smallest = (text.replace("<", "$<$") for text in cells(found))
+            lead = lead.replace("-", "$-$").replace("+", "$+$")
+            lines.append(f"{latex(found.b)} & {found.mean_b:.4f} & {lead} & {wins} & {p} & {smallest} \\\\")
+        lines += ["\\bottomrule", "\\end{tabular}", f"% {each.pairs[0].where}; 95 % confidence intervals", ""]
+    return "\n".join(lines)
+
+
+def latex(text: str) -> str:
+    """Escape a text for LaTeX."""
+    special = {character: f"\\{character}" for character in "&%$#_{}"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(character, character) for character in text)
+
+
+def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool = False) -> None:
+    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there."""
+    table = table_of(comparisons)
+    records = Records(folder)
+    path = folder / TABLE
+    if path.exists() and not overwrite:
+        held = [(row.get("a"), row.get("b")) for row in records.rows(TABLE)]
+        if held and set(held) != set(zip(table["a"], table["b"], strict=True)):
+            raise ConfigError([f"{path} compares other arms: set overwrite=true, or another output"])
+    records.replace(TABLE, table.to_csv(index=False))
+    records.replace("comparison.tex", as_latex(comparisons))
+    records.replace("comparison_tasks.csv", table_of_tasks(comparisons).to_csv(index=False))

@@ -1,0 +1,167 @@
+"""The points of a sweep as arms of a comparison, paired by seed, and which of them are trained on the same tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from tabicl_train.config.schema import REAL, kind_of
+from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.arms import Networks
+from tabicl_train.evaluation.compare import Arm
+from tabicl_train.run_dir.curves import OUTSIDE, counts, rows_by_step, training_loss, value
+from tabicl_train.run_dir.records import Records
+from tabicl_train.sweep.metric import METRICS
+from tabicl_train.sweep.results import Sweep, SweepRun
+
+# Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
+OF_LEARNING = (
+    *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
+    *("fresh_optimizer", "frozen", "checkpoint_rows", "pack_tokens"),
+)
+
+
+class Points:
+    """The finished points of a sweep, in the order of its values, so that the first one is the first of each setting.
+
+    by: a setting whose values are the arms; scores are then means over the values of all others
+    """
+
+    def __init__(self, sweep: Sweep, by: str | None = None) -> None:
+        self.sweep = sweep
+        self.finished = [point for point in sweep.points if point[0].state == TrialState.COMPLETE]
+        self.finished.sort(key=lambda point: place(point[0]))
+        if len(self.finished) < 2:
+            raise ConfigError([f"{sweep.folder}: {counted(len(self.finished), 'point')} finished; two are needed"])
+        self.by = None if by is None else self.key_of(by)
+
+    def key_of(self, by: str) -> str:
+        """Return the key of a setting that varies, from the key or its short name."""
+        varied = {name for key, short in self.sweep.parameters.items() for name in (key, short)}
+        if by not in varied:
+            there = ", ".join(self.sweep.parameters.values())
+            raise ConfigError([f"by is {by!r}, which does not vary in {self.sweep.folder}; there are {there}"])
+        return next(key for key, short in self.sweep.parameters.items() if by in (key, short))
+
+    def name(self, trial: FrozenTrial, keys: Collection[str] | None = None) -> str:
+        """Return the name of a point: its settings, or those of some keys."""
+        values = self.sweep.params(trial)
+        shown = [short for key, short in self.sweep.parameters.items() if keys is None or key in keys]
+        return ", ".join(f"{short}={values[short]}" for short in shown)
+
+    def networks(self) -> list[Networks]:
+        """Return the runs of each point, by seed."""
+        return [
+            Networks(self.name(trial), {run.seed: str(run.folder) for run in runs}) for trial, runs in self.finished
+        ]
+
+    def validations(self) -> list[Arm]:
+        """Return the last validations of each point: a row for each set of tables, a column for each metric."""
+        arms = []
+        for trial, runs in self.finished:
+            scores: dict[Hashable, pd.DataFrame] = {run.seed: self.last_validation(run) for run in runs}
+            arms.append(Arm(self.name(trial), scores))
+        return arms
+
+    def last_validation(self, run: SweepRun) -> pd.DataFrame:
+        rows = [{"data": "training", "split": 0, "loss": training_loss(run.folder)}]
+        by_step = rows_by_step(run.folder, "validation.csv")
+        for row in by_step[max(by_step)] if by_step else []:
+            kind, data_sets = kind_of(row["data"]), self.sweep.data_sets
+            if not (counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets):
+                continue
+            data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
+            scores = {}
+            for metric in METRICS:
+                of_kind, _, score = metric.partition("/")
+                if of_kind == kind:
+                    scores[metric] = value(row, score)
+            rows.append({"data": data, "split": 0, **scores})
+        return pd.DataFrame(rows).set_index(["data", "split"])
+
+    def merged(self, arms: Sequence[Arm]) -> list[Arm]:
+        """Return an arm for each value of the setting `by`: the means over the settings that all of the values have."""
+        if self.by is None:
+            return list(arms)
+        others = [key for key in self.sweep.parameters if key != self.by]
+        by_value: dict[str, dict[str, Arm]] = {}
+        for (trial, _), arm in zip(self.finished, arms, strict=True):
+            by_value.setdefault(self.name(trial, [self.by]), {})[self.name(trial, others)] = arm
+        first, *rest = by_value.values()
+        shared = [other for other in first if all(other in found for found in rest)]
+        if not shared:
+            raise ConfigError([f"by is {self.by!r}, but no two finished points differ in nothing else"])
+        return [mean_arm(name, [found[other] for other in shared]) for name, found in by_value.items()]
+
+
+def place(trial: FrozenTrial) -> tuple:
+    """Return the place of a point among the values of a grid; in the order of trials if there are ranges."""
+    kinds = trial.distributions
+    if not all(isinstance(kind, CategoricalDistribution) for kind in kinds.values()):
+        return (trial.number,)
+    return tuple(kinds[key].choices.index(trial.params[key]) for key in kinds)
+
+
+def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
+    """Return the means of several arms over the seeds and tasks that all of them have."""
+    first, *rest = arms
+    scores = {}
+    for seed in first.scores:
+        if not all(seed in arm.scores for arm in rest):
+            continue
+        frames = [arm.scores[seed] for arm in arms]
+        means = pd.concat(frames).groupby(level=[0, 1], sort=False).mean(numeric_only=True)
+        whole = [index for index in frames[0].index if all(index in frame.index for frame in frames[1:])]
+        means = means.loc[whole]
+        if "trained_range" in frames[0]:
+            where = pd.concat([frame.loc[whole, "trained_range"] for frame in frames], axis=1)
+            means["trained_range"] = where.iloc[:, 0].mask((where == OUTSIDE).any(axis=1), OUTSIDE)
+        scores[seed] = means
+    return Arm(name, scores)
+
+
+def tables_of(config: dict[str, Any]) -> str:
+    """Return what decides the tables of a run apart from its seed, as text, from its configuration."""
+    stages = {
+        name: {key: setting for key, setting in stage.items() if key not in OF_LEARNING}
+        for name, stage in config["curriculum"]["stages"].items()
+    }
+    model = config["model"]
+    of_model = [model.get("max_classes"), model.get("missing_values")]
+    decisive = [config["prior"], stages, config["curriculum"].get("start"), of_model, config.get("task")]
+    return json.dumps(decisive, sort_keys=True, default=str)
+
+
+def shared_in_words(names: Sequence[str], configs: Iterable[dict[str, Any]]) -> str | None:
+    """Say which points are trained on identical tables with the same seed; None if there is one point only."""
+    groups: dict[str, list[str]] = {}
+    for name, config in zip(names, configs, strict=True):
+        groups.setdefault(tables_of(config), []).append(name)
+    if len(names) < 2:
+        return None
+    if len(groups) == 1:
+        return "with the same seed, all points are trained on identical tables"
+    shared = [group for group in groups.values() if len(group) > 1]
+    if not shared:
+        return "no two points are trained on identical tables: their priors or curricula differ"
+    listed = "; ".join(" and ".join(f"({name})" for name in group) for group in shared)
+    return f"with the same seed, these points are trained on identical tables: {listed}"
+
+
+def shared_of_runs(points: Points) -> str | None:
+    """Say it of the runs of a sweep; None if their configurations are not there."""
+    names, configs = [], []
+    for trial, runs in points.finished:
+        config = Records(Path(runs[0].folder)).config()
+        if config is None or not {"prior", "curriculum", "model"} <= config.keys():
+            return None
+        names.append(points.name(trial))
+        configs.append(config)
+    return shared_in_words(names, configs)
