@@ -274,10 +274,11 @@ def evaluate() -> None:
 
     results = score(args)
     if args.figure is not None:
-        from tabicl_train.report.figures import draw_standing
+        from tabicl_train.report.figures import draw_probes, draw_standing
 
+        draw = draw_probes if args.suite == "probes" else draw_standing
         try:
-            draw_standing(results).savefig(args.figure, dpi=200)
+            draw(results).savefig(args.figure, dpi=200)
             info(f"picture: {args.figure}")
         except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
             raise ConfigError([f"{args.figure} cannot be written: {first_line(error)}"]) from None

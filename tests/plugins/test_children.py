@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from conftest import SOURCE, forget
+from outside import SOURCE, forget
 from runs import last
 from short_runs import run
 from sklearn.base import clone

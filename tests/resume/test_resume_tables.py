@@ -38,7 +38,9 @@ def settings(folder):
 def short(tmp_path):
     """Settings of runs on one table, with fewer rows than some draws ask for."""
     own_tables.frame(0, 70).to_csv(tmp_path / "short.csv", index=False)
-    return ["prior=one_table", f"prior.file={tmp_path}/short.csv", "stream.num_workers=0"]
+    train(f"run_dir={tmp_path}/weights", "trainer.max_steps=1", "stream.num_workers=0")
+    table = ["prior=one_table", f"prior.file={tmp_path}/short.csv", f"init_weights={tmp_path}/weights"]
+    return [*table, "stream.num_workers=0"]
 
 
 def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, tmp_path):
