@@ -23,7 +23,7 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, unfinished
 from tabicl_train.evaluation.scores import THIS_MODEL
-from tabicl_train.evaluation.suites import RDATASETS_SCORES, sources
+from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.run_dir.records import Records
@@ -55,7 +55,12 @@ def is_baseline(word: str) -> bool:
 
 def stored_methods() -> set[str]:
     """Return the methods of which the package has stored scores."""
-    return {name for path in RDATASETS_SCORES for name in pd.read_csv(path, comment="#")["method"].unique()}
+    methods = set()
+    for paths in STORED_SCORES.values():
+        for path in paths:
+            if path.is_file():
+                methods |= set(pd.read_csv(path, comment="#")["method"])
+    return methods
 
 
 def networks_of(word: str) -> Networks:

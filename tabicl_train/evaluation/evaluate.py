@@ -44,15 +44,16 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
-    results, trained = scored(options)
-    print(as_text(results, trained))
+    results, trained, tasks = scored(options)
+    elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
+    print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     return results
 
 
 def scored(
     options: EvaluateOptions, baselines: Collection[str] | None = None
-) -> tuple[pd.DataFrame, TrainedRange | None]:
-    """Score a checkpoint, and write a CSV file if asked to; returns the results and the trained range."""
+) -> tuple[pd.DataFrame, TrainedRange | None, list[Source]]:
+    """Score a checkpoint, and write a CSV file if asked to; returns the results, the trained range and the tasks."""
     # baselines: names of those to score beside it, None for all. A task that cannot be read or scored is skipped with a
     # message. The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings
     # of the command, which must be the same to continue. Returns the results as described in scores.py. Raises
@@ -98,15 +99,10 @@ def scored(
     except OSError as error:  # a full disk
         raise ConfigError([f"{options.output} cannot be written: {error.strerror or first_line(error)}"]) from None
     results = pd.DataFrame(scores)
-<<<<<<< HEAD
-=======
-    elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
-    print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
->>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
     if output:
         unfinished(output).unlink(missing_ok=True)
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
-    return results, trained
+    return results, trained, tasks
 
 
 def identity(options: EvaluateOptions, weights: dict[str, Tensor]) -> dict[str, Any]:

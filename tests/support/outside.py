@@ -1,7 +1,9 @@
 """The plug-in of the tests, outside.txt, and what it registers."""
 
+import sys
 from pathlib import Path
 
+import priors
 from tabicl_train import plugins, register
 
 SOURCE = Path(__file__).with_name("outside.txt").read_text()
