@@ -80,7 +80,7 @@ class Registry(Mapping[str, Any]):
             If something else has the name.
         """
         # The module that calls, since the entry may be of another one: register.optimizer("sgd", torch.optim.SGD).
-        module = sys._getframe(1).f_globals["__name__"]
+        module = sys._getframe(1).f_globals.get("__name__", "__main__")
         if entry is None:
             return lambda decorated: self._add(name, decorated, module, facts)
         return self._add(name, entry, module, facts)

@@ -1,7 +1,7 @@
 """The interface of a family of networks.
 
 A family is two classes: a dataclass of settings (`NetworkConfig`), which checkpoints keep, and the network (`Network`);
-.github/CONTRIBUTING.md describes how to add one. Losses and costs have defaults, so a network of one's own needs its
+tabicl_train/EXTEND.md describes how to add one. Losses and costs have defaults, so a network of one's own needs its
 settings, `forward` and nothing else.
 """
 

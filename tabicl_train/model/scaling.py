@@ -8,7 +8,7 @@ For head h and element i of a query q, with n keys:
     qassmax, _elementwise             q * MLP_base(log n) * (1 + tanh(MLP_gate(q)))          (arXiv 2602.11139)
     ssa, ssa_trainable                q * b_h, and signed averaging in place of softmax      (arXiv 2508.14685)
 
-Rules are registered at the end; .github/CONTRIBUTING.md describes how to add one.
+Rules are registered at the end; tabicl_train/EXTEND.md describes how to add one.
 
 B tables, H heads, Q queries.
 """

@@ -10,11 +10,12 @@ from priors import TableSpec
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 
-PAGE = Path(__file__).parents[2] / ".github/CONTRIBUTING.md"
+PAGE = Path(__file__).parents[2] / "tabicl_train/EXTEND.md"
+RING = PAGE.read_text().partition("```python\n# ring.py\n")[2].partition("```")[0]
 
 FILES = {
     "outside/__init__.py": "",
-    "outside/ring.py": PAGE.read_text().partition("## Add a prior")[2].partition("```python\n")[2].partition("```")[0],
+    "outside/ring.py": RING.replace('@register.prior("ring")\n', ""),
     "outside/configs/prior/ring.yaml": "defaults: [schema/ring]\nradius: 1.5\n",
     "outside/configs/model/minute.yaml": "defaults: [tiny]\nembed_dim: 8\n",
     "outside/configs/experiment/outside.yaml": "# @package _global_\n"

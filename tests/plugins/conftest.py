@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from outside import DOORS, SOURCE
+from plugin_source import DOORS, SOURCE
 
 import priors
 from tabicl_train import plugins, register

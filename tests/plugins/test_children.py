@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from outside import SOURCE, forget
+from plugin_source import SOURCE, forget
 from runs import last
 from short_runs import run
 from sklearn.base import clone
@@ -22,10 +22,10 @@ from tabicl_train import TabICLClassifier, plugins, workers
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig, build_prior
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.ray_actors import Drawer
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_network
 from tabicl_train.prediction.origin import network_config
+from tabicl_train.ray_actors import Drawer
 from tabicl_train.resume import find_resume_point
 from tabicl_train.stream import StepStream
 from tabicl_train.sweep import jobs
@@ -102,6 +102,7 @@ def test_folds_are_predicted_in_processes(hub):
     assert in_processes.tolist() == cross_val_score(classifier, X, y, cv=2).tolist()
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_imports_plug_ins_and_refuses_a_changed_file(fresh, monkeypatch):
     stream = ring_stream()
     expected = stream.draw(0).packs[0]
@@ -170,7 +171,9 @@ def test_a_state_that_no_resume_could_load_ends_the_run_at_the_first_save(state,
     source = SOURCE.replace('return {"lowest": self.lowest}', returned)
     (fresh / "mine.py").write_text(source.replace("import math\n", "import math\nimport numpy as np\n"))
     settings = ["+callbacks.lowest_loss={}", "checkpoint.every=1", "trainer.max_steps=2"]
-    line = f"the state of the callback LowestLoss cannot be loaded from a checkpoint .*{reason}.*state_dict must return"
+    line = (
+        f"the state of the callback lowest_loss cannot be loaded from a checkpoint .*{reason}.*state_dict must return"
+    )
     with pytest.raises(ConfigError, match=line):
         run(fresh / "run", *settings, "prior=dummy", settings=SMOKE)
     assert not list((fresh / "run/checkpoints").glob("*"))

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from command_line import command
+from plugin_source import SOURCE
 from runs import metrics, read
 from short_runs import run
 
@@ -30,7 +30,6 @@ def problems(*overrides: str) -> list[str]:
     return caught.value.problems
 
 
-SOURCE = (Path(__file__).parents[1] / "support/outside.txt").read_text()
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
 
 
@@ -225,11 +224,12 @@ def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs
 
 def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_later_one(fresh, monkeypatch, capsys):
     folder = fresh / "run"
-    settings = ["plugins=[./mine.py]", "model=doubled", "model.embed_dim=16"]
+    small = ["model.col_num_blocks=1", "model.row_num_blocks=1", "model.icl_num_blocks=1", "model.row_num_cls=1"]
+    settings = ["plugins=[./mine.py]", "model=doubled", *small, "model.embed_dim=16"]
     run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
     assert "costs     counted on small tables, since the network has no formula for" not in capsys.readouterr().err
     monkeypatch.delattr(TabICL, "forward_flops")  # as in a network without formulas
-    settings = [*settings[:2], "model.embed_dim=32"]
+    settings[-1] = "model.embed_dim=32"
     folder = fresh / "counted"
     run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
     printed = capsys.readouterr().err
