@@ -78,6 +78,7 @@ LESS = {
     "tabicl-prior gallery": ["tables=2"],
     "tabicl-prior show": [],
     "tabicl-prior dump": ["steps=10"],
+    "tabicl-lab distances": [],
     "tabicl-lab": ["small=true"],
 }
 LONG = {rule.split()[0] for rule in LESS}
