@@ -1,4 +1,4 @@
-"""The files of the page Extend, all together, from a folder outside the repository: from training to other processes."""
+"""The files of the page Extend, together, from a folder outside the repository: from training to other processes."""
 
 import os
 import re
