@@ -256,6 +256,10 @@ class Composer:
             return [" ".join(str(error).split())]
         if isinstance(error, UnicodeDecodeError):  # in a file that another one names
             return undecodable_files(self.folders, error)
+        missing = re.search(r"Could not find 'model/schema/(\w+)'", str(error))
+        if missing is not None:  # a file begins with the settings of a network that nobody has registered
+            unknown = register.network.unknown(missing[1])
+            return [f"{unknown}; if it is one of a plug-in, add plugins=[...] to the command"]
         return [first_lines(error)]
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:

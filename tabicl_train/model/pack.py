@@ -197,6 +197,8 @@ class Context(NamedTuple):
     labels: Tensor  # int64 (labeled rows,), positions of their labels in Pack.y
     all: Spans  # from all rows to the labeled rows of their tables
     queries: Spans  # from the query rows to the labeled rows of their tables
+    sizes: Tensor | None = None  # int64 (B, 3), N, n and a third number of each table; None in a graph that is exported
+    shapes: tuple[Shape, ...] = ()  # the same numbers for the host
 
 
 def starts_of(lengths: Tensor) -> Tensor:
@@ -331,4 +333,6 @@ def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context
         positions(starts_of(N), 1, n, labeled),
         Spans(torch.tensor(first + last), rows, ends_of(n, N - n), ends_of(n, n), max(most, longest), most, 2),
         Spans(torch.tensor(last), rows - labeled, ends_of(N - n), ends_of(n), longest, most),
+        sizes,
+        tuple(shapes),
     )

@@ -145,6 +145,7 @@ def test_an_installed_plug_in_that_is_broken_fails_only_what_asks_for_it(fresh, 
     assert "the plug-in broken of the package broken cannot be imported: ModuleNotFoundError" in problem
 
 
+@pytest.mark.slow  # with a kill in test_all_doors.py
 def test_two_ranks_load_a_file_of_the_command(fresh):
     settings = [
         *SMOKE[:2],
@@ -242,3 +243,13 @@ def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_l
     run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
     assert seen == [(1.0, *[0.0] * 13)]
     assert json.loads((folder / "costs.json").read_text()) == recorded
+
+
+def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fresh):
+    (fresh / "model").mkdir()
+    text = "defaults: [tiny, override /model/schema@_global_.model: tripled]\n"
+    (fresh / "model/mine.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"there is no network 'tripled'; .*; if it is one of a plug-in, add plugins="
+    ):
+        compose(["experiment=smoke", "model=mine"], str(fresh))
