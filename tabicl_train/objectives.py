@@ -83,6 +83,8 @@ class CrossEntropy(Objective):
         if self.class_weights == "none":
             return network.means(losses, pack)
         counts = [N - n for N, n, _ in pack.shapes]
+        if len(y) != sum(counts):
+            raise ValueError("class_weights=balanced needs a network whose targets are the labels of the query rows")
         of_tables = []
         for loss, labels in zip(losses.split(counts), y.split(counts), strict=True):
             of_class = F.one_hot(labels, predictions.shape[1]).sum(0)  # (C,)

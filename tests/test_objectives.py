@@ -45,6 +45,23 @@ def test_label_smoothing_mixes_in_the_mean_over_all_outputs():
     torch.testing.assert_close(plain, losses_of(network, pack))  # the network's own loss
 
 
+def test_label_smoothing_counts_with_balanced_classes_as_well():
+    network = small_network().eval()
+    X = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+    pack = Pack.of([(X, torch.arange(9) % 3, 3)])  # as many query rows of each class
+    losses = [losses_of(network, pack, None, CrossEntropy(0.2, weights)) for weights in ("none", "balanced")]
+    torch.testing.assert_close(*losses)
+
+
+def test_an_objective_takes_the_targets_that_a_network_declares():
+    class Reversed(TabICL):
+        def targets(self, pack):
+            return 9 - pack.queries()
+
+    network, pack = Reversed(small_network().config).eval(), Pack.of(tables())
+    torch.testing.assert_close(losses_of(network, pack, None, CrossEntropy()), losses_of(network, pack))
+
+
 class Extra(TabICL):
     """Returns auxiliary losses beside its predictions."""
 

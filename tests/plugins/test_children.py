@@ -179,7 +179,7 @@ def test_a_state_that_no_resume_could_load_ends_the_run_at_the_first_save(state,
     assert not list((fresh / "run/checkpoints").glob("*"))
 
 
-def test_a_resume_refuses_another_network_rule_or_objective_and_warns_of_another_callback(fresh):
+def test_a_resume_refuses_another_network_rule_objective_or_optimizer_and_warns_of_another_callback(fresh):
     settings = [*SMOKE, "+callbacks.lowest_loss={}", "prior=dummy", "run_dir=run"]
     assert command("train", *settings, "trainer.max_steps=1").returncode == 0
     forget()
@@ -191,7 +191,7 @@ def test_a_resume_refuses_another_network_rule_or_objective_and_warns_of_another
     with pytest.raises(ConfigError, match=r"has model.gone=1, which the plug-in mine as it is now does not have"):
         network_config(fresh, {"family": "doubled", "gone": 1})
     torch_file = fresh / "run/checkpoints/step-00000002.ckpt"
-    for kind in ("network", "scaling", "objective"):
+    for kind in ("network", "scaling", "objective", "optimizer"):
         needed = record | {"uses": [[kind, "mine"]]}
         content = torch.load(torch_file, weights_only=True)
         content["run"]["plugins"] = [needed]

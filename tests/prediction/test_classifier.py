@@ -338,6 +338,15 @@ def test_the_state_of_torch_neither_changes_nor_matters(file):
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_what_was_kept_in_half_precision_is_not_used_in_full():
+    X, y = table()
+    classifier = TabICLClassifier(FILE, n_estimators=2).fit(X, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        classifier.predict_proba(X)
+    expected = TabICLClassifier(FILE, n_estimators=2).fit(X, y).predict_proba(X)
+    assert np.array_equal(classifier.predict_proba(X), expected)
+
+
 @pytest.mark.parametrize(
     "options",
     [

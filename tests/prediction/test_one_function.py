@@ -119,6 +119,7 @@ def test_weights_that_start_at_zero_hide_no_difference_at_the_start():
 
 
 def test_more_classes_than_a_network_without_the_pair_has_are_refused_in_one_line():
-    context = Pack.of([(torch.randn(20, 3), torch.arange(20) % 12, 20)])
+    X, y = torch.randn(20, 3), torch.arange(20)
     with pytest.raises(ConfigError, match="12 classes, and the network predicts at most 10"):
-        encode(of_class(Doubled), context, 12)
+        encode(of_class(Doubled), Pack.of([(X, y % 12, 20)]), 12)
+    assert encode(of_class(Doubled), Pack.of([(X, y % 10, 20)]), 10).num_classes == 10

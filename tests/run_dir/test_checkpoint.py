@@ -107,12 +107,20 @@ def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(tmp_
     data[data.index(torch.full((300,), 1.0).numpy().tobytes()) + 5] ^= 4
     paths[1].write_bytes(data)
     paths[2].write_bytes(paths[2].read_bytes()[:-1000])
-    assert newest_valid(tmp_path)[0] == paths[0] and newest_valid(tmp_path, until=2) is None
+    assert newest_valid(tmp_path)[0] == newest_valid(tmp_path, until=3)[0] == paths[0]
+    assert newest_valid(tmp_path, until=2) is None
     stderr = capsys.readouterr().err
     assert "step-00000009.ckpt is damaged" in stderr and "step-00000006.ckpt: the checksum of" in stderr
     paths[0].write_bytes(b"")
     with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         newest_valid(tmp_path)
+
+
+def test_the_newest_good_checkpoint_is_from_before_any_skipped_step(tmp_path):
+    for step, skipped in ((4, 0), (8, 1)):
+        guarded = {"callbacks": {"Guard": {"in_a_row": skipped}}}
+        torch.save(content(step) | guarded, tmp_path / f"step-{step:08d}.ckpt")
+    assert checkpoint.newest_good(tmp_path).name == "step-00000004.ckpt"
 
 
 @pytest.mark.parametrize("other", [torch.ones(3), {"a": 1}, {"global_step": 9, "state_dict": {}}])
