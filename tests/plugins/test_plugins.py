@@ -243,7 +243,10 @@ def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_l
     run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
     assert seen == [(1.0, *[0.0] * 13)]
     assert json.loads((folder / "costs.json").read_text()) == recorded
-<<<<<<< HEAD
+    forget()
+    (fresh / "mine.py").write_text(SOURCE + "\n")
+    run(folder, *settings, "trainer.max_steps=3", "resume.allow_changes=true", settings=SMOKE)
+    assert seen[-1] != seen[0]  # counted again, since the code has changed
 
 
 def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fresh):
@@ -254,9 +257,3 @@ def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fre
         ConfigError, match=r"there is no network 'tripled'; .*; if it is one of a plug-in, add plugins="
     ):
         compose(["experiment=smoke", "model=mine"], str(fresh))
-=======
-    forget()
-    (fresh / "mine.py").write_text(SOURCE + "\n")
-    run(folder, *settings, "trainer.max_steps=3", "resume.allow_changes=true", settings=SMOKE)
-    assert seen[-1] != seen[0]  # counted again, since the code has changed
->>>>>>> 3a0e7f06c6d0eca085bc1e81e0f3fb4e0c00cf01
