@@ -348,14 +348,15 @@ def _file_of(module: ModuleType) -> Path | None:
 def load_installed() -> None:
     """Import the installed plug-ins, once. One that is broken fails only what asks for it, see `broken`."""
     global _installed_loaded
-    if _installed_loaded:
-        return
-    _installed_loaded = True
-    for entry in installed():
-        try:
-            entry.load()
-        except Exception as error:  # a plug-in may fail in any way
-            _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
+    with _lock:  # another thread waits until all are registered; a plug-in may ask for a name while it is imported
+        if _installed_loaded:
+            return
+        _installed_loaded = True
+        for entry in installed():
+            try:
+                entry.load()
+            except Exception as error:  # a plug-in may fail in any way
+                _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
 
 
 def installed() -> list[EntryPoint]:

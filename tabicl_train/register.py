@@ -91,6 +91,8 @@ class Registry(Mapping[str, Any]):
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise ConfigError([f"{problem}; rename one of them"])
         added = entry
+        if self.record is None and facts:
+            raise ConfigError([f"register.{self.kind}({name!r}) takes no {', '.join(facts)}"])
         if self.record is not None:
             try:
                 added = load(self.record)(entry, **facts)

@@ -51,7 +51,7 @@ PARTS_OF_PLUGINS = {
     "scaling": Severity.REFUSED,
     "objective": Severity.REFUSED,
     "optimizer": Severity.REFUSED,
-    "callback": Severity.TOLD,
+    "callback": Severity.WARNING,
 }
 
 STAGES = "curriculum.stages"

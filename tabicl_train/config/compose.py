@@ -151,7 +151,8 @@ class Composer:
         line = self.divide(overrides)
         try:
             # The files that the choices name, over the defaults of all options.
-            written = max(path.stat().st_mtime_ns for folder in self.folders for path in folder.rglob("*.yaml"))
+            files = [path for folder in self.folders for path in folder.rglob("*.yaml")]
+            written = max(path.lstat().st_mtime_ns for path in files)  # an editor's lock is a link to nothing
             tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, written))
             add_optimizer_schema(tree, [override for _, override in line.values])
             content: Any = OmegaConf.to_container(tree)
@@ -178,7 +179,7 @@ class Composer:
         # What belongs to a choice that was not taken may be wrong for this reason only, and is not reported.
         doubtful = line.wrong_groups
         if "experiment" in doubtful:
-            doubtful = {STAGES, "prior"}  # what experiments choose
+            doubtful = doubtful | {STAGES, "prior"}  # what experiments choose
         problems = list(line.problems)
         problems += [problem for problem in wrong_values + contradictions if not problem.startswith(tuple(doubtful))]
         if problems:

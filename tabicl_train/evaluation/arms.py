@@ -82,7 +82,8 @@ def short_name(word: str) -> str:
     if path.is_dir() or path.suffix not in (".csv", ".ckpt", ".pt", ".pth", ".safetensors"):
         return path.resolve().name if word in (".", "..") else path.name
     if path.stem in ("evaluation", "scores", "model", "best"):  # as the demo calls those in its run directory
-        return path.resolve().parent.name
+        folder = path.resolve().parent
+        return folder.parent.name if folder.name == "checkpoints" else folder.name
     return path.stem
 
 
@@ -144,13 +145,16 @@ def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
 
 def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
     """Score networks, and baselines on the same splits, or read what an earlier call has written."""
-    results = {seed: results_of(path, options, baselines) for seed, path in networks.paths.items()}
+    results = {}
+    for seed, path in networks.paths.items():
+        # Baselines see the same tasks and splits whatever the seed of a network is.
+        results[seed] = results_of(path, options, () if results else baselines)
     own = {seed: arm_of(table, THIS_MODEL, networks.name).scores[None] for seed, table in results.items()}
     arms = [Arm(networks.name, own)]
     first = next(iter(results.values()))
     for name in baselines:
         if name not in set(first["method"]):
-            raise ConfigError([f"there are no scores of {name} on suite={options.suite}"])
+            raise ConfigError([f"there are no scores of {name} on suite={options.suite or 'sklearn'}"])
         arms.append(arm_of(first, name, name))
     return arms
 

@@ -147,7 +147,7 @@ class Ensemble(BaseEstimator):
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
         self._move()
-        self._kept: dict[tuple[torch.dtype | None, int], Any] = {}  # by autocast's dtype, and the first member
+        self._kept: dict[tuple[torch.dtype | None, range], Any] = {}  # by autocast's dtype, and the first member
         self.fine_tuning_ = None
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import fine_tune
@@ -227,8 +227,13 @@ class Ensemble(BaseEstimator):
         padding = np.repeat(numbers[-1:], -len(numbers) % size, axis=0)  # as in `_passes`
         (queries,) = self._rows(self._tables(np.concatenate([numbers, padding])), first)
 
+        kind = self.device_.type
+        # As in `_passes`: autocast is set for each thread.
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
         def represent_some(rows: torch.Tensor) -> np.ndarray:
-            found = represent(self.network_, state, pack_of_queries([rows]), tokens)
+            with torch.autocast(kind, dtype, dtype is not None):
+                found = represent(self.network_, state, pack_of_queries([rows]), tokens)
             return found.float().cpu().numpy()
 
         with side_by_side(self.device_) as (run, _):
@@ -254,12 +259,12 @@ class Ensemble(BaseEstimator):
 
         padding = np.repeat(numbers[-1:], plan.padding, axis=0)
         queries = self._tables(np.concatenate([numbers, padding]))
-        has_all_states = all((dtype, group.start) in self._kept for group in plan.groups)
+        has_all_states = all((dtype, group) in self._kept for group in plan.groups)
         labeled = {} if has_all_states else self._tables(self.X_)
 
         def encode_group(group: range) -> Any:
             """Encode the labeled rows for some members, or return what was kept of an earlier prediction."""
-            state = self._kept.get((dtype, group.start))
+            state = self._kept.get((dtype, group))
             if state is not None:
                 return state
             members = [self.members_[number] for number in group]
@@ -270,7 +275,7 @@ class Ensemble(BaseEstimator):
             with torch.autocast(device.type, dtype, dtype is not None):
                 state = encode(self.network_, Pack.of(tables), num_classes, tokens)
             if group.stop <= kept:
-                self._kept[dtype, group.start] = state
+                self._kept[dtype, group] = state
             return state
 
         def decode_pass(one: Pass, state: Any) -> np.ndarray:
