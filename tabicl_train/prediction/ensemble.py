@@ -147,7 +147,7 @@ class Ensemble(BaseEstimator):
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
         self._move()
-        self._kept: dict[tuple[torch.dtype | None, range], Any] = {}  # by autocast's dtype, and the first member
+        self._kept: dict[tuple[torch.dtype | None, range], Any] = {}  # by autocast's dtype, and the members of a pass
         self.fine_tuning_ = None
         if self.fine_tune is not None:
             from tabicl_train.prediction.fine_tune import fine_tune
