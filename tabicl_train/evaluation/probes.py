@@ -20,9 +20,8 @@ from scipy.special import expit
 from scipy.stats import norm, t
 
 from priors.real.preprocessing import TargetScale
-from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers
-from tabicl_train.evaluation.suites import Source, Split, Task
+from tabicl_train.evaluation.suites import Source, Split, Task, refuse_folder
 
 QUERY_ROWS = 500
 SIZES = (50, 200, 800)  # labeled rows
@@ -248,8 +247,7 @@ class ProbeSource(Source):
 
 def probes(folder: str | None, numbers: bool) -> list[Source]:
     """List the probes for classes or numbers, each at its three sizes."""
-    if folder is not None:
-        raise ConfigError([f"folder is {folder!r}; suite=probes reads no folder, suite=folder does"])
+    refuse_folder("probes", folder)
     found: list[Source] = []
     for kind, probe in KINDS.items():
         if numbers and not probe.for_numbers:

@@ -227,12 +227,10 @@ class Ensemble(BaseEstimator):
         padding = np.repeat(numbers[-1:], -len(numbers) % size, axis=0)  # as in `_passes`
         (queries,) = self._rows(self._tables(np.concatenate([numbers, padding])), first)
 
-        kind = self.device_.type
-        # As in `_passes`: autocast is set for each thread.
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        dtype = autocast_dtype(self.device_)
 
         def represent_some(rows: torch.Tensor) -> np.ndarray:
-            with torch.autocast(kind, dtype, dtype is not None):
+            with torch.autocast(self.device_.type, dtype, dtype is not None):
                 found = represent(self.network_, state, pack_of_queries([rows]), tokens)
             return found.float().cpu().numpy()
 
@@ -254,8 +252,7 @@ class Ensemble(BaseEstimator):
         (together, size), kept, tokens = self._sizes(num_classes)
         plan = plan_passes(len(self.members_), len(numbers), together, size)
         device = self.device_
-        # Autocast is set for each thread, so each pass sets that of the caller again.
-        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        dtype = autocast_dtype(device)
 
         padding = np.repeat(numbers[-1:], plan.padding, axis=0)
         queries = self._tables(np.concatenate([numbers, padding]))
@@ -419,6 +416,13 @@ def refuse_complex(values: Any, name: str) -> None:
         is_complex = any(isinstance(value, complex | np.complexfloating) for value in array.ravel())
     if is_complex:
         raise ValueError(f"Complex data not supported: {name} has complex numbers; give real and imaginary parts")
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return autocast's dtype in this thread, which other threads must set again; None without autocast."""
+    if not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
 
 
 @contextlib.contextmanager
