@@ -208,12 +208,12 @@ class Muon(MuonAdamW):
 
 
 class MuonAll(MuonAdamW):
-    """Muon for everything, as published for TabICLv2."""
+    """Muon for everything, as published for TabICLv2, except single numbers, of which it would take the sign."""
 
     @staticmethod
     def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
-        """Return the kind of group of all parameters."""
-        return "muon"
+        """Return the kind of group of a parameter."""
+        return "adamw" if parameter.ndim == 0 else "muon"
 
 
 class AdamW(MuonAdamW):

@@ -48,6 +48,7 @@ def beyond_public(config: TabICLConfig) -> list[str]:
         return [f"model.family={family_name(type(config))}"]
     found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
     found += ["model.missing_values=true"] if config.missing_values else []
+    found += ["model.residual_scalars=true"] if config.residual_scalars else []  # unless `export` has folded them
     rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}
     return found + [f"model.{name}={rule}" for name, rule in rules.items() if register.scaling[rule].public is None]
 

@@ -26,6 +26,7 @@ from priors.folders import without_folders
 from tabicl_train import register
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.attention import fold_scalars
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
@@ -260,23 +261,28 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     if problem := different_functions(network):
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
+    exported = network
+    if getattr(pretrained.config, "residual_scalars", False):
+        plain: Any = replace(pretrained.config, residual_scalars=False)  # type: ignore[type-var]  # a dataclass
+        pretrained = replace(pretrained, config=plain, tensors=fold_scalars(pretrained.tensors))
+        exported = build_network(pretrained)
 
     checked = False
 
-    def check(written: Path) -> None:
+    def check(path: Path) -> None:
         nonlocal checked
         checked = True
         try:
-            problem = disagreement(network, chosen.predictor(written), chosen.tolerance)
+            problem = disagreement(network, chosen.predictor(path), chosen.tolerance)
         except ConfigError as error:  # names the temporary file
-            problem = "; ".join(error.problems).replace(f"{written}: ", "").replace(str(written), "it")
+            problem = "; ".join(error.problems).replace(f"{path}: ", "").replace(str(path), "it")
         if problem:
             raise ConfigError([f"{output} is not written: {problem}"])
 
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
-        loads = chosen.entry(pretrained, network, Path(output), check)
+        loads = chosen.entry(pretrained, exported, Path(output), check)
         if not checked:
             try:
                 check(Path(output))
