@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -97,3 +99,29 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
 
     transposed = columns.T.contiguous().numpy()  # (M, N)
     return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
+
+
+def use_again(table: Table, rng: np.random.Generator) -> Table:
+    """Return a table with other permutations of its columns, rows and classes, for a second use."""
+    # Rows are permuted as a whole, so that others are labeled, unless no permutation leaves the same classes in both
+    # parts, or cells that were missing hold the mean of the labeled rows.
+    columns = torch.from_numpy(rng.permutation(table.X.shape[1]))
+    y = table.y
+    if table.num_classes:
+        y = torch.from_numpy(rng.permutation(table.num_classes))[y]
+    is_filled = table.missing > 0 and not table.X.isnan().any()
+    rows = None if is_filled else other_split(y.numpy(), table.num_classes, table.train_size, rng)
+    if rows is None:
+        queries = len(y) - table.train_size
+        rows = np.concatenate([rng.permutation(table.train_size), table.train_size + rng.permutation(queries)])
+    order = torch.from_numpy(rows)
+    return replace(table, X=table.X[order][:, columns].contiguous(), y=y[order])
+
+
+def other_split(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
+    """Find a permutation of the rows that is a valid split; None if none of 10 is. Any is for a numeric target."""
+    for _ in range(SPLIT_ATTEMPTS):
+        rows = rng.permutation(len(labels))
+        if num_classes == 0 or is_valid_split(labels[rows], num_classes, train_size):
+            return rows
+    return None

@@ -22,6 +22,11 @@ IMBALANCE = 1.05  # allowed cost of the slowest rank over the lower bound; a fin
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
+# With two uses of a table, steps of a stage alternate by BLOCK: new tables, then those of DISTANCE steps before. The
+# same worker has drawn them if the number of workers is 1, 2, 3, 4, 6 or 12, which divide the distance. With longer
+# blocks a worker would be idle, since it is only a few steps ahead (stream.prefetch).
+BLOCK, DISTANCE = 4, 12
+
 
 @dataclass(frozen=True)
 class Group:
@@ -47,6 +52,7 @@ class StepPlan:
     tables: int
     groups: tuple[Group, ...]
     pack_tokens: int  # the token budget of a pack
+    source: int  # the step that the tables were drawn for, another one if this is their second use
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
         """Divide the tables of one rank into passes through the model, shorter tables first."""
@@ -145,21 +151,33 @@ def learning_rate(stage: StageConfig, step: int) -> float:
 
 def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:
     """Plan the tables of a step."""
-    name, stage, _ = stage_at(curriculum, step)
-    rng = rng_at(seed, step, "step plan")
+    name, stage, stage_step = stage_at(curriculum, step)
+    source = step - DISTANCE if is_second_use(stage, stage_step) else step
+    rng = rng_at(seed, source, "step plan")
     family = family_of(model)
     groups = []
     for first in range(0, stage.tables, stage.group_size):
         tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
         spec = replace(
             draw_spec(stage, model.max_classes, rng),
-            group_seed=(seed, step, first),
+            group_seed=(seed, source, first),
             keeps_missing=model.missing_values,
         )
         cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
         tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
         groups.append(Group(spec, tables, cost, tokens))
-    return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens)
+    return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens, source)
+
+
+def is_second_use(stage: StageConfig, stage_step: int) -> bool:
+    """Whether a step of a stage uses the tables of DISTANCE steps before again."""
+    return stage.uses == 2 and stage_step >= DISTANCE and stage_step % (2 * BLOCK) >= BLOCK
+
+
+def has_second_use(curriculum: CurriculumConfig, step: int) -> bool:
+    """Whether the tables of a step are used again DISTANCE steps later."""
+    _, stage, stage_step = stage_at(curriculum, step)
+    return stage_step + DISTANCE < stage.steps and is_second_use(stage, stage_step + DISTANCE)
 
 
 def cap_features(rows: int, features: int) -> int:

@@ -353,8 +353,14 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """Flatten a configuration to dotted names, with the defaults of its prior's options."""
-    return flatten(values | {"prior": completed(values["prior"])})
+    """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older."""
+    curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
+    stage = dataclasses.asdict(StageConfig())
+    stages = {name: stage | settings for name, settings in curriculum["stages"].items()}
+    parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
+    with contextlib.suppress(ConfigError):  # of a plug-in that is not loaded
+        parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
+    return flatten(values | parts)
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

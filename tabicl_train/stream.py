@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from priors import Prior, Table, TableSpec
+from priors.finish import use_again
+from priors.random import rng_at
 from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
-from tabicl_train.curriculum import plan_step
+from tabicl_train.curriculum import DISTANCE, StepPlan, has_second_use, plan_step
 from tabicl_train.model.config import family_of
 from tabicl_train.model.counting import Costs, use_costs
 from tabicl_train.model.family import NetworkConfig
@@ -52,6 +54,7 @@ class StepStream:
     ranks: int = 1
     keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
     costs: Costs | None = None  # of a network without formulas
+    kept: dict[tuple[int, int], Table] = field(default_factory=dict, init=False)  # for a second use, by step and number
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -67,8 +70,9 @@ class StepStream:
             tables = []
             for spec, index in ((group.spec, index) for group in groups for index in group.tables):
                 drawing(index)
-                tables.append(draw_table(self.prior, spec, self.seed, step, index))
-                item.rejections.update(tables[-1].rejections)
+                tables.append(self.table(plan, spec, index))
+                if plan.source == step:
+                    item.rejections.update(tables[-1].rejections)
                 if (source := tables[-1].source) is not None:
                     item.sources[source, len(tables[-1].y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
@@ -76,7 +80,27 @@ class StepStream:
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
+        self.kept = {address: table for address, table in self.kept.items() if address[0] > step - DISTANCE}
         return item
+
+    def table(self, plan: StepPlan, spec: TableSpec, index: int) -> Table:
+        """Return a table of a step; what has a second use is kept for it."""
+        first = self.kept.get((plan.source, index))
+        if first is None:
+            first = draw_table(self.prior, spec, self.seed, plan.source, index)
+            if plan.source == plan.step and has_second_use(self.curriculum, plan.step):
+                self.kept[plan.step, index] = replace(first, plan=None)  # which may be larger than the table
+        return as_used(first, plan, self.seed, index)
+
+
+def planned_table(prior: Prior, plan: StepPlan, spec: TableSpec, seed: int, index: int) -> Table:
+    """Draw a table of a step, as it is used there."""
+    return as_used(draw_table(prior, spec, seed, plan.source, index), plan, seed, index)
+
+
+def as_used(table: Table, plan: StepPlan, seed: int, index: int) -> Table:
+    """Return a table as a step uses it: as it was drawn, or for its second use."""
+    return table if plan.source == plan.step else use_again(table, rng_at(seed, plan.step, index, "second use"))
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:

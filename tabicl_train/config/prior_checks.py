@@ -85,7 +85,19 @@ def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression
             continue
         for key, rows in stage.row_ranges.items():
             problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
+        if stage.uses > 1 and not can_be_permuted(mixed):
+            why = "which needs synthetic tables whose columns may have any order"
+            problems.append(f"stages.{name}.uses is {stage.uses}, {why}")
     return problems
+
+
+def can_be_permuted(prior: Prior) -> bool:
+    """Whether the columns and rows of all tables may be permuted: no real rows stay apart, no order has a meaning."""
+    from priors.mix_scm import MixSCM
+    from priors.real import real_tables
+
+    components = list(prior.priors.values()) if isinstance(prior, MixSCM) else [prior]
+    return real_tables(prior) is None and not any(component.raw for component in components)
 
 
 def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:

@@ -107,6 +107,10 @@ class StageConfig:
     the features whatever the rows are."""
     tables: int = 64
     """Tables of one optimizer step, over all processes."""
+    uses: int = 1
+    """How often a table is used, 1 or 2. With 2, about half of the steps use the tables of twelve steps before again,
+    with other permutations of columns, rows (so that other rows are labeled) and classes. It saves time where drawing
+    limits training; a worker that has not drawn a table itself, as after a resume, draws it again."""
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
     pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
@@ -155,6 +159,7 @@ class StageConfig:
             if len(band) != 3 or not (band[0] > 0 and 0 < band[1] <= band[2] < math.inf):
                 rule = "[weight, lowest, highest], all positive and in this order"
                 problems.append(f"features_per_row has {list(band)}; a band must be {rule}")
+        problems += within(1, 2, uses=self.uses)
         problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
         problems += one_of("schedule", self.schedule, SCHEDULES)
         share = self.train_share

@@ -23,21 +23,19 @@ from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.outputs import check_output, input_problems, make_folder, naming
-from tabicl_train.stream import draw_table
+from tabicl_train.stream import planned_table
 
 
 def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[tuple[int, int], Table]]:
     """Yield the first tables of a run, one of each group, and their addresses (step, table)."""
     # changes: of the TableSpec
     prior = build_prior(config.prior)
-    addresses = (
-        (step, group)
-        for step in range(config.total_steps)
-        for group in plan_step(config.curriculum, config.model, config.seed, step).groups
-    )
-    for step, group in tqdm(list(itertools.islice(addresses, count)), unit="table", file=sys.stderr):
+    plans = (plan_step(config.curriculum, config.model, config.seed, step) for step in range(config.total_steps))
+    addresses = ((plan, group) for plan in plans for group in plan.groups)
+    for plan, group in tqdm(list(itertools.islice(addresses, count)), unit="table", file=sys.stderr):
         index = group.tables[0]
-        yield (step, index), draw_table(prior, dataclasses.replace(group.spec, **changes), config.seed, step, index)
+        spec = dataclasses.replace(group.spec, **changes)
+        yield (plan.step, index), planned_table(prior, plan, spec, config.seed, index)
 
 
 def describe(config: RunConfig, args: Any) -> None:
@@ -95,7 +93,7 @@ def show(config: RunConfig, args: Any) -> None:
     spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
     if spec is None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = draw_table(build_prior(config.prior), spec, config.seed, args.step, args.table)
+    table = planned_table(build_prior(config.prior), plan, spec, config.seed, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
@@ -123,6 +121,9 @@ def dump(config: RunConfig, args: Any) -> None:
             f"steps is {args.steps}; it must be a multiple of {SHARD_SIZE}, the steps of a file, or reach the end of "
             f"the run ({config.total_steps} steps)"
         )
+    for name, stage in config.curriculum.stages.items():
+        if stage.uses > 1:
+            problems.append(f"curriculum.stages.{name}.uses is {stage.uses}; set it in the run that reads the tables")
     if problems:
         raise ConfigError(problems)
     make_folder("output", Path(args.output))

@@ -21,7 +21,7 @@ from tabicl_train.process import device_of, open_fabric, set_up_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import build_module
-from tabicl_train.stream import StepStream, draw_table, pack
+from tabicl_train.stream import StepStream, pack, planned_table
 from tabicl_train.train import build_loader
 
 KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback")  # what a run may need of plug-ins
@@ -97,7 +97,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     lines = []
     gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
     for spec, index in ((group.spec, index) for group in plan.groups for index in group.tables):
-        table = draw_table(stream.prior, spec, stream.seed, step, index)
+        table = planned_table(stream.prior, plan, spec, stream.seed, index)
         gradients.flat.zero_()
         with module.precision.autocast(module.device.type):
             alone = pack([table]).to(module.device)

@@ -273,7 +273,7 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
 def sizes_of_tables(config: RunConfig) -> list[tuple]:
     """Return the sizes of the tables of each stage, and their number in a step."""
     stages = config.curriculum.stages.values()
-    return [(stage.row_ranges, stage.features, stage.features_per_row, stage.tables) for stage in stages]
+    return [(stage.row_ranges, stage.features, stage.features_per_row, stage.tables, stage.uses) for stage in stages]
 
 
 def comparable(config: RunConfig, metric: str) -> dict[str, Any]:
