@@ -127,14 +127,12 @@ def test_the_page_of_a_ladder_has_its_figure_and_forecast(plan_of):
         (WIDTHS, "prior: [mlp_scm, tree_scm]", "the points differ in prior, so that their losses are not comparable"),
         ("long: [", "long: [prior=tree_scm, ", "sweep.forecast.long differs from the points in prior; losses are not"),
         ("long: [", "long: [validation.tables=8, ", "sweep.forecast.long differs from the points in validation.tables"),
-        ("long: [", "long: [model.embed_dm=8, ", "sweep.forecast.long: model.embed_dm: no such setting"),
         (
             "scaling_law: true",
             "scaling_law: true\nmetric: loss",
             "sweep.metric is 'loss'; it needs a loss of validation",
         ),
         ("scaling_law: true", "scaling_law: false", "forecast names runs, but scaling_law is false"),
-        ("scaling_law: true", "scaling_law: true\nsampler: random", "but sampler is 'random'; it needs a grid"),
     ],
 )
 def test_what_has_no_law_is_refused_before_the_runs(plan_of, old, new, problem):
