@@ -23,7 +23,7 @@ LEAST_ROWS = 5  # of a category that has a place in an order by targets, and of 
 MANY_LEVELS = 30
 FOLDS = 5  # of the labeled rows, whose effects of levels are computed from the other folds
 LEAST_SHARE = 0.05  # of the variance of the target that levels are taken to explain
-CHANCE = 0.05  # probability that missing values unrelated to the target get an indicator, in a table
+CHANCE = 0.01  # probability that missing values unrelated to the target get an indicator, in a table
 TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
@@ -108,7 +108,7 @@ class FeatureEncoder:
         """Columns of `transform` that make a table; members of an ensemble take turns.
 
         They are with and without the order by targets if there is such a copy. If there are effects or indicators, half
-        of the views have them, crossed with the order.
+        of the views have the ones, the others the other ones, both crossed with the order.
         """
         width = max(len(self.varying), 1)
         plain = np.arange(width)
@@ -116,14 +116,20 @@ class FeatureEncoder:
         by_target[list(self.ranks)] = np.arange(width, width + len(self.ranks))
         if not self.effects and not self.indicators:
             return [by_target, plain] if self.ranks else [plain]
-        effects, indicators = np.split(np.arange(len(self.effects) + len(self.indicators)), [len(self.effects)])
+        first = width + len(self.ranks)
+        indicators = first + len(self.effects) + np.arange(len(self.indicators))
 
-        def extended(view: np.ndarray) -> np.ndarray:
+        def with_effects(view: np.ndarray) -> np.ndarray:
             view = view.copy()
-            view[list(self.effects)] = width + len(self.ranks) + effects
-            return np.append(view, width + len(self.ranks) + indicators)
+            view[list(self.effects)] = first + np.arange(len(self.effects))
+            return view
 
-        return [extended(by_target), plain, by_target, extended(plain)]
+        return [
+            with_effects(by_target),
+            np.append(plain, indicators),
+            np.append(by_target, indicators),
+            with_effects(plain),
+        ]
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
         """float64 (rows, columns that vary among labeled rows, copies and indicators); zeros if no column varies"""
