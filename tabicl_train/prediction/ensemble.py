@@ -142,7 +142,7 @@ class Ensemble(BaseEstimator):
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
         warn_of_resemblances(X, self.encoder_.kinds)
         warn_of_identifiers(X, self.encoder_.kinds)
-        self.X_ = self.encoder_.transform(X)
+        self.X_ = self.encoder_.crossfitted(self.encoder_.transform(X), target)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self._norm_methods}
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
@@ -307,7 +307,7 @@ class Ensemble(BaseEstimator):
         """Return members and query rows of a pass, members whose state is kept, and tokens in memory at a time."""
         # They depend only on the fitted estimator. Half of the memory is for what `encode` keeps.
         network, config = type(self.network_), self.network_.config
-        n, features = len(self.X_), len(self.members_[0].features)
+        n, features = len(self.X_), max(len(member.features) for member in self.members_)
         embedding = network.embedding_width(config)
         width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
         memory = self.memory_gb * 2**30 / 2
