@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import made_openml
 import own_tables
 import pytest
 from command_line import command
@@ -107,6 +108,8 @@ class Reader:
         (tables / "tasks.csv").write_text("item,target\ntable0.csv,label\n")
         for number, name in enumerate(("train", "test")):
             own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
+        if any("suite=openml" in line for line in self.lines):
+            made_openml.write_protocols(folder / "openml_cache")
         for name, text in files(page).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)

@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
+from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.figures import (
@@ -332,7 +332,7 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
         "first": first,
         "tasks": counting["data"].nunique(),
         "outside": outside,
-        "summary": summarize(counting).rename(columns=column_name),
+        "summary": add_elo(summarize(counting), counting).rename(columns=column_name),
         "figure": draw_scores(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),
