@@ -40,7 +40,7 @@ WARMUP = 0.1  # least share of the steps of a suggested stage over which its lea
 
 # Names of differences that are no options.
 STREAM = "the version of the table stream"
-REAL_TABLES = "the hash of the real tables"
+REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
 CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
 
@@ -84,7 +84,7 @@ class ResumePoint:
         """Return why a rank with this seed, which sees these real tables, cannot take part."""
         problems = [f"seed is {seed}, that of rank 0 {self.seed}"] if seed != self.seed else []
         if real_tables != self.real_tables:
-            problems.append("the real tables of the prior are others than on rank 0")
+            problems.append("the tables in the files of the prior are others than on rank 0")
         return problems
 
 

@@ -150,7 +150,7 @@ def test_an_option_that_a_prior_no_longer_has_is_named(composed, capsys):
     assert "changed   prior.spice was 2; there is no such setting now" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["version of the table stream", "hash of the real tables"])
+@pytest.mark.parametrize("what", ["version of the table stream", "hash of the tables in files"])
 def test_other_tables_are_another_run(what, composed, capsys):
     content = content_of(composed)
     content["run"]["stream_version" if "stream" in what else "real_tables"] = 99
