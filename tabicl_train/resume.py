@@ -20,6 +20,8 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
+from tabicl_train import register
+from tabicl_train.config import optimizers
 from tabicl_train.config.build import default_of
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.plain_values import flatten, steps_of_stages
@@ -260,6 +262,10 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
         return severity_of_model(option, settings_of(values["model"]))
     if section == "prior":
         return severity_of(option, priors.prior_class(values["prior"]["name"]), Severity.REFUSED)
+    if section == "optimizer" and option != "name":
+        return severity_of(option, optimizers.settings_of(values["optimizer"]["name"]))
+    if section == "objective" and option != "name" and values["objective"] is not None:
+        return severity_of(option, register.objective[values["objective"]["name"]], Severity.REFUSED)
     if key.startswith(f"{STAGES}."):
         _, _, stage, option = key.split(".", 3)
         return severity_of(option, StageConfig, Severity.REFUSED) if stage in started else Severity.TOLD
