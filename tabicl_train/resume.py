@@ -46,16 +46,6 @@ REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
 CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
 
-# What another hash of a plug-in means for a run, by the kinds of parts that it uses of the plug-in.
-PARTS_OF_PLUGINS = {
-    "prior": Severity.REFUSED,
-    "network": Severity.REFUSED,
-    "scaling": Severity.REFUSED,
-    "objective": Severity.REFUSED,
-    "optimizer": Severity.REFUSED,
-    "callback": Severity.WARNING,
-}
-
 STAGES = "curriculum.stages"
 
 # The beginnings of options in a refusal, from those that say most; the stages that have begun follow them.
@@ -256,7 +246,7 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
     if key.startswith(PLUGIN):
         return Severity.REFUSED
     if key.startswith(CALLBACKS):
-        return PARTS_OF_PLUGINS["callback"]
+        return Severity.WARNING
     section, _, option = key.partition(".")
     if section == "model":
         return severity_of_model(option, settings_of(values["model"]))
@@ -351,9 +341,8 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
     hashes = {}
     for record in records:
-        severities = [PARTS_OF_PLUGINS.get(kind, Severity.REFUSED) for kind, _ in record["uses"]]
-        is_refused = any(severity.is_refused for severity in severities)
-        what = PLUGIN if is_refused else CALLBACKS
+        has_callbacks_only = all(kind == "callback" for kind, _ in record["uses"])
+        what = CALLBACKS if has_callbacks_only else PLUGIN
         hashes[what + record["module"]] = record["sha256"][:16]
     return hashes
 
