@@ -62,6 +62,7 @@ LESS = {
     "tabicl-train --version": [],
     "tabicl-train preflight=true": ["preflight_steps=2"],
     "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.real_rows=50"],
+    "tabicl-train prior=hdf5": ["trainer.max_steps=2"],
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,
     "tabicl-train experiment=demo_regression": TRAIN_LESS,

@@ -208,6 +208,26 @@ class CurriculumConfig:
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
 
+    def tables_before(self, step: int) -> int:
+        """Count the tables of all steps before a step."""
+        tables = 0
+        for stage in self.stages.values():
+            steps = min(step, stage.steps)
+            tables += steps * stage.tables
+            step -= steps
+        return tables
+
+    def whole_steps(self, tables: int) -> int:
+        """Count the steps, from the first one on, for which so many tables are enough."""
+        steps = 0
+        for stage in self.stages.values():
+            possible = min(tables // stage.tables, stage.steps)
+            steps += possible
+            tables -= possible * stage.tables
+            if possible < stage.steps:
+                break
+        return steps
+
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""
         if self.start in self.stages:
