@@ -226,7 +226,7 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
 
 
 def test_yardsticks(run, tmp_path):
-    """Two seeds whose means are 0.7 and 0.8, beside the better one of two baselines, on two probes of two tasks each."""
+    """Two seeds with the means 0.7 and 0.8 beside the better one of two baselines, on two probes of two tasks each."""
     tasks = ["xor (50)", "xor (200)", "lookup (50)", "lookup (200)"]
     baselines = {"random forest": [0.5, 0.5, 0.7, 0.7], "CatBoost": [0.5, 0.5, 0.6, 0.6], "possible": [0.9] * 4}
     for seed, of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
