@@ -1,4 +1,4 @@
-"""What synthetic tables may share with real ones: missing values, and odd values and rows; off by default."""
+"""What synthetic tables may share with real ones: irrelevant columns, missing values, odd values; off by default."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ COPIED_SHARES = (0.02, 0.4)  # of the rows
 SLOPES = (1.0, 10.0)  # of the log weight of becoming a query row, from the lowest rank to the highest
 DIRECTION_COLUMNS = 5  # of a direction, at most
 LOOKED_AT = 50  # rows by which numbers are told from categories
+LEVELS = (10, 200)  # of a category, by strength
+ROWS_OF_LEVEL = 3  # on average at least, as a level of a single row has nothing to say about others
+RELEVANT_SHARES = (0.7, 0.06)  # of the columns, by strength: 2 of 32 for the strongest
+FEWEST_FEATURES = 4  # of a table that gets irrelevant columns
+PERMUTATIONS = 3  # of the rows of copied columns; columns with the same one depend on each other
 STRETCHES = (0.5, 2.0)  # factors in the hyperbolic sine, by strength; near the mean it changes little
 LOG_STDS = (0.4, 1.6)  # standard deviations of the logarithm
 STEPS = (0.03, 1.0)  # between rounded values, in standard deviations
@@ -37,6 +42,11 @@ Change = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
 class Realism:
     """What synthetic tables may have in common with real ones; priors/README.md explains and shows it."""
 
+    irrelevant: float = 0.0
+    """Probability that columns of a table say nothing about its target, from a third of them to nearly all."""
+    levels: float = 0.0
+    """Probability that numeric columns of a table become categories of 10 to 200 levels, in no order or in the order of
+    their mean target."""
     missing: float = 0.0
     """Probability that cells of a table are missing: at random, by value, or in blocks."""
     tails: float = 0.0
@@ -85,13 +95,16 @@ class Changes:
     def planned(self) -> TableSpec:
         """What the prior is to plan and compute."""
         rows = self.spec.num_rows * (DRAWN_ROWS if "imbalance" in self.strengths else 1)
-        return replace(self.spec, num_rows=rows)
+        features = self.spec.num_features
+        if "irrelevant" in self.strengths and features >= FEWEST_FEATURES:
+            features = max(1, round(features * between(RELEVANT_SHARES, self.strengths["irrelevant"])))
+        return replace(self.spec, num_rows=rows, num_features=features)
 
     def change(
         self, columns: torch.Tensor, target: torch.Tensor, num_classes: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Change what Prior.execute returns."""
-        raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec.num_rows, self.spec.train_size)
+        raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec)
         for name, change in CHANGES.items():
             if name in self.strengths:
                 self.applied.append(change(raw, self.strengths[name], rng_at(self.seed, f"realism {name}")))
@@ -116,13 +129,22 @@ class Changes:
 
 @dataclass
 class Raw:
-    """Columns float32 (N, M) and target (N,) as a prior computes them, and the sizes of the finished table."""
+    """Columns float32 (N, M) and target (N,) as a prior computes them, and what is asked of the finished table."""
 
     columns: np.ndarray
     target: np.ndarray
     num_classes: int
-    num_rows: int
-    train_size: int
+    spec: TableSpec
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the finished table."""
+        return self.spec.num_rows
+
+    @property
+    def train_size(self) -> int:
+        """Labeled rows of the finished table, which come first."""
+        return self.spec.train_size
 
     def take(self, rows: np.ndarray) -> None:
         """Keep these rows, in this order."""
@@ -156,6 +178,81 @@ def unbalance(raw: Raw, strength: float, rng: np.random.Generator) -> str:
         keys[np.flatnonzero(raw.target == label)[:KEPT_CLASS_ROWS]] = np.inf
     raw.take(np.sort(np.argpartition(-keys, raw.num_rows)[: raw.num_rows]))
     return f"rows kept by class in the ratio {', '.join(f'{w:.2g}' for w in np.exp(log_weights))}"
+
+
+def make_levels(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Cut some numeric columns into levels with shuffled codes, or with codes in the order of the mean target.
+
+    A level so has an effect of its own, and many levels have few rows. The order of the mean target, over the labeled
+    rows, is what estimators give to categories in half of the members: rare levels look better than they are there.
+    """
+    most = max(2, raw.num_rows // ROWS_OF_LEVEL)
+    levels = min(round(between(LEVELS, strength)), most)
+    picked = some_columns(raw.columns.shape[1], rng.uniform(0.1, 0.5), rng)
+    picked = picked[is_numeric(raw.columns[:, picked])]
+    by_target = rng.random() < 0.5
+    outcome = raw.target
+    if raw.num_classes:  # one class beside the others
+        outcome = (raw.target == rng.integers(raw.num_classes)).astype(np.float32)
+    for column in picked:
+        values = raw.columns[:, column]
+        # Levels end at the values of random rows, so their sizes differ as those of real categories do.
+        ends = np.sort(rng.choice(values, levels - 1))
+        codes = rng.permutation(levels)[np.searchsorted(ends, values)]
+        if by_target:
+            codes = rank_levels(codes, outcome, raw.train_size, levels)
+        raw.columns[:, column] = codes
+    if len(picked) == 0:
+        return "no numeric column became levels"
+    order = "by mean target" if by_target else "in no order"
+    return f"columns {', '.join(map(str, picked))} became {levels} levels {order}"
+
+
+def rank_levels(codes: np.ndarray, outcome: np.ndarray, train_size: int, levels: int) -> np.ndarray:
+    """Number levels (N,) in the order of their mean outcome (N,) over the labeled rows."""
+    labeled = codes[:train_size]
+    rows = np.bincount(labeled, minlength=levels)
+    totals = np.bincount(labeled, weights=outcome[:train_size], minlength=levels)
+    overall = outcome[:train_size].mean()
+    means = np.where(rows > 0, totals / np.maximum(rows, 1), overall)  # a level without labeled rows is average
+    ranks = np.empty(levels, np.int64)
+    ranks[np.argsort(means, kind="stable")] = np.arange(levels)
+    return ranks[codes]
+
+
+def add_irrelevant(raw: Raw, strength: float, rng: np.random.Generator) -> str:
+    """Append columns that say nothing about the target, up to the number of features that is asked for.
+
+    Half of them are copies of the other columns with their rows permuted, so that no marginal distribution tells which
+    columns matter; the others are noise.
+    """
+    rows, relevant = raw.columns.shape
+    number = raw.spec.num_features - relevant
+    if number <= 0:
+        return "no irrelevant columns in a table of few"
+    permutations = [rng.permutation(rows) for _ in range(PERMUTATIONS)]
+    added = np.empty((rows, number), np.float32)
+    for column in range(number):
+        if rng.random() < 0.5:
+            order = permutations[rng.integers(PERMUTATIONS)]
+            added[:, column] = raw.columns[order, rng.integers(relevant)]
+        else:
+            added[:, column] = draw_noise(rows, rng)
+    raw.columns = np.concatenate([raw.columns, added], axis=1)
+    return f"columns {relevant} to {relevant + number - 1} are irrelevant"
+
+
+def draw_noise(rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw a column (rows,): normal, uniform, exponential, or codes of 2 to 10 categories."""
+    kind = rng.integers(4)
+    if kind == 0:
+        return rng.standard_normal(rows)
+    if kind == 1:
+        return rng.random(rows)
+    if kind == 2:
+        return rng.exponential(size=rows)
+    shares = rng.dirichlet(np.ones(rng.integers(2, 11)))
+    return rng.choice(len(shares), rows, p=shares).astype(np.float64)
 
 
 def duplicate(raw: Raw, strength: float, rng: np.random.Generator) -> str:
@@ -207,9 +304,8 @@ def change_columns(raw: Raw, strength: float, rng: np.random.Generator, changes:
     """Apply one of the changes to each of some numeric columns, standardized; the others stay as they are."""
     picked = some_columns(raw.columns.shape[1], rng.uniform(0.2, 1.0), rng)
     kinds = rng.integers(len(changes), size=len(picked))
-    first = np.sort(raw.columns[:LOOKED_AT, picked], axis=0)
-    is_numeric = (np.diff(first, axis=0) > 0).sum(0) >= len(first) // 2
-    picked, kinds = picked[is_numeric], kinds[is_numeric]
+    numeric = is_numeric(raw.columns[:, picked])
+    picked, kinds = picked[numeric], kinds[numeric]
     values = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()  # (N, K)
     texts = []
     for kind, change in enumerate(changes):
@@ -218,6 +314,13 @@ def change_columns(raw: Raw, strength: float, rng: np.random.Generator, changes:
             raw.columns[:, picked[own]] = change(values[:, own], strength, rng)
             texts.append(f"{change.__name__.replace('_', ' ')}: columns {', '.join(map(str, picked[own]))}")
     return "; ".join(texts) or "no numeric column changed"
+
+
+def is_numeric(columns: np.ndarray) -> np.ndarray:
+    """Which of the columns (N, K) have numbers, not categories, bool (K,): most of their first values differ."""
+    first = np.sort(columns[:LOOKED_AT], axis=0)
+    different: np.ndarray = (np.diff(first, axis=0) > 0).sum(0)
+    return different >= len(first) // 2
 
 
 def between(bounds: tuple[float, float], strength: float) -> float:
@@ -296,6 +399,8 @@ def fill(X: np.ndarray, missing: np.ndarray, train_size: int) -> None:
 
 CHANGES = {  # of a raw table, in this order
     "imbalance": unbalance,
+    "levels": make_levels,
+    "irrelevant": add_irrelevant,
     "tails": make_tails_heavy,
     "rounding": round_numbers,
     "duplicates": duplicate,

@@ -167,6 +167,14 @@ def cap_features(rows: int, features: int) -> int:
     return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
 
 
+def draw_features(stage: StageConfig, rows: int, rng: np.random.Generator) -> int:
+    """Draw the number of features of a table with so many rows, by the stage's bands of features per row."""
+    weights = np.array([weight for weight, _, _ in stage.features_per_row])
+    _, low, high = stage.features_per_row[rng.choice(len(weights), p=weights / weights.sum())]
+    per_row = math.exp(rng.uniform(math.log(low), math.log(high)))
+    return min(max(round(rows * per_row), stage.features[0]), stage.features[1])
+
+
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
     """Draw rows, split, width and mixture of one group."""
     low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
@@ -175,7 +183,10 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     else:
         rows = int(rng.integers(low, high + 1))
     rows = min(max(rows, low), high)
-    features = int(rng.integers(stage.features[0], stage.features[1] + 1))
+    if stage.features_per_row:
+        features = draw_features(stage, rows, rng)
+    else:
+        features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
     # A class needs a labeled and a query row, so a small side of the split limits their number.

@@ -22,6 +22,7 @@ documentation.py  the help and configs/README.md
 from __future__ import annotations
 
 import glob
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,10 @@ class StageConfig:
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
     """Range [lowest, highest] of the number of features, drawn uniformly."""
+    features_per_row: list[list[float]] = field(default_factory=list)
+    """Bands [weight, lowest, highest] of the number of features divided by that of the rows, each log-uniform; the
+    number stays within `features`. [[0.7, 0.01, 0.06], [0.2, 0.06, 0.15], [0.1, 0.15, 0.5]] is LightPFN's. [] draws
+    the features whatever the rows are."""
     tables: int = 64
     """Tables of one optimizer step, over all processes."""
     group_size: int = 4
@@ -150,6 +155,10 @@ class StageConfig:
         problems += at_least(1, pack_tokens=self.pack_tokens) + at_least(0, checkpoint_rows=self.checkpoint_rows)
         problems += ordered_pair("rows", self.rows, MIN_ROWS) + ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         problems += ordered_pair("features", self.features, 1)
+        for band in self.features_per_row:
+            if len(band) != 3 or not (band[0] > 0 and 0 < band[1] <= band[2] < math.inf):
+                rule = "[weight, lowest, highest], all positive and in this order"
+                problems.append(f"features_per_row has {list(band)}; a band must be {rule}")
         problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
         problems += one_of("schedule", self.schedule, SCHEDULES)
         share = self.train_share

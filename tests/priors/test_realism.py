@@ -17,9 +17,11 @@ from priors.realism import (
     RATES,
     Raw,
     Realism,
+    add_irrelevant,
     draw_missing,
     duplicate,
     fill,
+    make_levels,
     make_tails_heavy,
     ranks,
     round_numbers,
@@ -38,7 +40,8 @@ def raw_table(rows: int = 2000, num_classes: int = 3, seed: int = 0, num_rows: i
     columns = rng.standard_normal((rows, 5)).astype(np.float32)
     columns[:, 4] = rng.integers(0, 3, rows)
     target = rng.integers(0, num_classes, rows) if num_classes else columns[:, 0] + 1
-    return Raw(columns, target, num_classes, num_rows or rows, (num_rows or rows) // 2)
+    finished_rows = num_rows or rows
+    return Raw(columns, target, num_classes, TableSpec(finished_rows, finished_rows // 2, 5))
 
 
 def kurtosis(x: np.ndarray) -> np.ndarray:
@@ -78,6 +81,49 @@ def test_rounded_columns_have_few_values_near_the_ones_they_had():
                 counts.append(len(np.unique(raw.columns[:, j])))
         distinct[strength] = np.array(counts)
     assert distinct[0.0].max() < 1200 and np.median(distinct[1.0]) < 60 < np.median(distinct[0.0])
+
+
+def test_levels_are_groups_of_neighboring_values_and_never_see_the_target_of_query_rows():
+    orders = set()
+    for seed in range(30):
+        raw, before = raw_table(seed=seed), raw_table(seed=seed).columns
+        other = raw_table(seed=seed)
+        other.target[other.train_size :] = rng_at("other", seed).permutation(other.target[other.train_size :])
+        text = make_levels(raw, 0.5, rng_at("levels", seed))
+        make_levels(other, 0.5, rng_at("levels", seed))
+        np.testing.assert_array_equal(raw.columns, other.columns)
+        assert (raw.columns[:, 4] == before[:, 4]).all()  # it is a category already
+        for j in np.flatnonzero((raw.columns != before).any(0)):
+            codes = raw.columns[np.argsort(before[:, j]), j]
+            assert 20 < len(np.unique(codes)) <= 45
+            assert (np.diff(codes) != 0).sum() == len(np.unique(codes)) - 1  # each level is one interval of values
+            if "by mean target" in text:
+                labeled, labels = raw.columns[: raw.train_size, j], raw.target[: raw.train_size]
+                means = [[(labels[labeled == code] == k).mean() for code in np.unique(labeled)] for k in range(3)]
+                orders.add("by target")
+                assert any((np.diff(of_class) >= 0).all() for of_class in means)
+            else:
+                orders.add("shuffled")
+                assert abs(np.corrcoef(raw.columns[:, j], before[:, j])[0, 1]) < 0.7
+    assert orders == {"by target", "shuffled"}
+
+
+def test_irrelevant_columns_are_independent_of_the_target_and_of_the_others():
+    spec = TableSpec(2000, 1000, 40, 2)
+    changes = Realism(irrelevant=1.0, strength=1.0).draw(spec, (0, 0))
+    assert changes.planned.num_features == 2
+    correlations = []
+    for seed in range(10):
+        rng = rng_at("relevant", seed)
+        columns = rng.standard_normal((2000, 2)).astype(np.float32)
+        raw = Raw(columns, (columns.sum(1) > 0).astype(int), 2, spec)
+        text = add_irrelevant(raw, 1.0, rng_at("irrelevant", seed))
+        assert raw.columns.shape == (2000, 40) and text == "columns 2 to 39 are irrelevant"
+        np.testing.assert_array_equal(raw.columns[:, :2], columns)
+        together = np.column_stack([raw.target, raw.columns])
+        correlations.append(np.corrcoef(together.T)[:3, 3:])
+    scaled = np.concatenate(correlations).ravel() * np.sqrt(2000)
+    assert 0.9 < scaled.std() < 1.1 and np.abs(scaled).max() < 4.5
 
 
 def test_shift_is_seen_in_labeled_and_query_rows_and_grows_with_the_strength():
