@@ -126,7 +126,7 @@ class RetrievalLearner(InContextLearner):
         return self.decoder(queries) + self.retrieval(queries, remembered, y, context.queries)
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
-        """Compute what predictions need of labeled rows: as in `InContextLearner`, and for retrieval keys and labels."""
+        """Compute what predictions need of labeled rows: as in `InContextLearner`, then keys and labels to retrieve."""
         if not self.num_thinking and self.retrieval is None:
             return super().keys(rows, y, context, log_n)
         layout = rows_in_front(context, self.num_thinking, as_queries=True)
