@@ -34,7 +34,7 @@ from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.state import build_module
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.train import build_loader, start_drawing
+from tabicl_train.training import build_loader, start_drawing
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there

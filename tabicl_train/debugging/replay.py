@@ -22,7 +22,7 @@ from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import build_module
 from tabicl_train.stream import StepStream, draw_table, pack
-from tabicl_train.train import build_loader
+from tabicl_train.training import build_loader
 
 KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback")  # what a run may need of plug-ins
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")

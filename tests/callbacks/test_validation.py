@@ -17,8 +17,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from priors.dummy import Dummy
-from tabicl_train import TabICLClassifier
-from tabicl_train import train as training
+from tabicl_train import TabICLClassifier, training
 from tabicl_train.callbacks import scores, validation
 from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.scores import Scored, real_tasks
