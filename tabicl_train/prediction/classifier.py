@@ -26,7 +26,7 @@ from tabicl_train.prediction.predict import decode
 
 __all__ = ["TabICLClassifier"]
 
-FIRST_TEMPERATURE = 1.0  # 0.0019 less log loss than the 0.9 of the `tabicl` package: configs/experiment/records.md
+FIRST_TEMPERATURE = 0.9  # as in the `tabicl` package
 FOLDS = 5
 # Weight of the squared logarithm of the temperature: that of the losses of 5 rows. Without it, perfectly separated
 # classes are predicted with certainty: on 75 real tasks the log loss fell by 0.008 +- 0.007, with it by 0.014 +- 0.002.
@@ -66,8 +66,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     fine_tune : FineTune, optional
         How `fit` trains a copy of the network on the rows it is given.
     softmax_temperature : float or "auto"
-        Logits are divided by it; the `tabicl` package has 0.9. "auto" chooses it in `fit`, which then takes about five
-        times as long: by the loss of labeled rows that are predicted from the others (5-fold cross-validation).
+        Logits are divided by it. "auto" chooses it in `fit`, which then takes about five times as long: by the loss of
+        labeled rows that are predicted from the others (5-fold cross-validation).
     plugins : str or list of str, optional
         Modules and Python files, such as ["./mine.py"], that define the network; `fit` imports them. So does whoever
         unpickles the estimator, and a file that has changed since then is refused.
@@ -83,23 +83,22 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
     Notes
     -----
-    With one estimator, the same normalization and softmax_temperature=0.9, the probabilities agree to 1e-5 with those
-    of the `tabicl` package, except if
+    With one estimator and the same normalization, the probabilities agree to 1e-5 with those of the `tabicl` package,
+    except if
 
     - a value lies about four standard deviations or more from the mean of the labeled rows: here it is clamped to that
       distance, as in the tables that networks are trained on; the package also adds the logarithm of its distance.
       With two labeled rows most rows are that far away, and "quantile" always puts the extremes there;
     - a column has a standard deviation of 0.001 or less: the package adds 1e-6 to it, so that columns in small units
       fade; here units make no difference;
-    - a column has three categories or more, which the package numbers in sorted order;
-    - missing values are related to the target, of which the package tells the network nothing.
+    - a column has three categories or more, which the package numbers in sorted order.
 
     References
     ----------
     .. [1] "TabICL: a tabular foundation model for in-context learning on large data", arXiv 2502.05564.
     """
 
-    softmax_temperature: float | str = FIRST_TEMPERATURE
+    softmax_temperature: float | str = 0.9
     _parameter_constraints: ClassVar[dict[str, list]] = {
         **Ensemble._parameter_constraints,
         "softmax_temperature": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],

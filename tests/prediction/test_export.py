@@ -122,7 +122,7 @@ def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package
         p, q = (regressor.fit(X[:20], y).predict(X[20:]) for regressor in (theirs, ours))
     else:
         theirs = tabicl.TabICLClassifier(**of_package, **options, class_shuffle_method="none")
-        ours = TabICLClassifier(tmp_path / "m", **options, norm_methods=("none",), softmax_temperature=0.9)
+        ours = TabICLClassifier(tmp_path / "m", **options, norm_methods=("none",))
         p, q = (classifier.fit(X[:20], y).predict_proba(X[20:]) for classifier in (theirs, ours))
     assert np.abs(p - q).max() < 1e-5 and np.ptp(p, axis=0).max() > 1e-3
 

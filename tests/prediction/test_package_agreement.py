@@ -25,7 +25,7 @@ def theirs_and_ours(
         model_path=theirs, allow_auto_download=False, n_estimators=1, norm_methods=method,
         feat_shuffle_method="none", class_shuffle_method="none", device="cpu",
     )  # fmt: skip
-    ours = TabICLClassifier(ours, n_estimators=1, norm_methods=(method,), softmax_temperature=0.9, device="cpu")
+    ours = TabICLClassifier(ours, n_estimators=1, norm_methods=(method,), device="cpu")
     n = len(y)
     return theirs.fit(X[:n], y).predict_proba(X[n:]), ours.fit(X[:n] * units, y).predict_proba(X[n:] * units)
 
