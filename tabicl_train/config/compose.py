@@ -541,6 +541,7 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     """Return a composed tree as dataclasses, and its problems."""
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
+    config.curriculum.apply_scales()
     config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
     config.objective = OmegaConf.to_container(tree.objective, resolve=True) if tree.objective is not None else None
     return config, run_problems(config)

@@ -19,8 +19,10 @@ from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import LARGEST_SEED, RunConfig, seed_problems
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.planning import RunSize, size_of
 from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
+from tabicl_train.sweep.scaling_law import too_few
 from tabicl_train.sweep.space import (
     MOST_RUNS,
     Axis,
@@ -34,6 +36,7 @@ from tabicl_train.sweep.space import (
 )
 
 REAL = "real/loss"
+SYNTHETIC = "synthetic/loss"
 
 
 @dataclass
@@ -48,6 +51,9 @@ class Plan:
     config_dir: str | None = None  # the option --config-dir
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
     data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
+    sizes: list[RunSize] = field(default_factory=list)  # of `points`, with sweep.scaling_law
+    forecast: dict[str, RunSize] = field(default_factory=dict)
+    other_tables: list[str] = field(default_factory=list)  # forecasts of runs whose stages draw tables of other sizes
 
     @property
     def points(self) -> list[Point]:
@@ -147,6 +153,8 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
             problems += error.problems
     if len(plan.configs) == len(plan.points):
         check_configs(plan, problems)
+        if plan.sweep.scaling_law:
+            check_ladder(plan, composer, problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return plan
@@ -205,7 +213,9 @@ RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folde
 def check_configs(plan: Plan, problems: list[str]) -> None:
     """Set the metric if none is chosen, and add the problems of configurations as runs of a sweep."""
     sweep, configs = plan.sweep, plan.configs
-    if sweep.metric is None:
+    if sweep.metric is None and sweep.scaling_law:
+        plan.sweep = dataclasses.replace(sweep, metric=SYNTHETIC)
+    elif sweep.metric is None:
         has_real = all(metric_problem(REAL, config) is None for config in configs)
         has_real = has_real and any((compared_data_sets(REAL, configs) or {}).values())
         plan.sweep = dataclasses.replace(sweep, metric=REAL if has_real else "loss")
@@ -231,3 +241,54 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         problems.append(f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}")
     if (plan.folder / "config.yaml").exists():
         problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")
+
+
+def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
+    """Set the sizes of the points and of the forecasts, and add why there would be no scaling law."""
+    metric = plan.sweep.metric or ""
+    first = plan.configs[0]
+    if not metric.endswith("/loss"):
+        problems.append(f"sweep.scaling_law is true, but sweep.metric is {metric!r}; it needs a loss of validation")
+    for config in plan.configs:
+        if (name := difference(first, config, metric)) is not None:
+            what = f"the points differ in {name}, so that their losses are not comparable"
+            problems.append(f"sweep.scaling_law is true, but {what}; give each a sweep of its own")
+    plan.sizes = [size_of(config) for config in plan.configs]
+    tables = [size.tables for size in plan.sizes]
+    if (problem := too_few([size.parameters for size in plan.sizes], tables)) is not None:
+        problems.append(f"sweep.scaling_law is true, but {problem}")
+    for name, settings in plan.sweep.forecast.items():
+        try:
+            config = composer.compose([*settings])
+        except ConfigError as error:
+            problems += [f"sweep.forecast.{name}: {problem}" for problem in error.problems]
+            continue
+        if (key := difference(first, config, metric)) is not None:
+            problems.append(f"sweep.forecast.{name} differs from the points in {key}; losses are not comparable")
+        plan.forecast[name] = size_of(config)
+        if sizes_of_tables(config) != sizes_of_tables(first):
+            plan.other_tables.append(name)
+
+
+def sizes_of_tables(config: RunConfig) -> list[tuple]:
+    """Return the sizes of the tables of each stage, and their number in a step."""
+    stages = config.curriculum.stages.values()
+    return [(stage.row_ranges, stage.features, stage.features_per_row, stage.tables) for stage in stages]
+
+
+def comparable(config: RunConfig, metric: str) -> dict[str, Any]:
+    """Return the settings that must be the same for losses to be comparable, by their names."""
+    settings = {
+        "prior": config.prior,
+        "task": config.model.is_regression,
+        "model.max_classes": config.model.max_classes,
+    }
+    names = ("real_rows",) if metric == REAL else ("rows", "tables", "features")
+    return settings | {f"validation.{name}": getattr(config.validation, name) for name in names}
+
+
+def difference(one: RunConfig, other: RunConfig, metric: str) -> str | None:
+    """Return the name of the first setting in which two runs differ so that their losses cannot be compared."""
+    here = comparable(one, metric)
+    there = comparable(other, metric)
+    return next((name for name in here if here[name] != there[name]), None)

@@ -20,16 +20,19 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from tabicl_train import plugins
-from tabicl_train.console import counted, text_table
+from tabicl_train.console import counted, first_line, info, text_table
+from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.comparison import save as save_figure
 from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
+from tabicl_train.sweep.ladder import TITLE, Ladder
 from tabicl_train.sweep.metric import DATA_SETS, METRICS, counted_data_sets, is_better_lower, last
+from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, hydra_text, short_names, value_text
-from tabicl_train.sweep.study import RUNS, load_study
+from tabicl_train.sweep.study import LADDER, RUNS, load_study
 
 RESULTS, PAGE = "results.csv", "sweep.html"
 FIGURES = "figures"  # folder of the PDF files
@@ -110,7 +113,7 @@ class Sweep:
         """Return a row for each run, with the latest value of the metric."""
         rows = [
             {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status, self.metric: run.value}
-            | {"step": run.step}
+            | {"step": run.step, **self.size(trial)}
             for trial, runs in self.points
             for run in runs
         ]
@@ -135,6 +138,27 @@ class Sweep:
             if t.state != TrialState.COMPLETE
         ]
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
+
+    @functools.cached_property
+    def ladder(self) -> Ladder | None:
+        """The scaling law, once all points have ended; None without one, and if too few of them have finished."""
+        found = self.study.user_attrs.get(LADDER)
+        ended = [trial for trial, _ in self.points if trial.state.is_finished()]
+        if found is None or len(ended) < len(found["sizes"]):
+            return None
+        rows = []
+        for trial, runs in self.ranked:
+            rows += [{**self.size(trial), "loss": run.value} for run in runs]
+        try:
+            return Ladder(self.metric, pd.DataFrame(rows, columns=COLUMNS), found)
+        except ConfigError as error:
+            info(f"warning   there is no scaling law: {first_line(error)}")
+            return None
+
+    def size(self, trial: FrozenTrial) -> dict[str, float]:
+        """Return the parameters, tables and flops of the runs of a point; empty without `sweep.scaling_law=true`."""
+        found = self.study.user_attrs.get(LADDER, {"sizes": []})
+        return next((size for point, size in found["sizes"] if point == trial.params), {})
 
     @property
     def summary(self) -> str:
@@ -165,6 +189,8 @@ class Sweep:
             train, export = best.commands
             title = f"best run of the best point: {best.name} ({best.value:.4f})"
             parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
+        if self.ladder is not None:
+            parts.append(self.ladder.text())
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:
@@ -212,12 +238,15 @@ def write_page(sweep: Sweep) -> None:
         folder = sweep.folder / FIGURES
         for title, figure in drawn.items():
             folder.mkdir(exist_ok=True)
-            save_figure(figure, folder / f"{title.lower().replace(' ', '_')}.pdf")
+            name = title.lower().replace(" ", "_")
+            save_figure(figure, folder / f"{name}.pdf")
+            if title == TITLE:
+                save_figure(figure, folder / f"{name}.png")
     write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
 
 
 def figures(sweep: Sweep) -> dict[str, Figure]:
-    """Draw Optuna's figures of finished points, by title; figures of a parameter need two values of it."""
+    """Draw the scaling law, and Optuna's figures of finished points, by title; those of a parameter need two values."""
     study, found = sweep.study, [trial for trial, _ in sweep.ranked]
     varied = [key for key in sweep.parameters if len({str(trial.params[key]) for trial in found}) > 1]
     drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if found else {}
@@ -234,4 +263,6 @@ def figures(sweep: Sweep) -> dict[str, Figure]:
     pictures = {title: np.ravel(one)[0].figure for title, one in axes.items()}
     for figure in pictures.values():
         pyplot.close(figure)
+    if sweep.ladder is not None:
+        pictures = {TITLE: sweep.ladder.draw(), **pictures}
     return pictures

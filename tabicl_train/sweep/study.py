@@ -22,6 +22,7 @@ from tabicl_train.sweep.plan import Plan
 NAME = "sweep"
 PLUGINS = "plugins"  # attribute of the study: hashes, by what a resume calls them
 RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its runs
+LADDER = "ladder"  # attribute of the study, with sweep.scaling_law: the sizes of all points and of the forecasts
 
 
 def open_study(plan: Plan) -> optuna.Study:
@@ -53,6 +54,11 @@ def open_study(plan: Plan) -> optuna.Study:
         study.set_user_attr(DATA_SETS, data_sets)
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
+    if plan.sweep.scaling_law:  # it is not part of the identity, so that a law may be fitted later
+        sizes = [[point, size._asdict()] for point, size in zip(plan.points, plan.sizes, strict=True)]
+        forecast = {name: size._asdict() for name, size in plan.forecast.items()}
+        found = {"sizes": sizes, "forecast": forecast, "other_tables": plan.other_tables}
+        study.set_user_attr(LADDER, found)
     return study
 
 

@@ -50,13 +50,14 @@ def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None 
     """A sweep of so many trials; `quality` of a point and a seed is the loss of the run, nan if it has failed."""
     plan.folder.mkdir(exist_ok=True)
     study = open_study(plan)
+    data = "synthetic" if plan.sweep.metric == "synthetic/loss" else "iris"
     for _ in range(plan.total if count is None else count):
         trial = ask(plan, study)
         values = []
         for name, seed, _ in trial.user_attrs[RUNS]:
             values.append(quality(trial.params, seed))
             (plan.folder / name).mkdir()
-            (plan.folder / name / "validation.csv").write_text(f"step,data,loss\n20,iris,{values[-1]!r}\n")
+            (plan.folder / name / "validation.csv").write_text(f"step,data,loss\n20,{data},{values[-1]!r}\n")
             status = "failed" if math.isnan(values[-1]) else "finished"
             (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
         if math.isnan(sum(values)):
