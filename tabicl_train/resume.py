@@ -348,8 +348,14 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """Flatten a configuration to dotted names, with the defaults of its prior's options."""
-    return flatten(values | {"prior": completed(values["prior"])})
+    """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older.
+
+    Those of the prior, the curriculum and its stages are filled in, a change of which would be refused.
+    """
+    curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
+    defaults = dataclasses.asdict(StageConfig())
+    stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
+    return flatten(values | {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}})
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:

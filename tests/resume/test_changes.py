@@ -168,6 +168,16 @@ def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_i
     assert capsys.readouterr().err.startswith("warning   init_weights=third.ckpt has no effect: the run continues from")
 
 
+def test_options_that_a_run_is_older_than_are_no_change(composed, capsys):
+    saved = copy.deepcopy(composed)
+    del saved["curriculum"]["scale_steps"], saved["curriculum"]["stages"]["smoke"]["features_per_row"]
+    refuse_changes(content_of(saved), composed)
+    assert capsys.readouterr().err == ""
+    bands = changed(composed, curriculum__stages__smoke__features_per_row=[[1, 0.01, 0.5]])
+    with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.features_per_row was \[\], is"):
+        refuse_changes(content_of(saved), bands)
+
+
 def test_an_option_that_a_prior_no_longer_has_is_named(composed, capsys):
     content = content_of(changed(composed, prior__spice=2))
     with pytest.raises(ConfigError, match=r"prior\.spice was 2; there is no .*set resume\.allow_changes=true"):
