@@ -4,7 +4,7 @@ Thinking rows are learned rows without a label in front of the labeled rows of e
 retrieval decoder compares the final representation of a query row with those of the labeled rows; the weights of the
 rows of a class add up to its probability, whose logarithm is added to the logits. Either can be left out.
 
-A copy of this file in which the name "retrieval" is another one is a plug-in by itself: `tabicl-train
+A copy of this file with another name in the two places in quotes is a plug-in by itself: `tabicl-train
 plugins=[./my_copy.py] model=my_copy`.
 
 N rows of which the first n are labeled, T thinking rows, D row representation, C classes.
