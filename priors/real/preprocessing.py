@@ -288,10 +288,7 @@ class CategoryRanks:
 
     def __init__(self, codes: np.ndarray, target: np.ndarray):
         """Fit on codes (rows,), NaN where unknown, and targets (rows, outputs)."""
-        known = ~np.isnan(codes)
-        categories, places, counts = np.unique(codes[known], return_inverse=True, return_counts=True)
-        sums = np.zeros((len(categories), target.shape[1]))
-        np.add.at(sums, places, target[known])
+        categories, _, counts, sums = sums_by_category(codes, target)
         often = counts >= LEAST_ROWS
         self.codes, counts = categories[often], counts[often]
         self.is_useful = len(categories) > 2 and len(self.codes) > 1  # two categories have only one order
@@ -322,14 +319,11 @@ class LevelEffects:
 
     def __init__(self, codes: np.ndarray, target: np.ndarray):
         """Fit on codes (rows,), NaN where unknown, and targets (rows, outputs)."""
-        known = ~np.isnan(codes)
-        self.levels, places, counts = np.unique(codes[known], return_inverse=True, return_counts=True)
-        self.is_useful = MANY_LEVELS < len(self.levels) < known.sum()
+        self.levels, places, counts, sums = sums_by_category(codes, target)
+        self.is_useful = MANY_LEVELS < len(self.levels) < len(places)
         if self.is_useful:
-            sums = np.zeros((len(self.levels), target.shape[1]))
-            np.add.at(sums, places, target[known])
             self.direction = main_direction(sums / counts[:, None] - target.mean(axis=0), counts)
-            self.effects = level_effects(places, target[known] @ self.direction)
+            self.effects = level_effects(places, target[~np.isnan(codes)] @ self.direction)
 
     def transform(self, codes: np.ndarray) -> np.ndarray:
         """Return the effects of codes (rows,), NaN for unknown ones."""
@@ -346,6 +340,19 @@ class LevelEffects:
             levels, places = np.unique(codes[others], return_inverse=True)
             found[own] = np.nan_to_num(looked_up(codes[own], levels, level_effects(places, y[others])))
         return found
+
+
+def sums_by_category(codes: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Add up targets (rows, outputs) by category.
+
+    Returns the sorted categories, the place among them of each row whose code (rows,) is known, the rows of each
+    category, and the sums (categories, outputs).
+    """
+    known = ~np.isnan(codes)
+    categories, places, counts = np.unique(codes[known], return_inverse=True, return_counts=True)
+    sums = np.zeros((len(categories), target.shape[1]))
+    np.add.at(sums, places, target[known])
+    return categories, places, counts, sums
 
 
 def level_effects(places: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -119,6 +119,7 @@ class OpenMLSource(Source):
         frame, target = self.read()
         y = labels(frame.pop(target), self.numbers)
         limit = protocol.rows if rows is None else rows
+        splits = protocol.splits
         if self.protocol == "nano":
             sample = sample_of_nano(y, frame.shape[1], limit)
         elif self.protocol == "cc18_d3":
@@ -126,13 +127,12 @@ class OpenMLSource(Source):
         else:
             folds = read_folds(self.place, self.task)
             sample = sample_of_openml(y, frame.shape[1], limit, [fold for _, fold in folds])
+            if splits is None:
+                splits = sum(repeat == 0 for repeat, _ in folds)
         X = make_features(frame.iloc[sample.rows, sample.columns].reset_index(drop=True))
         y = y[sample.rows]
         if not self.numbers:
             _, y = np.unique(y, return_inverse=True)  # a sample may lack a class
-        splits = protocol.splits
-        if splits is None:
-            splits = sum(repeat == 0 for repeat, _ in folds)
         return FoldedTask(self.name, X, y, sample.folds, splits, protocol.is_pooled)
 
 
@@ -155,7 +155,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     others = 0
     for task in listed:
         dataset, _, kind = read_task(place, task)
-        if kind != ("numbers" if numbers else "classes"):
+        if kind != kind_name(numbers):
             others += 1
             continue
         name = dataset_name(place, dataset)
@@ -179,8 +179,12 @@ def kind_name(numbers: bool) -> str:
 def chosen(tasks: str) -> list[int]:
     """Return the numbers of the tasks of a protocol, or those that are given; raises ConfigError."""
     if tasks in PROTOCOLS:
+        found = []
         with open(OPENML_TASKS, newline="") as file:
-            return [int(row["task"]) for row in csv.DictReader(file) if tasks in row["lists"].split()]
+            for row in csv.DictReader(file):
+                if tasks in row["lists"].split():
+                    found.append(int(row["task"]))
+        return found
     words = [word.strip() for word in tasks.split(",")]
     if not all(word.isdecimal() for word in words):
         known = ", ".join(PROTOCOLS)

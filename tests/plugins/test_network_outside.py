@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from unpacked_wheel import unpack_wheel
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
 KILLED = """
 import os
 import signal
@@ -55,14 +53,10 @@ if __name__ == "__main__":
 @pytest.fixture
 def folder(tmp_path):
     """A wheel in `site`, and an empty folder with a copy of the file under another name."""
-    pytest.importorskip("hatchling")
-    subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
+    site = unpack_wheel(tmp_path)
     folder = tmp_path / "out side"
     folder.mkdir()
-    text = (tmp_path / "site/tabicl_train/lab/retrieval.py").read_text()
+    text = (site / "tabicl_train/lab/retrieval.py").read_text()
     assert text.count('"retrieval"') == 2  # the name, in the settings and where it is registered
     (folder / "my_retrieval.py").write_text(text.replace('"retrieval"', '"my_retrieval"'))
     (folder / "killed.py").write_text(KILLED)
