@@ -189,6 +189,7 @@ def package_of(entry: EntryPoint) -> str:
 register("disk", "priors.disk:Disk")
 register("dummy", "priors.dummy:Dummy")
 register("graph_scm", "priors.graph_scm:GraphSCM")
+register("hdf5", "priors.hdf5:HDF5")
 register("mix_scm", "priors.mix_scm:MixSCM")
 register("mlp_scm", "priors.mlp_scm:MLPSCM")
 register("one_table", "priors.one_table:OneTable")

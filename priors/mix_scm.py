@@ -42,6 +42,9 @@ class MixSCM(Prior):
             if name == "mix_scm":
                 problems.append("components.mix_scm: a mixture cannot be part of a mixture")
                 continue
+            if name == "hdf5":
+                problems.append("components.hdf5: its tables have sizes of their own, which a mixture cannot ask for")
+                continue
             if not isinstance(options, dict):
                 problems.append(f"components.{name} is {options!r}; it must hold a weight and options of {name}")
                 continue

@@ -35,11 +35,14 @@ class Prior:
         Whether it draws tables with classes.
     raw : bool
         Whether its columns and targets become tables unchanged, in their order and on their scale.
+    num_tables : int or None
+        How many tables it has for a run, if they are stored (see `stored_spec`); None if it always has another one.
     """
 
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
+    num_tables: ClassVar[int | None] = None
 
     def problems(self) -> list[str]:
         """List what is wrong with the options, as messages for the user."""
@@ -88,6 +91,22 @@ class Prior:
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
+
+    def stored_spec(self, number: int, wanted: TableSpec) -> TableSpec:
+        """Return what is asked for instead, by a prior of stored tables, which have sizes of their own.
+
+        Parameters
+        ----------
+        number : int
+            The number of the table in a run, counted from 0 over all its steps.
+        wanted : TableSpec
+            What the curriculum asks for.
+        """
+        return wanted
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the files behind the prior; a run is continued only on the same ones."""
+        return None
 
     def mixed(self, mix: Mapping[str, float]) -> Prior:
         """Return the prior as a stage with these shares of its components draws from it; {} for its own shares."""

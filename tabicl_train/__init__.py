@@ -13,6 +13,7 @@ MODULES = {
     "TableStream": "table_stream",
     "compose": "config.compose",
     "open_run": "saved_run",
+    "train": "training",
 }
 
 
@@ -20,6 +21,4 @@ def __getattr__(name: str):
     # Imported on first use: scikit-learn and torch take seconds, and commands that only check arguments need neither.
     if name in MODULES:
         return getattr(importlib.import_module(f"tabicl_train.{MODULES[name]}"), name)
-    if name == "train":  # a module that can be called like its function, see there
-        return importlib.import_module("tabicl_train.train")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -162,7 +162,7 @@ def run(config: RunConfig) -> None:
 
             preflight(config)
         else:
-            from tabicl_train.train import train as run_training
+            from tabicl_train.training import train as run_training
 
             status = run_training(config)
     if status == "preempted" and not is_rank():

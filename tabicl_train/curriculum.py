@@ -7,12 +7,13 @@ number of workers, ranks or machines, and resuming a run takes a single integer.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
-from priors import TableSpec
+from priors import Prior, TableSpec
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.model.config import family_of
@@ -149,23 +150,30 @@ def learning_rate(stage: StageConfig, step: int) -> float:
             return peak
 
 
-def plan_step(curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int) -> StepPlan:
-    """Plan the tables of a step."""
+def plan_step(
+    curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int, prior: Prior | None = None
+) -> StepPlan:
+    """Plan the tables of a step; those of a prior that has stored them keep their sizes."""
     name, stage, stage_step = stage_at(curriculum, step)
     source = step - DISTANCE if is_second_use(stage, stage_step) else step
     rng = rng_at(seed, source, "step plan")
     family = family_of(model)
+    before = curriculum.tables_before(step)
     groups = []
     for first in range(0, stage.tables, stage.group_size):
-        tables = tuple(range(first, min(first + stage.group_size, stage.tables)))
-        spec = replace(
+        wanted = replace(
             draw_spec(stage, model.max_classes, rng),
             group_seed=(seed, source, first),
             keeps_missing=model.missing_values,
         )
-        cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
-        tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
-        groups.append(Group(spec, tables, cost, tokens))
+        by_spec: dict[TableSpec, list[int]] = defaultdict(list)
+        for table in range(first, min(first + stage.group_size, stage.tables)):
+            spec = wanted if prior is None else prior.stored_spec(before + table, wanted)
+            by_spec[spec].append(table)
+        for spec, tables in by_spec.items():
+            cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+            tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
+            groups.append(Group(spec, tuple(tables), cost, tokens))
     return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens, source)
 
 

@@ -57,7 +57,7 @@ class Gradients:
 
 
 class Pretraining(L.LightningModule):
-    """A network that is trained on the stream; the loop in `train.py` passes step, rank and optimizer.
+    """A network that is trained on the stream; the loop in `training.py` passes step, rank and optimizer.
 
     Parameters
     ----------

@@ -122,6 +122,10 @@ class MuonAdamW(torch.optim.Optimizer):
         # A vector counts as a matrix of one row, so it is normalized. Matrices of the same shape, up to transposition,
         # go through Newton-Schulz in one stack, and so do all vectors and all matrices of few rows, padded with zeros,
         # which change nothing. A stack for each shape took 1,300 kernel launches in a step of muon_all.
+        # A tensor of three or more dimensions, of a plug-in's network, counts as the matrix of its first dimension and
+        # all others, as Muon's authors take the kernels of convolutions (Jordan et al. 2024).
+        shapes = [g.shape for g in gradients]
+        gradients = tuple(g.flatten(1) if g.ndim > 2 else g for g in gradients)
         kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)  # by shape; () are vectors
         for i, g in enumerate(gradients):
             rows = min(g.shape) if g.ndim == 2 else 1
@@ -136,7 +140,7 @@ class MuonAdamW(torch.optim.Optimizer):
                     direction = (direction.mT if is_tall(g) else direction)[: g.shape[0], : g.shape[1]].contiguous()
                 directions[i] = direction if kind else direction[0, : g.numel()].view(g.shape)
         torch._foreach_mul_(directions, [0.2 * math.sqrt(max(g.shape, default=1)) for g in gradients])
-        return directions
+        return [direction.view(shape) for direction, shape in zip(directions, shapes, strict=True)]
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Group parameters by the number of AdamW steps that they have taken."""

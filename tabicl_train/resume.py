@@ -20,6 +20,8 @@ import yaml
 
 import priors
 from priors.random import STREAM_VERSION
+from tabicl_train import register
+from tabicl_train.config import optimizers
 from tabicl_train.config.build import default_of
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.plain_values import flatten, steps_of_stages
@@ -40,19 +42,9 @@ WARMUP = 0.1  # least share of the steps of a suggested stage over which its lea
 
 # Names of differences that are no options.
 STREAM = "the version of the table stream"
-REAL_TABLES = "the hash of the real tables"
+REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
 CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
-
-# What another hash of a plug-in means for a run, by the kinds of parts that it uses of the plug-in.
-PARTS_OF_PLUGINS = {
-    "prior": Severity.REFUSED,
-    "network": Severity.REFUSED,
-    "scaling": Severity.REFUSED,
-    "objective": Severity.REFUSED,
-    "optimizer": Severity.REFUSED,
-    "callback": Severity.WARNING,
-}
 
 STAGES = "curriculum.stages"
 
@@ -84,7 +76,7 @@ class ResumePoint:
         """Return why a rank with this seed, which sees these real tables, cannot take part."""
         problems = [f"seed is {seed}, that of rank 0 {self.seed}"] if seed != self.seed else []
         if real_tables != self.real_tables:
-            problems.append("the real tables of the prior are others than on rank 0")
+            problems.append("the tables in the files of the prior are others than on rank 0")
         return problems
 
 
@@ -254,12 +246,16 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
     if key.startswith(PLUGIN):
         return Severity.REFUSED
     if key.startswith(CALLBACKS):
-        return PARTS_OF_PLUGINS["callback"]
+        return Severity.WARNING
     section, _, option = key.partition(".")
     if section == "model":
         return severity_of_model(option, settings_of(values["model"]))
     if section == "prior":
         return severity_of(option, priors.prior_class(values["prior"]["name"]), Severity.REFUSED)
+    if section == "optimizer" and option != "name":
+        return severity_of(option, optimizers.settings_of(values["optimizer"]["name"]))
+    if section == "objective" and option != "name" and values["objective"] is not None:
+        return severity_of(option, register.objective[values["objective"]["name"]], Severity.REFUSED)
     if key.startswith(f"{STAGES}."):
         _, _, stage, option = key.split(".", 3)
         return severity_of(option, StageConfig, Severity.REFUSED) if stage in started else Severity.TOLD
@@ -345,18 +341,20 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
     hashes = {}
     for record in records:
-        severities = [PARTS_OF_PLUGINS.get(kind, Severity.REFUSED) for kind, _ in record["uses"]]
-        is_refused = any(severity.is_refused for severity in severities)
-        what = PLUGIN if is_refused else CALLBACKS
+        has_callbacks_only = all(kind == "callback" for kind, _ in record["uses"])
+        what = CALLBACKS if has_callbacks_only else PLUGIN
         hashes[what + record["module"]] = record["sha256"][:16]
     return hashes
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older."""
+    """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older.
+
+    Those of the prior, the model, the curriculum and its stages are filled in, a change of which would be refused.
+    """
     curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
-    stage = dataclasses.asdict(StageConfig())
-    stages = {name: stage | settings for name, settings in curriculum["stages"].items()}
+    defaults = dataclasses.asdict(StageConfig())
+    stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
     parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
     with contextlib.suppress(ConfigError):  # of a plug-in that is not loaded
         parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from priors.real import real_tables
+from priors.real import hash_of_tables, real_tables
 from tabicl_train import plugins
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.callbacks.final_test import TEST, is_test_missing
@@ -133,8 +133,7 @@ class RunFolder:
             On all ranks, if another process uses the folder, if it belongs to another run, or if its checkpoints are
             gone.
         """
-        real = real_tables(build_prior(self.config.prior))
-        fingerprint = None if real is None else real.fingerprint()
+        fingerprint = hash_of_tables(build_prior(self.config.prior))
 
         def lock_and_read() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", self.path)

@@ -64,7 +64,7 @@ class StepStream:
         """Draw the item of a step; `drawing` is called with the number of each table before it is drawn."""
         if self.costs is not None:  # a spawned worker or an actor of Ray has not read those of the run
             use_costs(family_of(self.model), self.model, self.costs)
-        plan = plan_step(self.curriculum, self.model, self.seed, step)
+        plan = plan_step(self.curriculum, self.model, self.seed, step, self.prior)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):
             tables = []

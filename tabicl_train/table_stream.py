@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from priors import Prior, build_prior
+from priors import Prior, PriorError, build_prior
+from priors.hdf5 import HDF5
+from tabicl_train.config.prior_checks import other_sizes
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
@@ -66,7 +68,7 @@ class TableStream(IterableDataset):
         Seed of the tables.
     start, stop : int, optional
         The first step, such as the next one of a loop that is continued, and the end of the stream, which by default
-        is that of the curriculum; equal steps do not end.
+        is that of the curriculum, or of the file of a prior=hdf5; equal steps of other priors do not end.
     dense : bool
         Whether items are instead batches of equal tables, for networks that take X (B, N, M).
     rank, ranks : int
@@ -113,6 +115,7 @@ class TableStream(IterableDataset):
         sizes = {"rows": rows, "features": features, "labeled_share": labeled_share, "tables": tables}
         given = [name for name, value in sizes.items() if value is not None]
         problems = []
+        has_equal_steps = curriculum is None
         if curriculum is None:
             number = 32 if tables is None else tables
             stage = StageConfig(
@@ -151,6 +154,17 @@ class TableStream(IterableDataset):
             prior = build_prior(prior)
         elif not isinstance(prior, Prior):
             prior = build_prior(**prior)
+        if isinstance(prior, HDF5):
+            sized = [name for name in given if name != "tables"]
+            problems = []
+            if sized:
+                problems.append(f"{', '.join(sized)}: tables of {prior.file} have sizes of their own; leave this out")
+            elif not has_equal_steps:
+                problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior)]
+            if problems:
+                raise ConfigError(problems)
+        if prior.num_tables is not None:
+            stop = min(stop, curriculum.whole_steps(prior.num_tables))
         model = TabICLConfig() if model is None else model
         self.dense = dense
         self.stream = StepStream(prior, curriculum, model, seed, range(start, stop), rank, ranks)
@@ -174,6 +188,8 @@ def as_range(value: Any) -> list[Any]:
 def as_batch(item: StepItem) -> Batch:
     """Stack the tables of a step, all of which have the same rows; missing columns become zeros at the end."""
     tables = [table for pack in item.packs for table in pack.tables()]
+    if len({(len(y), n) for _, y, n in tables}) > 1:  # of a file
+        raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows, so they are no dense batch")
     rows, n = len(tables[0][1]), tables[0][2]
     features = torch.tensor([X.shape[1] for X, _, _ in tables])
     stacked = torch.zeros(len(tables), rows, int(features.max()))

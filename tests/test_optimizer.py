@@ -106,6 +106,17 @@ def test_muon_follows_its_formula():
         torch.testing.assert_close(w.detach(), e, rtol=1e-5, atol=1e-6)
 
 
+def test_a_tensor_of_more_dimensions_moves_as_the_matrix_of_its_first_and_its_others():
+    torch.manual_seed(2)
+    optimizer = MuonAdamW([{"params": [nn.Parameter(torch.zeros(1))], "kind": "muon"}])
+    kernels = (torch.randn(24, 3, 5, 2), torch.randn(40, 3, 6), torch.randn(8, 1, 9))
+    for kernel, direction in zip(kernels, optimizer.orthogonal(kernels), strict=True):
+        (alone,) = optimizer.orthogonal((kernel.flatten(1),))
+        assert direction.shape == kernel.shape
+        torch.testing.assert_close(direction.flatten(1), alone, rtol=1e-4, atol=1e-5)
+        assert 0.12 < direction.square().mean().sqrt() < 0.25  # about 0.2, that of AdamW
+
+
 class Weights(nn.ParameterDict):
     """A network without a forward pass."""
 

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import made_openml
 import own_tables
 import pytest
 from command_line import command
@@ -61,6 +62,7 @@ LESS = {
     "tabicl-train --version": [],
     "tabicl-train preflight=true": ["preflight_steps=2"],
     "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.real_rows=50"],
+    "tabicl-train prior=hdf5": ["trainer.max_steps=2"],
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,
     "tabicl-train experiment=demo_regression": TRAIN_LESS,
@@ -107,6 +109,8 @@ class Reader:
         (tables / "tasks.csv").write_text("item,target\ntable0.csv,label\n")
         for number, name in enumerate(("train", "test")):
             own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
+        if any("suite=openml" in line for line in self.lines):
+            made_openml.write_protocols(folder / "openml_cache")
         for name, text in files(page).items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)

@@ -14,7 +14,7 @@ import torch
 
 from priors import build_prior
 from priors.prior import Prior
-from tabicl_train import train as training
+from tabicl_train import training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.model import TabICLConfig

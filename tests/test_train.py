@@ -16,8 +16,7 @@ from lightning.fabric import Fabric
 from runs import assert_same_end, last, metrics, run
 
 from priors.dummy import Dummy
-from tabicl_train import run_folder
-from tabicl_train import train as training
+from tabicl_train import run_folder, training
 from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.config.compose import compose

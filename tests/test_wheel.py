@@ -3,13 +3,10 @@
 import os
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 
 import pytest
+from unpacked_wheel import unpack_wheel
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"
 # One process for all commands, since importing torch and Lightning takes longer than the rest.
 COMMANDS = """
 import sys
@@ -54,14 +51,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_path):
-    pytest.importorskip("hatchling")
-    subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")  # what pip does with a wheel of Python files
+    site = unpack_wheel(tmp_path)
     lab = "tabicl_train/lab/configs/sweep/needle.yaml"
     for name in ("tabicl_train/weights/README.md", "tabicl_train/py.typed", "priors/py.typed", lab):
-        assert (tmp_path / "site" / name).is_file()
+        assert (site / name).is_file()
     work = tmp_path / "work"
     work.mkdir()
     (work / "train.csv").write_text("size,price\n" + "".join(f"{i},{'low' if i < 20 else 'high'}\n" for i in range(40)))
@@ -70,7 +63,7 @@ def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_pa
         result = subprocess.run(
             [sys.executable, "-c", code],
             cwd=work,
-            env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+            env=os.environ | {"PYTHONPATH": str(site)},
             capture_output=True,
             text=True,
         )

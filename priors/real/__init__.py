@@ -10,7 +10,7 @@ from priors.mix_scm import MixSCM
 from priors.prior import Prior
 from priors.table import Source, Table
 
-__all__ = ["OWN", "SYNTHETIC", "RealTables", "parts", "real_tables", "setting"]
+__all__ = ["OWN", "SYNTHETIC", "RealTables", "hash_of_tables", "parts", "real_tables", "setting"]
 
 SYNTHETIC, OWN = "synthetic", "own"  # kinds of tables of a prior: computed, or drawn from real ones
 TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table or row is drawn for
@@ -94,6 +94,12 @@ def real_tables(prior: Prior) -> RealTables | None:
         real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
         return MixedTables(prior, real) if real else None
     return prior if isinstance(prior, RealTables) else None
+
+
+def hash_of_tables(prior: Prior) -> str | None:
+    """Return a hash of the real or stored tables of a prior, without which it would be another one, or None."""
+    real = real_tables(prior)
+    return prior.fingerprint() if real is None else real.fingerprint()
 
 
 def setting(prior: Prior, option: str) -> str:

@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
+from scipy import optimize, stats
 from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
 
 from priors.finish import MIN_STD, OUTLIER_STDS  # real tables are clamped like synthetic ones
 
 MISSING = -1.0  # the code of a missing category in a column with a missing value among the labeled rows
-LEAST_ROWS = 5  # of a category that has a place in an order by targets
+LEAST_ROWS = 5  # of a category that has a place in an order by targets, and of missing values that have an indicator
+# With more levels most are rare, and the order by targets does not know them. On made tables of 200 levels in 200 rows,
+# their effects in half of the members raised ROC AUC from 0.738 to 0.784.
+MANY_LEVELS = 30
+FOLDS = 5  # of the labeled rows, whose effects of levels are computed from the other folds
+LEAST_SHARE = 0.05  # of the variance of the target that levels are taken to explain
+CHANCE = 0.01  # probability that missing values unrelated to the target get an indicator, in a table
 TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
@@ -38,10 +44,17 @@ class FeatureEncoder:
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
     the mean; so does what is not a number or time in a column of them, of which `transform` warns.
 
-    If `fit` is given the target, columns of three categories or more also have copies after all others, in which
-    categories are numbered in the order of their mean targets, except for ordered categories of pandas.
+    If `fit` is given the target, these columns follow:
 
-    keeps_missing: all of these, and missing categories, are NaN instead
+    - copies of columns of three categories or more, numbered in the order of their mean targets (`CategoryRanks`);
+    - copies of columns of more than 30 categories, with the effect of each on the target (`LevelEffects`); those of the
+      labeled rows are to be replaced by `crossfitted`;
+    - indicators of missing values, one for each set of rows in which values are missing, if these rows have other
+      targets than the rest (`tells_target`), and at least 5 rows lack the value and 5 have it.
+
+    Ordered categories of pandas have no copies.
+
+    keeps_missing: missing and unknown values, and missing categories, are NaN instead, and there are no indicators
     """
 
     def __init__(self, keeps_missing: bool = False):
@@ -66,25 +79,63 @@ class FeatureEncoder:
         self.varying = np.flatnonzero(varies)
         self.means = means[self.varying]
         self.ranks: dict[int, CategoryRanks] = {}  # of a varying column
+        self.effects: dict[int, LevelEffects] = {}
+        self.indicators: list[int] = []  # columns of X
+        if target is None:
+            return self
         for i, j in enumerate(self.varying):
-            if target is not None and self.kinds[j] == CATEGORY and not getattr(X.dtypes.iloc[j], "ordered", False):
+            if self.kinds[j] == CATEGORY and not getattr(X.dtypes.iloc[j], "ordered", False):
                 ranks = CategoryRanks(numbers[:, j], target)
                 if ranks.is_useful:
                     self.ranks[i] = ranks
+                effects = LevelEffects(numbers[:, j], target)
+                if effects.is_useful:
+                    self.effects[i] = effects
+        if not self.keeps_missing:
+            self.indicators = telling_gaps(X.isna().to_numpy(), target)
         return self
+
+    def crossfitted(self, numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Return what `transform` made of the labeled rows, with effects of levels that no row's own target enters."""
+        numbers = numbers.copy()
+        first = max(len(self.varying), 1) + len(self.ranks)
+        for column, (i, effects) in enumerate(self.effects.items(), start=first):
+            numbers[:, column] = effects.crossfitted(numbers[:, i], target)
+        return numbers
 
     @property
     def views(self) -> list[np.ndarray]:
-        """Columns of `transform` that make a table: with the copies, if there are any, and without them."""
+        """Columns of `transform` that make a table; members of an ensemble take turns.
+
+        They are with and without the order by targets if there is such a copy. If there are effects or indicators, half
+        of the views have the ones, the others the other ones, both crossed with the order.
+        """
         width = max(len(self.varying), 1)
-        by_target = np.arange(width)
+        plain = np.arange(width)
+        by_target = plain.copy()
         by_target[list(self.ranks)] = np.arange(width, width + len(self.ranks))
-        return [by_target, np.arange(width)] if self.ranks else [np.arange(width)]
+        if not self.effects and not self.indicators:
+            return [by_target, plain] if self.ranks else [plain]
+        first = width + len(self.ranks)
+        indicators = first + len(self.effects) + np.arange(len(self.indicators))
+
+        def with_effects(view: np.ndarray) -> np.ndarray:
+            view = view.copy()
+            view[list(self.effects)] = first + np.arange(len(self.effects))
+            return view
+
+        return [
+            with_effects(by_target),
+            np.append(plain, indicators),
+            np.append(by_target, indicators),
+            with_effects(plain),
+        ]
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
-        """float64 (rows, columns that vary among labeled rows and copies), or a column of zeros if none varies"""
+        """float64 (rows, columns that vary among labeled rows, copies and indicators); zeros if no column varies"""
+        indicators = X.iloc[:, self.indicators].isna().to_numpy(float)
         if len(self.varying) == 0:
-            return np.zeros((len(X), 1))
+            return np.column_stack([np.zeros(len(X)), indicators])
         unreadable: dict[Hashable, str] = {}
         numbers = self.encode(X, self.varying, unreadable)
         if unreadable:
@@ -93,9 +144,9 @@ class FeatureEncoder:
                 f"X has values unlike the others of their columns: {examples}; they are treated as missing",
                 stacklevel=4,  # where a method of an estimator is called
             )
-        copies = [ranks.transform(numbers[:, i]) for i, ranks in self.ranks.items()]
-        means = [*self.means, *(ranks.mean for ranks in self.ranks.values())]
-        numbers = np.column_stack([numbers, *copies])
+        copies = [(i, copy) for kind in (self.ranks, self.effects) for i, copy in kind.items()]
+        means = [*self.means, *(copy.mean for _, copy in copies), *np.zeros(len(self.indicators))]
+        numbers = np.column_stack([numbers, *(copy.transform(numbers[:, i]) for i, copy in copies), indicators])
         return numbers if self.keeps_missing else np.where(np.isnan(numbers), means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
@@ -237,23 +288,122 @@ class CategoryRanks:
 
     def __init__(self, codes: np.ndarray, target: np.ndarray):
         """Fit on codes (rows,), NaN where unknown, and targets (rows, outputs)."""
-        known = ~np.isnan(codes)
-        categories, places, counts = np.unique(codes[known], return_inverse=True, return_counts=True)
-        sums = np.zeros((len(categories), target.shape[1]))
-        np.add.at(sums, places, target[known])
+        categories, _, counts, sums = sums_by_category(codes, target)
         often = counts >= LEAST_ROWS
         self.codes, counts = categories[often], counts[often]
         self.is_useful = len(categories) > 2 and len(self.codes) > 1  # two categories have only one order
         if self.is_useful:
             differences = sums[often] / counts[:, None] - target.mean(axis=0)
-            direction = np.linalg.svd(np.sqrt(counts)[:, None] * differences, full_matrices=False)[2][0]
-            self.ranks = (differences @ direction).argsort(kind="stable").argsort().astype(float)
+            along = differences @ main_direction(differences, counts)
+            self.ranks = along.argsort(kind="stable").argsort().astype(float)
             self.mean = np.average(self.ranks, weights=counts)
 
     def transform(self, codes: np.ndarray) -> np.ndarray:
         """Return the ranks of codes (rows,), NaN for unknown ones."""
-        places = np.searchsorted(self.codes, codes).clip(max=len(self.codes) - 1)
-        return np.where(self.codes[places] == codes, self.ranks[places], np.nan)
+        return looked_up(codes, self.codes, self.ranks)
+
+
+class LevelEffects:
+    """Encodes the many categories of a column by their effects on the target, shrunken toward 0.
+
+    The effect of a level of n rows is the difference of its mean target from that of all rows, times n / (n + s / t)
+    with the variances s within and t between levels, estimated from the labeled rows (analysis of variance). With
+    classes, the target is a share along the direction in which classes differ most, as in `CategoryRanks`. A new level
+    has the effect 0.
+
+    Labeled rows are given effects that are computed from other rows: with its own target in it, the effect of a rare
+    level would tell the label.
+    """
+
+    mean = 0.0
+
+    def __init__(self, codes: np.ndarray, target: np.ndarray):
+        """Fit on codes (rows,), NaN where unknown, and targets (rows, outputs)."""
+        self.levels, places, counts, sums = sums_by_category(codes, target)
+        self.is_useful = MANY_LEVELS < len(self.levels) < len(places)
+        if self.is_useful:
+            self.direction = main_direction(sums / counts[:, None] - target.mean(axis=0), counts)
+            self.effects = level_effects(places, target[~np.isnan(codes)] @ self.direction)
+
+    def transform(self, codes: np.ndarray) -> np.ndarray:
+        """Return the effects of codes (rows,), NaN for unknown ones."""
+        return looked_up(codes, self.levels, self.effects)
+
+    def crossfitted(self, codes: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Return effects for the codes (rows,) and targets of `fit`, computed without the fold of the row."""
+        y = target @ self.direction
+        known = ~np.isnan(codes)
+        fold = np.random.RandomState(0).permutation(len(codes)) % FOLDS
+        found = np.full(len(codes), np.nan)
+        for number in range(FOLDS):
+            others, own = known & (fold != number), known & (fold == number)
+            levels, places = np.unique(codes[others], return_inverse=True)
+            found[own] = np.nan_to_num(looked_up(codes[own], levels, level_effects(places, y[others])))
+        return found
+
+
+def sums_by_category(codes: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Add up targets (rows, outputs) by category.
+
+    Returns the sorted categories, the place among them of each row whose code (rows,) is known, the rows of each
+    category, and the sums (categories, outputs).
+    """
+    known = ~np.isnan(codes)
+    categories, places, counts = np.unique(codes[known], return_inverse=True, return_counts=True)
+    sums = np.zeros((len(categories), target.shape[1]))
+    np.add.at(sums, places, target[known])
+    return categories, places, counts, sums
+
+
+def level_effects(places: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the shrunken effects of levels 0, 1, ..., at `places` (rows,), on y (rows,)."""
+    counts = np.bincount(places)
+    effects = np.bincount(places, y) / counts - y.mean()
+    rows, levels = len(y), len(counts)
+    if not 1 < levels < rows:
+        return np.zeros(levels)
+    within = ((y - y.mean() - effects[places]) ** 2).sum() / (rows - levels)
+    among = (counts * effects**2).sum() / (levels - 1)
+    between = (among - within) * (levels - 1) / (rows - (counts**2).sum() / rows)
+    between = max(between, LEAST_SHARE * y.var(), LIMITS.tiny)
+    return effects * counts / (counts + within / between)
+
+
+def main_direction(differences: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the direction (outputs,) in which categories of so many rows differ most, (categories, outputs)."""
+    return np.linalg.svd(np.sqrt(counts)[:, None] * differences, full_matrices=False)[2][0]
+
+
+def looked_up(codes: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the values of codes (rows,) among sorted known ones, NaN for others."""
+    places = np.searchsorted(known, codes).clip(max=len(known) - 1)
+    return np.where(known[places] == codes, values[places], np.nan)
+
+
+def telling_gaps(missing: np.ndarray, target: np.ndarray) -> list[int]:
+    """Return a column for each set of rows with missing values (rows, columns) that differ in their targets."""
+    counts = missing.sum(axis=0)
+    columns = np.flatnonzero((counts >= LEAST_ROWS) & (len(missing) - counts >= LEAST_ROWS))
+    if len(columns) == 0:
+        return []
+    _, first = np.unique(missing[:, columns], axis=1, return_index=True)
+    columns = columns[np.sort(first)]
+    return [int(j) for j in columns if tells_target(missing[:, j], target, CHANCE / len(columns))]
+
+
+def tells_target(indicator: np.ndarray, target: np.ndarray, chance: float) -> bool:
+    """Whether an indicator (rows,) is related to targets (rows, outputs), by Pearson's chi-squared test.
+
+    Numbers, which are a single output, are tested by their squared correlation with it, which is the same for two
+    classes.
+    """
+    share, outputs = indicator.mean(), target.shape[1]
+    spread = target.var(axis=0) if outputs == 1 else target.mean(axis=0)
+    if spread.min() <= 0:
+        return False
+    covariance = (indicator - share) @ (target - target.mean(axis=0)) / len(target)
+    statistic = len(target) * (covariance**2 / spread).sum() / (share * (1 - share))
+    return bool(stats.chi2.sf(statistic, max(outputs - 1, 1)) < chance)
 
 
 class YeoJohnson:

@@ -1,4 +1,4 @@
-"""The protocol of callbacks: what watches, keeps or ends a run, called by `fit` in train.py."""
+"""The protocol of callbacks: what watches, keeps or ends a run, called by `fit` in training.py."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Guard(Callback):
         if self.context.ranks.rank > 0:
             return
         stream, records = self.context.stream, self.context.records
-        plan = plan_step(stream.curriculum, stream.model, stream.seed, step)
+        plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
         groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
         line = {"step": step, "stage": plan.stage, "seed": stream.seed, "reason": reason, **facts}
         words = ["tabicl-replay", f"run_dir={records.folder}", f"step={step}", *plugins.arguments(hashes=False)]

@@ -1,4 +1,4 @@
-"""Scores of a network on tables: on packs of classes or numbers, on items of a stream, and on public real data."""
+"""Scores of a network on tables: packs of classes or numbers, items of a stream, public real data, and probes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import INTERVAL, QUERY_SHARE
+from tabicl_train.config.schema import INTERVAL, PROBE, QUERY_SHARE, judged_by
 from tabicl_train.console import first_line, info
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
@@ -22,16 +22,20 @@ from tabicl_train.prediction.origin import OUTSIDE
 from tabicl_train.prediction.predict import predict
 from tabicl_train.stream import StepItem
 
+# What the scores of an estimator are called in validation.csv.
+ESTIMATOR_CLASS_SCORES = {"loss": "log_loss", "accuracy": "accuracy", "roc_auc": "roc_auc"}
+ESTIMATOR_NUMBER_SCORES = {"loss": "pinball", "rmse": "rmse", "r2": "r2", "coverage": "coverage"}
+
 
 @dataclass(frozen=True)
 class Scored:
     """Scores of a network on one set of tables."""
 
-    data: str  # a part of the prior, or a public real table
+    data: str  # a part of the prior, a public real table, or "probe NAME"
     rows: int  # of a table
     scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
     losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
-    sizes: dict[str, int] | None = None  # of a public real table, see Task.sizes; None for drawn tables
+    sizes: dict[str, int] | None = None  # of a public real table or a probe, see Task.sizes; None for drawn tables
     trained_range: str = ""  # inside, outside or empty, the column of validation.csv; Validation knows it
 
 
@@ -39,10 +43,11 @@ def score_network(
     network: Network,
     items: Iterable[tuple[str, StepItem]],
     real_rows: int,
+    with_probes: bool,
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network in evaluation mode on drawn tables, and on public real ones of at most `real_rows` rows."""
+    """Score a network in evaluation mode on drawn tables, public real ones of at most `real_rows` rows, and probes."""
     # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
     # is called before each set of tables, and may raise an exception to stop.
     found = []
@@ -52,6 +57,9 @@ def score_network(
     for task in real_tasks(network.config.is_regression, real_rows):
         before_each()
         found.append(score_real(network, task, precision))
+    for probe in probe_tasks(network.config.is_regression) if with_probes else []:
+        before_each()
+        found.append(score_probe(network, probe))
     return found
 
 
@@ -155,6 +163,14 @@ def real_tasks(is_regression: bool, rows: int) -> list[Any]:
     return list(load_suite("sklearn", None, rows))
 
 
+@functools.cache
+def probe_tasks(is_regression: bool) -> list[Any]:
+    """Draw the probes for `score_probe`."""
+    from tabicl_train.evaluation.probes import validation_probes  # scikit-learn and pandas, a second or two
+
+    return list(validation_probes(is_regression))
+
+
 def diabetes(rows: int) -> Pack:
     """Load at most so many rows of scikit-learn's set diabetes, standardized by its labeled rows."""
     from sklearn.datasets import load_diabetes
@@ -185,14 +201,31 @@ def score_real(network: Network, task: Any, precision: Precision) -> Scored:
     if isinstance(task, Pack):
         scores, _ = score_packs(network, [task], precision)
         return Scored(name_of(task), task.shapes[0][0], scores, sizes=sizes_of(task))
+    scores = score_estimator(network, task)
+    return Scored(name_of(task), len(task.y), scores, sizes=sizes_of(task))
+
+
+def score_probe(network: Network, probe: Any) -> Scored:
+    """Score the first draw of a probe by an estimator with one ensemble member, in fp32, and what is possible on it."""
+    scores = score_estimator(network, probe)
+    possible = probe.possible(0)[judged_by(scores)]
+    return Scored(PROBE + probe.probe, len(probe.y), scores | {"possible": possible}, sizes=probe.sizes)
+
+
+def score_estimator(network: Network, task: Any) -> dict[str, float | None]:
+    """Score an estimator with one ensemble member on the first split of a task, by column of validation.csv."""
+    # The loss of numbers is the pinball loss at nine levels, which estimators predict, instead of all of the network's.
     from tabicl_train.evaluation.evaluate import score_task
     from tabicl_train.prediction.classifier import TabICLClassifier
+    from tabicl_train.prediction.regressor import TabICLRegressor
 
-    classifier = TabICLClassifier(network, n_estimators=1, device=str(next(network.parameters()).device))
+    is_regression = network.config.is_regression
+    make = TabICLRegressor if is_regression else TabICLClassifier
+    estimator = make(network, n_estimators=1, device=str(next(network.parameters()).device))
+    columns = ESTIMATOR_NUMBER_SCORES if is_regression else ESTIMATOR_CLASS_SCORES
     try:
-        (scores,) = score_task(task, {"": lambda: classifier}, splits=1)
+        (scores,) = score_task(task, {"": lambda: estimator}, splits=1)
     except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
-        scores = dict.fromkeys(("log_loss", "accuracy", "roc_auc"), math.nan)
-    found = {"loss": scores["log_loss"], "accuracy": scores["accuracy"], "roc_auc": scores["roc_auc"]}
-    return Scored(name_of(task), len(task.y), found, sizes=sizes_of(task))
+        scores = dict.fromkeys(columns.values(), math.nan)
+    return {column: scores[name] for column, name in columns.items()}

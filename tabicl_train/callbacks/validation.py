@@ -3,18 +3,20 @@
 validation.csv has a row per validation and set of tables:
 
 step            optimizer steps done
-data            "synthetic", "own" for tables that the prior draws from real ones, or the name of a public real table
+data            "synthetic", "own" for tables that the prior draws from real ones, the name of a public real table, or
+                "probe NAME" (see evaluation/probes.py)
 rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
-roc_auc         one versus rest, for public real tables
+roc_auc         one versus rest, for public real tables and probes
 guess_loss      of predicting the frequencies of the labels, for validation tables
+possible        the ROC AUC, or the R2, of who knows how a probe was made
 is_best         1 if the weights of this step became the best ones, otherwise 0
 trained_range   inside or outside, where the tables lie; empty for tables drawn from real ones. Sets that are outside do
                 not count in means. A set of synthetic tables is outside if none of its sizes is one of training.
 
 For regression, in units of the target's standard deviation (see scores.score_packs):
 
-loss, crps      pinball loss, continuous ranked probability score
+loss, crps      pinball loss (of probes at nine levels), continuous ranked probability score
 rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
 coverage        share of the targets between the quantiles 0.1 and 0.9
 guess_loss      of predicting the quantiles of the labeled rows
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, replace
@@ -51,6 +54,8 @@ from tabicl_train.config.schema import (
     CLASS_SCORES,
     NUMBER_SCORES,
     OWN,
+    PROBE,
+    PROBES,
     REAL,
     SYNTHETIC,
     CurriculumConfig,
@@ -258,8 +263,10 @@ class Validation(Callback):
 
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
         """Score a network, and mark what lies outside the trained range; raises StopRequested."""
-        real_rows = self.context.config.validation.real_rows
-        scored = score_network(network, self.items, real_rows, module.precision, self.check_stop)
+        settings = self.context.config.validation
+        scored = score_network(
+            network, self.items, settings.real_rows, settings.probes, module.precision, self.check_stop
+        )
         trained = self.trained_range(module)
         return [replace(one, trained_range=self.position(one.data, one.rows, one.sizes, trained)) for one in scored]
 
@@ -273,7 +280,7 @@ class Validation(Callback):
         return trained_range(content)
 
     def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
-        """Return inside or outside for a public data set, or for synthetic tables with so many rows; else ""."""
+        """Return inside or outside for a public data set, a probe, or synthetic tables with so many rows; else ""."""
         if sizes is not None:
             return position(trained, sizes)
         if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
@@ -376,23 +383,39 @@ def row_of(scored: Scored, step: int, columns: Iterable[str]) -> dict[str, Any]:
 
 
 def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[str]:
-    """Describe the means of a validation, and how many public data sets lie inside the trained range."""
+    """Describe the means of a validation, and how many public data sets and probes lie inside the trained range."""
     texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
-    real = [row for row in rows if kind_of(row["data"]) == REAL]
-    inside = [row for row in real if counts(row)]
-    if not real:
-        return texts
-    if not inside:
-        return [*texts, f"none of {len(real)} real data sets is inside the trained range"]
-    sets = "real data" if len(inside) == len(real) else f"{len(inside)} of {len(real)} real data sets"
-    return [*texts, f"{real_score(rows)} on {sets} {means[REAL]:.4f}"]
+    for kind, name, names in ((REAL, "real data", "real data sets"), (PROBES, "probes", "probes")):
+        of_kind = [row for row in rows if kind_of(row["data"]) == kind]
+        inside = [row for row in of_kind if counts(row)]
+        if not of_kind:
+            continue
+        if not inside:
+            texts.append(f"none of {len(of_kind)} {names} is inside the trained range")
+            continue
+        sets = name if len(inside) == len(of_kind) else f"{len(inside)} of {len(of_kind)} {names}"
+        text = f"{real_score(rows)} on {sets} {means[kind]:.4f}"
+        if kind == PROBES:
+            text += f" (possible {mean_possible(rows):.4f})"
+        texts.append(text)
+    return texts
+
+
+def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
+    """Return the mean of what is possible on the probes inside the trained range; None without probes."""
+    possible = [row["possible"] for row in rows if kind_of(row["data"]) == PROBES and counts(row)]
+    return statistics.fmean(possible) if possible else None
 
 
 def validation_values(rows: list[dict[str, Any]], means: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
-    """Return the values to log: validation/DATA_ROWS/SCORE, validation/NAME/SCORE (real), validation/mean/KIND."""
+    """Return the values to log, by the names in run_dir/records.py."""
     values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
+    if (possible := mean_possible(rows)) is not None:
+        values["validation/mean/probes_possible"] = possible
     for row in rows:
         name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"
+        if kind_of(row["data"]) == PROBES:
+            name = f"probes/{row['data'].removeprefix(PROBE).replace(' ', '_')}"
         for score in columns:
             if row[score] is not None:
                 values[f"validation/{name}/{score}"] = row[score]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tabicl_train.config.schema import REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
+from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
 from tabicl_train.console import counted
 from tabicl_train.run_dir.curves import counts
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numb
 class History:
     """The validations of a run so far."""
 
-    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss; for real ROC AUC or R2
+    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss, or ROC AUC or R2
     best_step: int | None  # steps after which the best weights were saved
     ended: str | None  # why the run ends by validation.patience; None if it goes on
 
@@ -55,7 +55,7 @@ def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
         of_step = by_step.setdefault(int(row["step"]), {})
         if counts(row):
             kind = kind_of(row["data"])
-            score = float(row[judged_by(row) if kind == REAL else "loss"])
+            score = float(row[judged_by(row) if kind in (REAL, PROBES) else "loss"])
             of_step.setdefault(kind, []).append(score)
     return {
         step: {kind: statistics.fmean(values) for kind, values in scores.items()} for step, scores in by_step.items()
@@ -87,7 +87,7 @@ def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
 
 
 def real_score(rows: list[Row]) -> str:
-    """Return the name of the main score of these rows on real data."""
+    """Return the name of the main score of these rows on real data and probes."""
     return REAL_SCORES[judged_by(rows[0])]
 
 

@@ -25,6 +25,7 @@ from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folder
 from tabicl_train.config.options import MISSING, SweepConfig, usage
 from tabicl_train.config.schema import RunConfig, StageConfig, default_of
 from tabicl_train.console import markdown_table
+from tabicl_train.model.config import TabICLConfig
 
 TRAIN = """\
 Pretrains a TabICL-style model on synthetic tables.
@@ -247,8 +248,15 @@ def prior_sections(package: str, level: str = "###") -> list[str]:
 def network_sections(package: str) -> list[str]:
     """Describe the settings of the networks of a package."""
     own = [name for name in register.network if register.network.place(name).startswith(f"{package}.")]
-    title = "## `model` of the family"
-    return [section(f"{title} {name}", register.network[name].settings, "model.") for name in own]
+    sections = []
+    for name in own:
+        settings = register.network[name].settings
+        fields = dataclasses.fields(settings)
+        if settings is not TabICLConfig and issubclass(settings, TabICLConfig):  # a variant, as its docstring says
+            inherited = {field.name for field in dataclasses.fields(TabICLConfig)}
+            fields = tuple(field for field in fields if field.name not in inherited)
+        sections.append(section(f"## `model` of the family {name}", settings, "model.", fields))
+    return sections
 
 
 def is_part(field: dataclasses.Field) -> bool:

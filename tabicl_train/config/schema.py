@@ -40,6 +40,8 @@ from tabicl_train.config.score_names import (
     INTERVAL,
     NUMBER_SCORES,
     OWN,
+    PROBE,
+    PROBES,
     QUERY_SHARE,
     REAL,
     REAL_SCORES,
@@ -60,6 +62,8 @@ __all__ = [
     "LARGEST_SEED",
     "NUMBER_SCORES",
     "OWN",
+    "PROBE",
+    "PROBES",
     "QUERY_SHARE",
     "REAL",
     "REAL_SCORES",
@@ -214,6 +218,26 @@ class CurriculumConfig:
         from priors.real import parts
 
         return parts(prior, [stage.mix for stage in self.stages.values()])
+
+    def tables_before(self, step: int) -> int:
+        """Count the tables of all steps before a step."""
+        tables = 0
+        for stage in self.stages.values():
+            steps = min(step, stage.steps)
+            tables += steps * stage.tables
+            step -= steps
+        return tables
+
+    def whole_steps(self, tables: int) -> int:
+        """Count the steps, from the first one on, for which so many tables are enough."""
+        steps = 0
+        for stage in self.stages.values():
+            possible = min(tables // stage.tables, stage.steps)
+            steps += possible
+            tables -= possible * stage.tables
+            if possible < stage.steps:
+                break
+        return steps
 
     def drop_skipped(self) -> None:
         """Leave out the stages before `start`."""
@@ -441,6 +465,9 @@ class ValidationConfig:
     real_rows: int = 200
     """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
     diabetes; 0 leaves real data out."""
+    probes: bool = False
+    """Score the probes of suite=probes, too, one draw of each with 200 labeled rows (smooth: 1,000), as a curve of its
+    own, which never decides the weights that are kept. It takes about 3 s of CPU time with a network like mini."""
     best: str = "synthetic"
     """Which score decides the weights kept in checkpoints/best.ckpt: synthetic, own (validation tables that a prior
     draws from real ones), or real, the public data sets inside the trained range, most of which small networks
@@ -479,6 +506,8 @@ class ValidationConfig:
         problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
         if self.real_rows and not family.predicts_real_tables:
             problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
+        if self.probes and not family.predicts_real_tables:
+            problems.append("probes is true; it must be false, since this model predicts no real tables")
         return problems
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, and public ones.
-SYNTHETIC, OWN, REAL = "synthetic", "own", "real"
+# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, public ones, and
+# probes.
+SYNTHETIC, OWN, REAL, PROBES = "synthetic", "own", "real", "probes"
+PROBE = "probe "  # what the names of probes begin with in the column `data` of validation.csv
 
-CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss")  # columns of validation.csv; for regression the next ones
-NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss")
+# Columns of validation.csv; for regression the next ones.
+CLASS_SCORES = ("loss", "accuracy", "roc_auc", "guess_loss", "possible")
+NUMBER_SCORES = ("loss", "crps", "rmse", "r2", "coverage", "guess_loss", "possible")
 INTERVAL = (0.1, 0.9)  # levels of the ends of the interval whose coverage is measured
 QUERY_SHARE = 0.3  # of the rows of a real table
-REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data, of classification and of regression
+REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data and probes, of classes and of numbers
 
 
 def judged_by(columns: Iterable[str]) -> str:
@@ -21,5 +24,7 @@ def judged_by(columns: Iterable[str]) -> str:
 
 
 def kind_of(data: str) -> str:
-    """Return the kind of validation tables, synthetic, own or real, from the column `data` of validation.csv."""
-    return data if data in (SYNTHETIC, OWN) else REAL
+    """Return the kind of validation tables, synthetic, own, real or probes, from the cell `data` of validation.csv."""
+    if data in (SYNTHETIC, OWN):
+        return data
+    return PROBES if data.startswith(PROBE) else REAL

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from priors import Prior
-from priors.real import real_tables
+from priors.real import hash_of_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
 from tabicl_train.console import info, text_table
@@ -34,7 +34,7 @@ from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.state import build_module
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.train import build_loader, start_drawing
+from tabicl_train.training import build_loader, start_drawing
 
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
@@ -97,9 +97,7 @@ def newest_content(config: RunConfig, prior: Prior) -> dict | None:
     if newest is None:
         return None
     path, content = newest
-    real = real_tables(prior)
-    fingerprint = None if real is None else real.fingerprint()
-    refuse_changes(content, asdict(config), fingerprint, config.plugins_used())
+    refuse_changes(content, asdict(config), hash_of_tables(prior), config.plugins_used())
     checkpoint.refuse_non_finite(path, content)
     if content["global_step"] >= config.total_steps:
         why = "the run is finished, no steps are left for a preflight"

@@ -7,22 +7,30 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from priors import PriorError, Table
-from priors.real import real_tables
+from priors.disk import Request
+from priors.real import hash_of_tables, real_tables
 from tabicl_train import plugins
 from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
 from tabicl_train.curriculum import plan_step, stage_at
-from tabicl_train.errors import ConfigError, require_matplotlib
-from tabicl_train.outputs import check_output, input_problems, make_folder, naming
+from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
+from tabicl_train.outputs import (
+    check_output,
+    existing_problems,
+    input_problems,
+    make_folder,
+    naming,
+    output_problems,
+)
 from tabicl_train.stream import planned_table
 
 
@@ -30,7 +38,7 @@ def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[
     """Yield the first tables of a run, one of each group, and their addresses (step, table)."""
     # changes: of the TableSpec
     prior = build_prior(config.prior)
-    plans = (plan_step(config.curriculum, config.model, config.seed, step) for step in range(config.total_steps))
+    plans = (plan_step(config.curriculum, config.model, config.seed, step, prior) for step in range(config.total_steps))
     addresses = ((plan, group) for plan in plans for group in plan.groups)
     for plan, group in tqdm(list(itertools.islice(addresses, count)), unit="table", file=sys.stderr):
         index = group.tables[0]
@@ -89,11 +97,12 @@ def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
     if not 0 <= args.step < config.total_steps:
         raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
-    plan = plan_step(config.curriculum, config.model, config.seed, args.step)
+    prior = build_prior(config.prior)
+    plan = plan_step(config.curriculum, config.model, config.seed, args.step, prior)
     spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
     if spec is None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
-    table = planned_table(build_prior(config.prior), plan, spec, config.seed, args.table)
+    table = planned_table(prior, plan, spec, config.seed, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
@@ -102,6 +111,16 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def dump(config: RunConfig, args: Any) -> None:
+    """Write the tables of some steps of the run to shards, or to an HDF5 file."""
+    if args.output is None:
+        raise ConfigError(["output is missing; it is the folder or file to write the tables to"])
+    if args.format == "hdf5":
+        dump_hdf5(config, args)
+    else:
+        dump_shards(config, args)
+
+
+def dump_shards(config: RunConfig, args: Any) -> None:
     """Write the tables of some steps of the run to shards."""
     # Shards are written whole, since two machines that each write some steps of one would lose each other's tables.
     # Only the last one may be shorter, at the end of the curriculum. If trainer.max_steps ends a run in the middle of a
@@ -109,9 +128,9 @@ def dump(config: RunConfig, args: Any) -> None:
     from priors.disk import SHARD_SIZE
     from priors.disk import dump as write_tables
 
-    if args.output is None:
-        raise ConfigError(["output is missing; it is the folder to write the tables to"])
     problems = []
+    if config.prior["name"] == "hdf5":
+        problems.append("prior=hdf5 has its tables in a file already; format=hdf5 writes some of them to another one")
     if not 0 <= args.first_step < config.total_steps:
         problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
     if args.first_step % SHARD_SIZE:
@@ -132,26 +151,83 @@ def dump(config: RunConfig, args: Any) -> None:
     curriculum_steps = sum(stage.steps for stage in config.curriculum.stages.values())
     steps = range(args.first_step, min(whole_shards, curriculum_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
-    requests = (
-        ((config.seed, step, index), group.spec)
-        for step in steps
-        for group in plan_step(config.curriculum, config.model, config.seed, step).groups
-        for index in group.tables
-    )
-    prior = build_prior(config.prior)
-    facts = {"name": config.prior["name"]}
-    real = real_tables(prior)
-    if real is not None:
-        facts["real_tables"] = real.fingerprint()
-    for record, _ in plugins.uses(config.plugins_used(), ["prior"]):
-        facts[f"plug-in {record['module']}"] = record["sha256"]
-    # A process unpickles the prior, whose plug-in it must have imported before.
-    prepare = functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
     counts = write_tables(
-        prior, requests, args.output, processes=args.processes, total=tables, prepare=prepare, facts=facts
+        build_prior(config.prior),
+        requests_of(config, steps),
+        args.output,
+        processes=args.processes,
+        total=tables,
+        prepare=load_plugins(),
+        facts=facts_about(config),
     )
     shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
     print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
+
+
+def dump_hdf5(config: RunConfig, args: Any) -> None:
+    """Write the tables of some steps of the run to an HDF5 file."""
+    if not is_installed("h5py"):
+        raise ConfigError([f"format=hdf5 needs h5py: {install('h5py', 'hdf5')}"])
+    from priors.hdf5 import dump as write_tables
+    from priors.hdf5 import mixed_rows
+
+    problems = output_problems("output", args.output) + existing_problems("output", args.output, args.overwrite)
+    problems += input_problems("output", args.output, input_files(config))
+    if not 0 <= args.first_step < config.total_steps:
+        problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
+    if config.model.missing_values:
+        problems.append("model.missing_values is true; nanoTabPFN and TFM-Playground cannot read missing values")
+    if problems:
+        raise ConfigError(problems)
+    steps = range(args.first_step, min(args.first_step + args.steps, config.total_steps))
+    requests = list(requests_of(config, steps))
+    batch_size = args.batch_size
+    if batch_size is None:
+        batch_size = stage_at(config.curriculum, steps[0])[1].tables
+    shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
+    for first in range(0, len(shapes), batch_size):
+        if problem := mixed_rows(shapes[first : first + batch_size], first):
+            advice = "set curriculum.stages.NAME.group_size to the tables of a step, or a smaller batch_size"
+            raise ConfigError([f"{problem}: {advice}"])
+    write_tables(
+        build_prior(config.prior),
+        requests,
+        args.output,
+        batch_size,
+        config.model.max_classes,
+        processes=args.processes,
+        prepare=load_plugins(),
+        facts=facts_about(config),
+    )
+    print(f"{args.output}: {len(requests)} tables of steps {steps[0]}..{steps[-1]}")
+    if len(set(shapes)) > 1:
+        loaders = "nanoTabPFN and TFM-Playground"
+        print(f"{loaders} must read it with batch_size={batch_size} or a divisor: batches differ in rows or split")
+
+
+def requests_of(config: RunConfig, steps: range) -> Iterator[Request]:
+    """Yield the address and the specification of all tables of some steps."""
+    prior = build_prior(config.prior)
+    for step in steps:
+        for group in plan_step(config.curriculum, config.model, config.seed, step, prior).groups:
+            for index in group.tables:
+                yield (config.seed, step, index), group.spec
+
+
+def facts_about(config: RunConfig) -> dict[str, str]:
+    """Return what a dump holds about its tables besides the options of the prior."""
+    facts = {"name": config.prior["name"]}
+    fingerprint = hash_of_tables(build_prior(config.prior))
+    if fingerprint is not None:
+        facts["real_tables"] = fingerprint
+    for record, _ in plugins.uses(config.plugins_used(), ["prior"]):
+        facts[f"plug-in {record['module']}"] = record["sha256"]
+    return facts
+
+
+def load_plugins() -> Callable[[], object]:
+    """Return a function for a process that will unpickle the prior, whose plug-in it must have imported before."""
+    return functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
 
 
 ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}

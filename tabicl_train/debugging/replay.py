@@ -22,7 +22,7 @@ from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import build_module
 from tabicl_train.stream import StepStream, pack, planned_table
-from tabicl_train.train import build_loader
+from tabicl_train.training import build_loader
 
 KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback")  # what a run may need of plug-ins
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
@@ -89,7 +89,7 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
 
 def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     """Print loss and gradient norm of each table of a step."""
-    plan = plan_step(stream.curriculum, stream.model, stream.seed, step)
+    plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
     _, stage, _ = stage_at(stream.curriculum, step)
     non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
     print(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}")

@@ -62,6 +62,9 @@ class Launch:
         """List the contradiction between `trainer.devices` and the number of ranks."""
         if devices in (None, self.local_size):
             return []
+        if self.size == 1 and not is_rank():  # `train` was called from Python
+            start = f"start the command tabicl-train trainer.devices={devices}, or torchrun, instead"
+            return [f"trainer.devices is {devices}, but this process is a single rank; {start}"]
         return [f"trainer.devices is {devices}, but torchrun has started {self.local_size} ranks here; leave it out"]
 
 

@@ -22,7 +22,7 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, unfinished
+from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, short_name, unfinished
 from tabicl_train.evaluation.scores import THIS_MODEL
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
@@ -76,17 +76,6 @@ def networks_of(word: str) -> Networks:
     if None in seeds or len(set(seeds)) < len(seeds):
         raise ConfigError([f"{word} stands for runs with the seeds {seeds}; each must have a seed of its own"])
     return Networks(short_name(word), dict(zip(seeds, found, strict=True)))
-
-
-def short_name(word: str) -> str:
-    """Return the last part of a path without the ending of a file."""
-    path = Path(word)
-    if path.is_dir() or path.suffix not in (".csv", ".ckpt", ".pt", ".pth", ".safetensors"):
-        return path.resolve().name if word in (".", "..") else path.name
-    if path.stem in ("evaluation", "scores", "model", "best"):  # as the demo calls those in its run directory
-        folder = path.resolve().parent
-        return folder.parent.name if folder.name == "checkpoints" else folder.name
-    return path.stem
 
 
 def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:

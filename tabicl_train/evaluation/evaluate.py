@@ -23,12 +23,21 @@ from priors.real.csv_format import csv_format, format_problems
 from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
-from tabicl_train.config.schema import at_least
+from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, as_text, score, score_numbers, standardize
-from tabicl_train.evaluation.suites import DRAWS, SPLITS, STORED_SCORES, Source, Task, sources
+from tabicl_train.evaluation.openml_cache import protocol_of, remark
+from tabicl_train.evaluation.scores import (
+    LEVELS,
+    THIS_MODEL,
+    as_text,
+    bencheval_table,
+    score,
+    score_numbers,
+    standardize,
+)
+from tabicl_train.evaluation.suites import DRAWS, ROWS, SPLITS, STORED_SCORES, Source, Task, sources
 from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -38,6 +47,7 @@ from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
+FORMATS = ("scores", "bencheval")  # of the output
 TEXTS = ("data", "method", "trained_range")  # columns of the results; a task may be called 61
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
@@ -47,6 +57,10 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
+    if options.suite == "openml":
+        line = remark(str(options.tasks), options.splits, options.rows, results["data"].nunique(), len(tasks))
+        if line is not None:
+            print(line)
     return results
 
 
@@ -62,7 +76,7 @@ def scored(
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal)
-    tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form)
+    tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
     if problems := replaced_inputs(options, tasks):
         raise ConfigError(problems)
     network, trained = build_model(pretrained), pretrained.trained_range
@@ -88,7 +102,7 @@ def scored(
         rest = [task for task in tasks if task.name not in done]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
-            for task_rows in score_tasks(rest, methods, options.rows, splits_of(options)):
+            for task_rows in score_tasks(rest, methods, rows_of(options), splits_of(options)):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
                 scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
@@ -101,6 +115,9 @@ def scored(
     results = pd.DataFrame(scores)
     if output:
         unfinished(output).unlink(missing_ok=True)
+        if options.format == "bencheval":
+            table = bencheval_table(results, short_name(options.checkpoint))
+            Records(output.parent).replace(output.name, table.to_csv(index=False))
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
     return results, trained, tasks
 
@@ -135,13 +152,20 @@ def unfinished(output: Path) -> Path:
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
-    problems = at_least(1, splits=splits_of(options), n_estimators=options.n_estimators)
+    problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators)
     problems += at_least(20, rows=options.rows)
     if options.suite == "probes":
-        if splits_of(options) > DRAWS:
+        if options.splits is not None and options.splits > DRAWS:
             problems.append(f"splits is {options.splits}; suite=probes has {DRAWS} draws of each probe")
-        if options.rows != EvaluateOptions.rows:
+        if options.rows not in (None, ROWS):
             problems.append(f"rows is {options.rows}; suite=probes has its own numbers of rows")
+    if options.suite == "openml":
+        protocol = protocol_of(options.tasks)
+        if protocol.has_own_folds and options.splits is not None and options.splits > protocol.splits:
+            problems.append(f"splits is {options.splits}; tasks={options.tasks} has {protocol.splits} folds")
+    problems += one_of("format", options.format, FORMATS)
+    if options.format == "bencheval" and options.output is None:
+        problems.append("format is 'bencheval'; name the file: output=FILE.csv")
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal)
@@ -202,16 +226,34 @@ def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | Non
         known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
     splits = splits_of(options)
-    if options.rows != known["rows"] or splits > known["splits"]:
+    if rows_of(options) != known["rows"] or splits > known["splits"]:
         return None
     return scores[scores["split"] < splits]  # the first splits do not depend on their number
 
 
-def splits_of(options: EvaluateOptions) -> int:
-    """Return the number of splits, or of draws of a probe."""
-    if options.splits is not None:
+def splits_of(options: EvaluateOptions) -> int | None:
+    """Return the number of splits, or of draws of a probe; None for that of a protocol of suite=openml."""
+    if options.splits is not None or options.suite == "openml":
         return options.splits
     return DRAWS if options.suite == "probes" else SPLITS
+
+
+def rows_of(options: EvaluateOptions) -> int | None:
+    """Return the largest number of rows of a task; None for that of a protocol of suite=openml."""
+    if options.rows is not None or options.suite == "openml":
+        return options.rows
+    return ROWS
+
+
+def short_name(checkpoint: str) -> str:
+    """Return the last part of a path without the ending of a file."""
+    path = Path(checkpoint)
+    if path.is_dir() or path.suffix not in (".csv", ".ckpt", ".pt", ".pth", ".safetensors"):
+        return path.resolve().name if checkpoint in (".", "..") else path.name
+    if path.stem in ("evaluation", "scores", "model", "best"):  # as the demo calls those in its run directory
+        folder = path.resolve().parent
+        return folder.parent.name if folder.name == "checkpoints" else folder.name
+    return path.stem
 
 
 def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
@@ -220,7 +262,7 @@ def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
     return sizes.drop_duplicates().merge(stored, on=["data", "split"]).to_dict("records")
 
 
-def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -> Iterator[list[dict]]:
+def score_tasks(tasks: list[Source], methods: Methods, rows: int | None, splits: int | None) -> Iterator[list[dict]]:
     """Yield the rows of one task after another, and print a warning for a task that fails."""
     for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
         try:
@@ -233,24 +275,28 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int, splits: int) -
         yield scores
 
 
-def score_task(task: Task, methods: Methods, splits: int, first: int = 0) -> list[dict]:
+def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0) -> list[dict]:
     """Score methods on splits of a task, with numbers standardized by the labeled rows."""
-    # first: the number of the first split that counts, of those up to `splits`
+    # first: the number of the first score that counts, of those of `splits` splits
     rows = []
-    for index, split in enumerate(task.splits(splits)):
+    for index, together in enumerate(task.scored_together(splits)):
         if index < first:
             continue
-        X, train, query = split.X, split.labeled, split.query
-        y = standardize(split.y, train) if task.is_regression else split.y
         sizes = {"rows": len(task.X), **task.sizes}
         for method, make in methods.items():
             started = time.perf_counter()
-            # A second thread that shared its core with another process made gradient boosting 20 times slower.
-            with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
-                model = make().fit(X.iloc[train], y[train])
-                predictions = predict(model, X.iloc[query], task.is_regression)
+            targets, parts = [], []
+            for split in together:
+                X, train, query = split.X, split.labeled, split.query
+                y = standardize(split.y, train) if task.is_regression else split.y
+                # A second thread that shared its core with another process made gradient boosting 20 times slower.
+                with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
+                    model = make().fit(X.iloc[train], y[train])
+                    parts.append(predict(model, X.iloc[query], task.is_regression))
+                targets.append(y[query])
             seconds = time.perf_counter() - started
-            scores = (score_numbers if task.is_regression else score)(y[query], *predictions)
+            predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
+            scores = (score_numbers if task.is_regression else score)(np.concatenate(targets), *predictions)
             rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
 

@@ -25,6 +25,7 @@ from tabicl_train.evaluation.suites import Source, Split, Task, refuse_folder
 
 QUERY_ROWS = 500
 SIZES = (50, 200, 800)  # labeled rows
+VALIDATION_ROWS = 200  # labeled rows during training
 NOISE = 1 / 3
 SLOPE = 4.0
 POSSIBLE = "possible"  # the method that knows the probabilities, or the signal and the noise
@@ -183,6 +184,7 @@ class Probe(Task):
     """A probe with so many labeled rows. Its `X` and `y` are those of the first draw."""
 
     def __init__(self, name: str, labeled_rows: int, numbers: bool) -> None:
+        self.probe = name
         self.kind = KINDS[name]
         self.labeled_rows = labeled_rows
         self.seed = (zlib.crc32(name.encode()), labeled_rows, int(numbers))
@@ -255,6 +257,16 @@ def probes(folder: str | None, numbers: bool) -> list[Source]:
         for size in probe.sizes:
             read = partial(first_table, kind, size, numbers)
             found.append(ProbeSource(title(kind, size), read, numbers, kind=kind, labeled_rows=size))
+    return found
+
+
+def validation_probes(numbers: bool) -> list[Probe]:
+    """Return each probe with a number of labeled rows near VALIDATION_ROWS, for scores during training."""
+    found = []
+    for name, kind in KINDS.items():
+        if kind.for_numbers or not numbers:
+            labeled_rows = min(kind.sizes, key=lambda size: abs(size - VALIDATION_ROWS))
+            found.append(Probe(name, labeled_rows, numbers))
     return found
 
 

@@ -22,7 +22,7 @@ from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, r
 from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.statistics import mean_interval, win_rate
@@ -35,6 +35,9 @@ COVERAGE = INTERVAL[1] - INTERVAL[0]  # of exact quantiles
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 # In standard deviations of the target. On a task that a forest solves up to rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01
+ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
+ANCHOR_ELO = 1000
+LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 THIS_MODEL = "this model"
 COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
@@ -52,6 +55,7 @@ FORMATS = {  # name and format of each column of `summarize` apart from the ends
     "width": ("width", ".2f"),
     "coverage": ("coverage", ".2f"),
     "mean_rank": ("mean rank", ".2f"),
+    "elo": ("Elo", ".0f"),
     "win_rate": ("win rate", ".2f"),
     "lead": ("lead", "+.3f"),
 }
@@ -164,6 +168,49 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     return summary
 
 
+def bencheval_table(results: pd.DataFrame, name: str = THIS_MODEL) -> pd.DataFrame:
+    """Make a table for the package bencheval, which ranks methods for TabArena's leaderboard.
+
+    Parameters
+    ----------
+    results : DataFrame
+        As described at the top.
+    name : str
+        What the network is called.
+
+    Returns
+    -------
+    DataFrame
+        A row per method, task and split, with the columns method, task, seed (the split) and metric_error: 1 - ROC AUC
+        for two classes, log loss for more, RMSE for numbers.
+    """
+    if "roc_auc" in results:
+        error = np.where(results["classes"] == 2, 1 - results["roc_auc"], results["log_loss"])
+    else:
+        error = results["rmse"]
+    methods = results["method"].replace(THIS_MODEL, name)
+    return pd.DataFrame({"method": methods, "task": results["data"], "seed": results["split"], "metric_error": error})
+
+
+def add_elo(summary: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """Add Elo and its 95 % interval to a table of `summarize`: the columns elo, elo_low and elo_high.
+
+    Without bencheval, without a random forest to compare with, or with few tasks, the table stays as it is.
+    """
+    others = set(results["method"]) - {ANCHOR, MARGINAL}
+    has_both = ANCHOR in set(results["method"]) and len(others) > 0
+    if not has_both or results["data"].nunique() < LEAST_ELO_TASKS or not is_installed("bencheval"):
+        return summary
+    from bencheval.evaluator import BenchmarkEvaluator
+
+    table = bencheval_table(results)
+    table = table[table["method"] != MARGINAL]  # which may be below all others everywhere: it would have no finite Elo
+    evaluator = BenchmarkEvaluator(seed_column="seed", columns_to_agg_extra=[])
+    elo = evaluator.compute_elo(table, calibration_framework=ANCHOR, calibration_elo=ANCHOR_ELO)
+    low, high = elo["elo"] - elo["elo-"], elo["elo"] + elo["elo+"]
+    return summary.join(pd.DataFrame({"elo": elo["elo"], "elo_low": low, "elo_high": high}))
+
+
 def ranked(results: pd.DataFrame) -> pd.Series:
     """Average over tasks, by method, the best first, without the marginal quantiles, a trivial method."""
     return judged(results).mean().drop(MARGINAL, errors="ignore").sort_values(ascending=False, kind="stable")
@@ -269,7 +316,7 @@ def bucket_text(results: pd.DataFrame, quantity: str, which: str) -> str:
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
     """Format means over tasks, a line per method; which: an addition to the heading."""
     by = judged_by(results)
-    summary = summarize(results)
+    summary = add_elo(summarize(results), results)
     columns = {name: FORMATS[name] for name in FORMATS if name in summary}
     columns["win_rate"] = f"win rate of {THIS_MODEL}", ".2f"
     columns["lead"] = f"its lead in {REAL_SCORES[by]}", "+.3f"

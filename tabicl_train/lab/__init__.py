@@ -8,6 +8,9 @@ from tabicl_train import register
 from tabicl_train.lab.sequence_config import SequenceConfig
 
 register.network("sequence", "tabicl_train.lab.sequence_model:SequenceModel", settings=SequenceConfig)
+register.network(
+    "retrieval", "tabicl_train.lab.retrieval:Retrieval", settings="tabicl_train.lab.retrieval:RetrievalConfig"
+)
 
 register.prior("linear_functions", "tabicl_train.lab.priors.linear_functions:LinearFunctions")
 register.prior("needle", "tabicl_train.lab.priors.needle:Needle")

@@ -126,6 +126,9 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
     """
     classifier = scene.classifier
     layers = [site.attention for site in sites(classifier.network_) if site.stage == "icl"]
+    if not layers:
+        name = type(classifier.network_).__name__
+        raise ConfigError([f"{name} names no layers of in-context learning whose keys are the labeled rows alone"])
     if not -len(layers) <= layer < len(layers):
         raise ConfigError([f"layer is {layer}; the network has the layers 0..{len(layers) - 1}"])
     attention = layers[layer]

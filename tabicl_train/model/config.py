@@ -276,7 +276,6 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
 FIRST = "tabicl"  # the family whose settings do not name it
 
 
-@dataclass(frozen=True)
 class Family:
     """A family of networks: what is registered by `register.network`.
 
@@ -284,23 +283,36 @@ class Family:
     ----------
     entry : type or str
         The class of the network, a subclass of `family.Network`, or "module:name", which is imported on first use.
-    settings : type
-        The dataclass of its settings. Except for that of TabICL it has a field `family`, whose default is the name.
+    settings : type or str
+        The dataclass of its settings, or "module:name". Except for that of TabICL it has a field `family`, whose
+        default is the name.
     """
 
-    entry: Any
-    settings: type
-
-    def __post_init__(self) -> None:
-        """Refuse settings that checkpoints could not tell from those of another family."""
-        if self.settings is not TabICLConfig and not isinstance(getattr(self.settings, "family", None), str):
-            name = self.settings.__name__
-            raise ConfigError([f"{name} needs a field with the name of the network: family: str = 'NAME'"])
+    def __init__(self, entry: Any, settings: Any) -> None:
+        self.entry = entry
+        self._settings = settings
+        if not isinstance(settings, str):
+            check_family_field(settings)
 
     @property
     def network(self) -> "type[Network]":
         """The class of the network."""
         return register.load(self.entry) if isinstance(self.entry, str) else self.entry
+
+    @property
+    def settings(self) -> type:
+        """The dataclass of its settings."""
+        if isinstance(self._settings, str):
+            self._settings = register.load(self._settings)
+            check_family_field(self._settings)
+        return self._settings
+
+
+def check_family_field(settings: type) -> None:
+    """Refuse settings that checkpoints could not tell from those of another family."""
+    if settings is not TabICLConfig and not isinstance(getattr(settings, "family", None), str):
+        name = settings.__name__
+        raise ConfigError([f"{name} needs a field with the name of the network: family: str = 'NAME'"])
 
 
 register.network("tabicl", "tabicl_train.model.tabicl:TabICL", settings=TabICLConfig)

@@ -116,9 +116,7 @@ def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -
     """Represent labeled rows, (rows, D), and return the `columns` of Encoded."""
     config = network.config
     column = network.col_embedder
-    sizes, shapes = network.groups(pack)  # (B, 3) and the same as a list: N, n and G of each table
-    size = part_size(config, pack, tokens)
-    layout = column_layout(sizes, shapes, config.col_num_inducing)
+    sizes, shapes, layout, size = layout_of(network, pack, tokens)
     labels = pack.y.index_select(0, layout.labels)  # (tokens,)
     digits = [labels]
     if config.col_target_aware and num_classes > config.max_classes:
@@ -148,9 +146,7 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
     """Represent query rows, (rows, D), with the `columns` of Encoded."""
     config = network.config
     column = network.col_embedder
-    sizes, shapes = network.groups(pack)  # (B, 3) and the same as a list: N, n and G of each table
-    size = part_size(config, pack, tokens)
-    layout = column_layout(sizes, shapes, config.col_num_inducing)
+    sizes, shapes, layout, size = layout_of(network, pack, tokens)
     cells = column.read(pack, layout, None)  # (tokens, K)
 
     embedded = cells.new_empty(len(cells), config.embed_dim)  # (tokens, E)
@@ -164,9 +160,12 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
     return represent_rows(network, embedded, sizes, shapes, layout, size)
 
 
-def part_size(config: TabICLConfig, pack: Pack, tokens: int) -> int:
-    """Return how many tokens are computed at once."""
-    return tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+def layout_of(network: Any, pack: Pack, tokens: int) -> tuple[Tensor, list[Shape], Columns, int]:
+    """Return N, n and G of each table, (B, 3) and as a list, the layout of their columns, and the tokens of a part."""
+    config = network.config
+    sizes, shapes = network.groups(pack)
+    layout = column_layout(sizes, shapes, config.col_num_inducing)
+    return sizes, shapes, layout, tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
 
 
 def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:

@@ -201,6 +201,14 @@ class Context(NamedTuple):
     shapes: tuple[Shape, ...] = ()  # the same numbers for the host
 
 
+class InFront(NamedTuple):
+    """In-context learning with T more rows in front of the labeled rows of each table; see `rows_in_front`."""
+
+    context: Context  # the layout of all rows, in which the rows in front count as labeled ones
+    front: Tensor  # int64 (B * T,), the positions of the rows in front
+    labeled: Tensor  # int64 (labeled rows,), the positions of the labeled rows
+
+
 def starts_of(lengths: Tensor) -> Tensor:
     """Return the starts of adjacent pieces of these lengths."""
     return lengths.cumsum(0) - lengths
@@ -336,3 +344,55 @@ def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context
         sizes,
         tuple(shapes),
     )
+
+
+def rows_in_front(context: Context, rows: int, *, as_queries: bool = False) -> InFront:
+    """Lay out in-context learning anew, with more rows in front of the labeled rows of each table.
+
+    Query rows attend to them as to labeled rows; `log_n` stays that of the labeled rows, as it is given apart from the
+    layout.
+
+    Parameters
+    ----------
+    context : Context
+        The layout without these rows.
+    rows : int
+        T, the rows in front of each table.
+    as_queries : bool
+        Whether they are query rows too, as the labeled rows are in `InContextLearner.keys`.
+
+    Returns
+    -------
+    InFront
+    """
+    T = rows
+    if context.sizes is None:  # a graph that is exported, whose tables are equal
+        ((B, queries, n, *_),) = context.queries.runs
+        table = torch.arange(B)[:, None] * (n + T)  # (B, 1), the first row of each table
+        longer = equal_context(B, n + T, queries + (T if as_queries else 0))
+        front = (table + torch.arange(T)).flatten()
+        labeled = (table + T + torch.arange(n)).flatten()
+        return InFront(longer, front, labeled)
+
+    N, n, third = context.sizes.unbind(1)
+    more = 2 * T if as_queries else T
+    sizes = torch.stack([N + more, n + T, third], 1)
+    longer = context_layout(sizes, [(N + more, n + T, third) for N, n, third in context.shapes])
+    first = starts_of(n + T)  # (B,), the first row of each table among the rows in front and the labeled ones
+    front = (first[:, None] + torch.arange(T, device=n.device)).flatten()
+    labeled = positions(first + T, 1, n, context.labeled)
+    return InFront(longer, front, labeled)
+
+
+def equal_context(tables: int, labeled: int, queries: int) -> Context:
+    """Lay out in-context learning of equal tables in a graph that is exported, where sizes are symbols."""
+    B, n = tables, labeled
+    table = torch.zeros(B * (n + queries), dtype=torch.int64)  # all tables have the same n, so log n is given once
+    every = symbolic_spans([[B, n, n, 0, 0], [B, queries, n, 0, 0]], B * (n + queries))
+    return Context(B * n, table, table, every, symbolic_spans([[B, queries, n, 0, 0]], B * queries))
+
+
+def symbolic_spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
+    """Make the parts of Spans that `attend_by_run` reads, with symbolic sizes."""
+    nothing, uses = torch.zeros(0), 2 if len(runs) > 1 else 1  # labeled and query rows attend to the same keys
+    return Spans(runs, queries, nothing, nothing, 0, 0, uses, nothing if shared else None)

@@ -10,6 +10,7 @@ points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,11 @@ class TabICL(Network):
     """
 
     parts = {"column": "col_embedder", "row": "row_interactor", "icl": "icl_predictor"}
+    # The stages; a subclass may have another one. Where it puts one in the place of ours later, the weights of a seed
+    # differ, since both are drawn.
+    column_embedding: ClassVar[type[ColumnEmbedding]] = ColumnEmbedding
+    row_interaction: ClassVar[type[RowInteraction]] = RowInteraction
+    in_context_learner: ClassVar[type[InContextLearner]] = InContextLearner
     to_public = staticmethod(to_public)
 
     def __init__(self, config: TabICLConfig):
@@ -63,9 +69,9 @@ class TabICL(Network):
         if problems := config.problems():
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         self.config = config
-        self.col_embedder = ColumnEmbedding(config)
-        self.row_interactor = RowInteraction(config)
-        self.icl_predictor = InContextLearner(config)
+        self.col_embedder = self.column_embedding(config)
+        self.row_interactor = self.row_interaction(config)
+        self.icl_predictor = self.in_context_learner(config)
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
         """Predict the query rows of all tables, one table after the other.

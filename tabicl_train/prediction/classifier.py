@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -18,8 +19,10 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
+from priors.real.preprocessing import Member
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
+from tabicl_train.prediction.predict import decode
 
 __all__ = ["TabICLClassifier"]
 
@@ -48,6 +51,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
         numbering of classes, and the first one keeps the order of features and classes. Members also take turns in how
         they number categories (three or more, not ordered by pandas): first by their targets, then in sorted order.
+        Half of them, and the first one, see columns of more than 30 categories as shrunken effects on the target, of
+        labeled rows cross-fitted. The other half have further columns that tell which values are missing, if that is
+        related to the target (chi-squared test of the labeled rows) and the network has no tokens for missing values.
     norm_methods : str or tuple of str
         One or some of "none", "power" and "quantile"; members take turns.
     memory_gb : float
@@ -171,11 +177,15 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         # temperature: a divisor of logits; with many classes, in each softmax of their tree
         C = len(self.classes_)
         total = np.zeros((len(numbers), C))
-        passes = self._passes(numbers, lambda member: (self.y_ + member.shift) % C, C, temperature)
-        for members, rows, logits in passes:
-            for member, of_member in zip(members, logits, strict=True):
-                total[rows] += np.roll(of_member, -member.shift, axis=-1)[: rows.stop - rows.start]
+        for members, rows, logits in self._passes(numbers, partial(decode, temperature=temperature)):
+            for number, of_member in zip(members, logits, strict=True):
+                shift = self.members_[number].shift
+                total[rows] += np.roll(of_member, -shift, axis=-1)[: rows.stop - rows.start]
         return total / len(self.members_)
+
+    def _labels(self, member: Member) -> np.ndarray:
+        """Return the classes of the labeled rows as a member numbers them."""
+        return (self.y_ + member.shift) % len(self.classes_)
 
     def _best_temperature(self, X: pd.DataFrame) -> float:
         """Find the temperature with the lowest loss of the labeled rows, predicted in 5-fold cross-validation."""

@@ -44,7 +44,7 @@ from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
 from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
-from tabicl_train.prediction.predict import decode, encode, pack_of_queries, represent, representation_problem
+from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
 from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Ensemble(BaseEstimator):
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
         warn_of_resemblances(X, self.encoder_.kinds)
         warn_of_identifiers(X, self.encoder_.kinds)
-        self.X_ = self.encoder_.transform(X)
+        self.X_ = self.encoder_.crossfitted(self.encoder_.transform(X), target)
         self.normalizers_ = {method: Normalizer(method).fit(self.X_) for method in self._norm_methods}
         rng = check_random_state(self.random_state)
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
@@ -197,10 +197,10 @@ class Ensemble(BaseEstimator):
 
         Returns
         -------
-        array of shape (rows, D)
-            Float32, of the first member of the ensemble, which keeps the order of the columns; representations of
-            several members are not averaged, since each sees other columns. They depend on the labeled rows. A row
-            gets the same values whichever rows it is represented with. D is model.row_num_cls * model.embed_dim.
+        array of shape (members, rows, D)
+            Float32, of each member of the ensemble. They are not averaged, since members see the columns in other
+            orders; the first one keeps the order of the table. They depend on the labeled rows. A row gets the same
+            values whichever rows it is represented with. D is model.row_num_cls * model.embed_dim.
 
         Raises
         ------
@@ -216,27 +216,15 @@ class Ensemble(BaseEstimator):
         problem = representation_problem(self.network_)
         if problem is not None:
             raise ConfigError([problem])
-        first = self.members_[:1]
-        num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
-        (_, size), _, tokens = self._sizes(num_classes)
+        of_members: list[list[np.ndarray]] = [[] for _ in self.members_]
+        for members, rows, represented in self._passes(numbers, represent):
+            for number, of_member in zip(members, represented, strict=True):
+                of_members[number].append(of_member[: rows.stop - rows.start])
+        return np.stack([np.concatenate(parts) for parts in of_members])
 
-        (labeled,) = self._rows(self._tables(self.X_), first)
-        y = torch.from_numpy(self.y_).to(self.device_)
-        state = encode(self.network_, Pack.of([(labeled, y, len(y))]), num_classes, tokens)
-
-        padding = np.repeat(numbers[-1:], -len(numbers) % size, axis=0)  # as in `_passes`
-        (queries,) = self._rows(self._tables(np.concatenate([numbers, padding])), first)
-
-        dtype = autocast_dtype(self.device_)
-
-        def represent_some(rows: torch.Tensor) -> np.ndarray:
-            with torch.autocast(self.device_.type, dtype, dtype is not None):
-                found = represent(self.network_, state, pack_of_queries([rows]), tokens)
-            return found.float().cpu().numpy()
-
-        with side_by_side(self.device_) as (run, _):
-            represented = list(run(represent_some, queries.split(size)))
-        return np.concatenate(represented)[: len(numbers)]
+    def _labels(self, member: Member) -> np.ndarray:
+        """Return the labels of the labeled rows as a member sees them."""
+        raise NotImplementedError
 
     def _numbers(self, X: Any) -> np.ndarray:
         """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
@@ -245,10 +233,11 @@ class Ensemble(BaseEstimator):
         return self.encoder_.transform(self._frame(X))
 
     def _passes(
-        self, numbers: np.ndarray, labels: Callable[[Member], np.ndarray], num_classes: int, temperature: float = 1.0
-    ) -> Iterator[tuple[list[Member], slice, np.ndarray]]:
-        """Yield predictions float32 (members, rows, outputs) of some members and some query rows at a time."""
-        # numbers: query rows, (rows, features); labels: those of the labeled rows for a member
+        self, numbers: np.ndarray, compute: Callable[..., torch.Tensor]
+    ) -> Iterator[tuple[range, slice, np.ndarray]]:
+        """Yield the numbers of some members, some query rows, and what is computed, float32 (members, rows, width)."""
+        # numbers: query rows, (rows, features); compute: `decode` or `represent`
+        num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
         (together, size), kept, tokens = self._sizes(num_classes)
         plan = plan_passes(len(self.members_), len(numbers), together, size)
         device = self.device_
@@ -267,7 +256,7 @@ class Ensemble(BaseEstimator):
             members = [self.members_[number] for number in group]
             tables = []
             for X, member in zip(self._rows(labeled, members), members, strict=True):
-                y = torch.from_numpy(labels(member)).to(device)
+                y = torch.from_numpy(self._labels(member)).to(device)
                 tables.append((X, y, len(y)))
             with torch.autocast(device.type, dtype, dtype is not None):
                 state = encode(self.network_, Pack.of(tables), num_classes, tokens)
@@ -275,14 +264,14 @@ class Ensemble(BaseEstimator):
                 self._kept[dtype, group] = state
             return state
 
-        def decode_pass(one: Pass, state: Any) -> np.ndarray:
-            """Predict the query rows of a pass, and the padding after them."""
+        def compute_pass(one: Pass, state: Any) -> np.ndarray:
+            """Compute the query rows of a pass, and the padding after them."""
             members = [self.members_[number] for number in one.members]
             rows = {method: table[one.rows.start : one.rows.start + size] for method, table in queries.items()}
             with torch.autocast(device.type, dtype, dtype is not None):
                 pack = pack_of_queries(self._rows(rows, members))
-                predictions = decode(self.network_, state, pack, temperature, tokens)
-            return predictions.float().cpu().numpy().reshape(len(members), size, -1)
+                found = compute(self.network_, state, pack, tokens=tokens)
+            return found.float().cpu().numpy().reshape(len(members), size, -1)
 
         with side_by_side(device) as (run, threads):
             # A single group is encoded on all cores. Its bits depend on their number, but are the same for all rows.
@@ -291,8 +280,8 @@ class Ensemble(BaseEstimator):
                 states = dict(zip(groups, run_encode(encode_group, groups), strict=True))
                 for passes in batched(plan.passes_of(groups), threads):
                     states_of_passes = [states[one.members] for one in passes]
-                    for one, predictions in zip(passes, run(decode_pass, passes, states_of_passes), strict=True):
-                        yield [self.members_[number] for number in one.members], one.rows, predictions
+                    for one, found in zip(passes, run(compute_pass, passes, states_of_passes), strict=True):
+                        yield one.members, one.rows, found
 
     def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Normalize rows by each method, float32 (rows, features)."""
@@ -307,7 +296,7 @@ class Ensemble(BaseEstimator):
         """Return members and query rows of a pass, members whose state is kept, and tokens in memory at a time."""
         # They depend only on the fitted estimator. Half of the memory is for what `encode` keeps.
         network, config = type(self.network_), self.network_.config
-        n, features = len(self.X_), len(self.members_[0].features)
+        n, features = len(self.X_), max(len(member.features) for member in self.members_)
         embedding = network.embedding_width(config)
         width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
         memory = self.memory_gb * 2**30 / 2

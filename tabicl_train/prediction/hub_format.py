@@ -317,13 +317,17 @@ def scores(pretrained: Pretrained) -> list[str]:
         step = rows[0]["step"]
         others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
         of_task = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
-        columns = ["data", "rows", *(score for score in of_task if score != "guess_loss")]
+        columns = ["data", "rows", *(score for score in of_task if score not in ("guess_loss", "possible"))]
+        sets = "bundled data sets"
+        if any("possible" in row for row in rows):
+            columns.append("possible")
+            sets += ", and on probes, with the ROC AUC or R2 that is possible"
         if any(row.get("trained_range") == OUTSIDE for row in rows):
             columns.append("trained_range")
         units = " Losses and RMSE are in standard deviations of the target." if pretrained.config.is_regression else ""
         sections.append(
             f"## Validation\n\nAfter step {step:,}{others}, on validation tables of the prior and on scikit-learn's "
-            f"bundled data sets.{units}{coverage}\n\n"
+            f"{sets}.{units}{coverage}\n\n"
             + table(columns, ([row.get(column, "") for column in columns] for row in rows))
         )
     if rows := origin["evaluation"]:

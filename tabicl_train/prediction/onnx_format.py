@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import install, is_installed
-from tabicl_train.model.pack import Columns, Context, Spans, WithinRows
+from tabicl_train.model.pack import Columns, WithinRows, equal_context
+from tabicl_train.model.pack import symbolic_spans as spans
 from tabicl_train.model.stages import mark_missing
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import write_atomically
@@ -80,17 +81,9 @@ class WithSymbolicSizes(nn.Module):
         position = torch.arange(T).repeat(B * N)
         rows = row.interact(x.flatten(0, 2), WithinRows(every, collecting, position, cls))  # (B * N, D)
 
-        table = torch.zeros(B * N, dtype=torch.int64)  # all tables have the same n
-        all_rows = spans([[B, n, n, 0, 0], [B, N - n, n, 0, 0]], B * N)
-        context = Context(B * n, table, table, all_rows, spans([[B, N - n, n, 0, 0]], B * (N - n)))
+        context = equal_context(B, n, N - n)
         predictions = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
         return predictions.view(B, N - n, -1)
-
-
-def spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
-    """Make the parts of Spans that `attend_by_run` reads, with symbolic sizes."""
-    nothing, uses = torch.zeros(0), 2 if len(runs) > 1 else 1  # labeled and query rows attend to the same keys
-    return Spans(runs, queries, nothing, nothing, 0, 0, uses, nothing if shared else None)
 
 
 def split_rows(x: Tensor, n: int) -> Tensor:

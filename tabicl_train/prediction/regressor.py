@@ -11,10 +11,11 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
-from priors.real.preprocessing import TargetScale
+from priors.real.preprocessing import Member, TargetScale
 from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
+from tabicl_train.prediction.predict import decode
 
 __all__ = ["TabICLRegressor"]
 
@@ -130,6 +131,10 @@ class TabICLRegressor(RegressorMixin, Ensemble):
             raise ValueError(f"coverage is {coverage}; it must lie between 0 and 1")
         return self._at(self._numbers(X), [(1 - coverage) / 2, (1 + coverage) / 2])
 
+    def _labels(self, member: Member) -> np.ndarray:
+        """Return the targets of the labeled rows, which are the same for all members."""
+        return self.y_
+
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
         """Return the pinball loss of the network's own levels (rows,), in units of y (rows,)."""
         a = levels(self.network_.config.outputs).double().numpy()
@@ -146,7 +151,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         total = np.zeros((len(numbers), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
-        for _, rows, quantiles in self._passes(numbers, lambda member: self.y_, num_classes=0):
+        for _, rows, quantiles in self._passes(numbers, decode):
             for of_member in quantiles:
                 for start in range(rows.start, rows.stop, size):
                     some = slice(start, min(start + size, rows.stop))

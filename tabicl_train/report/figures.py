@@ -18,7 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
+from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
 from tabicl_train.console import counted
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
 from tabicl_train.evaluation.scores import (
@@ -149,19 +149,38 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
 
 
 def draw_validation(runs: Runs) -> Figure:
-    """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run."""
+    """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run.
+
+    Of probes, only means are drawn, below a line at what is possible.
+    """
     real = [of_kind(rows, REAL) for rows in runs.values()]
     scores = {score: name for score, name in REAL_SCORES.items() if any(len(own) and score in own for own in real)}
     kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
+    probes = {name: found for name, rows in runs.items() if len(found := inside(of_kind(rows, PROBES)))}
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = list(figure.subplots(1, len(kinds) + len(scores), squeeze=False)[0])
+    panels = list(figure.subplots(1, len(kinds) + len(scores) + bool(probes), squeeze=False)[0])
     for axes, kind in zip(panels, kinds, strict=False):
         draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on {kind} validation tables")
-    for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=True):
+    for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=False):
         draw_sets(axes, {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}, score)
         label_steps(axes, f"{title} on real data")
+    if probes:
+        draw_probe_means(panels[-1], list(runs), probes)
     return figure
+
+
+def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
+    """Draw the mean score over the probes inside the trained range for each run, and the mean of what is possible."""
+    titles = dict.fromkeys(score_name(rows) for rows in probes.values())
+    for name, rows in probes.items():
+        means = rows.groupby("step")[[judged_by(rows), "possible"]].mean()
+        color = f"C{names.index(name)}"
+        label = "mean" if len(names) == 1 else name
+        axes.plot(means.index, means.iloc[:, 0], "o-", color=color, linewidth=2, label=label)
+        axes.plot(means.index, means["possible"], "--", color=color, linewidth=1, label=POSSIBLE)
+    axes.legend(fontsize="small")
+    label_steps(axes, f"{' and '.join(titles)} on probes")
 
 
 def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:

@@ -27,9 +27,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import OWN, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
+from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, judged, standing, summarize
+from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.figures import (
@@ -144,7 +144,7 @@ def mark_together(runs: list[Run]) -> None:
                 outside |= set(last["data"][last["trained_range"] == OUTSIDE])
         for table in tables:
             marks = table["trained_range"] if "trained_range" in table else pd.Series("", table.index)
-            is_public = table["data"].map(kind_of) == REAL
+            is_public = table["data"].astype(str).map(kind_of).isin([REAL, PROBES])  # a task may be called 61
             table["trained_range"] = marks.astype(object).mask(is_public & table["data"].isin(outside), OUTSIDE)
 
 
@@ -296,8 +296,9 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     rows = inside(rows)
     kinds = rows["data"].map(kind_of)
     means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
-    of_real = rows[kinds == REAL].groupby("step")
-    means |= {f"{name} on real data": of_real[score].mean() for score, name in REAL_SCORES.items() if score in rows}
+    for kind, what in ((REAL, "real data"), (PROBES, "probes")):
+        of_kind = rows[kinds == kind].groupby("step")
+        means |= {f"{name} on {what}": of_kind[score].mean() for score, name in REAL_SCORES.items() if score in rows}
     return {name: values for name, values in means.items() if len(values)}
 
 
@@ -307,7 +308,7 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
     for rows in validations.values():
         others = rows.drop(inside(rows).index)
         for data, number in zip(others["data"], others["rows"], strict=True):
-            found.append(data if kind_of(data) == REAL else f"{data} tables of {number:,} rows")
+            found.append(data if kind_of(data) in (REAL, PROBES) else f"{data} tables of {number:,} rows")
     return list(dict.fromkeys(found))
 
 
@@ -331,7 +332,7 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
         "first": first,
         "tasks": counting["data"].nunique(),
         "outside": outside,
-        "summary": summarize(counting).rename(columns=column_name),
+        "summary": add_elo(summarize(counting), counting).rename(columns=column_name),
         "figure": draw_scores(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),

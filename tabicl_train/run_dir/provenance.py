@@ -109,7 +109,7 @@ def cpu_kind() -> str:
 def git(*args: str) -> str | None:
     """Return git's output for the checkout that tracks this package, or None."""
     # An installed package may be inside another project's checkout, which does not track it.
-    for command in (["ls-files", "--error-unmatch", "train.py"], list(args)):
+    for command in (["ls-files", "--error-unmatch", "training.py"], list(args)):
         try:
             result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):

@@ -11,7 +11,7 @@ import pandas as pd
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from tabicl_train.config.schema import REAL, kind_of
+from tabicl_train.config.schema import PROBES, REAL, kind_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import Networks
@@ -75,6 +75,8 @@ class Points:
         by_step = rows_by_step(run.folder, "validation.csv")
         for row in by_step[max(by_step)] if by_step else []:
             kind, data_sets = kind_of(row["data"]), self.sweep.data_sets
+            if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
+                continue
             if not (counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets):
                 continue
             data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"

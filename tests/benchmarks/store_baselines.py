@@ -21,11 +21,10 @@ import pandas as pd
 from catboost import CatBoostClassifier, CatBoostRegressor
 from tqdm import tqdm
 
-from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, is_category
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores import METRICS, NUMBER_METRICS
-from tabicl_train.evaluation.suites import DRAWS, SPLITS, STORED_SCORES, sources
+from tabicl_train.evaluation.suites import DRAWS, ROWS, SPLITS, STORED_SCORES, sources
 from tabicl_train.run_dir.records import Records
 
 PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")
@@ -66,7 +65,7 @@ def main(
         wanted = {name: wanted[name] for name in methods.split(",")}
     packages = (*PACKAGES, *DATA.get(suite, ()))
     about = {
-        "suite": suite, "splits": most, "rows": EvaluateOptions.rows,
+        "suite": suite, "splits": most, "rows": ROWS,
         "parameters": "defaults; see evaluation/baselines.py and tests/benchmarks/store_baselines.py",
         "date": time.strftime("%Y-%m-%d"), "packages": {name: version(name) for name in packages},
     }  # fmt: skip

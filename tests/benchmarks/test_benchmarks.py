@@ -19,6 +19,7 @@ from tiny_network import TINY, tiny_network
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.hub_format import checksum
+from tabicl_train.statistics import mean_interval
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()
@@ -222,3 +223,22 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "2 of 2 points; not passed: none" in result.stdout and "2 kills at random moments" in result.stdout
+
+
+def test_yardsticks(run, tmp_path):
+    """Two seeds with the means 0.7 and 0.8 beside the better one of two baselines, on two probes of two tasks each."""
+    tasks = ["xor (50)", "xor (200)", "lookup (50)", "lookup (200)"]
+    baselines = {"random forest": [0.5, 0.5, 0.7, 0.7], "CatBoost": [0.5, 0.5, 0.6, 0.6], "possible": [0.9] * 4}
+    for seed, of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
+        methods = {"this model": of_seed, **baselines}
+        rows = [
+            {"data": task, "split": 0, "method": method, "roc_auc": score}
+            for method, scores in methods.items()
+            for task, score in zip(tasks, scores, strict=True)
+        ]
+        pd.DataFrame(rows).to_csv(tmp_path / f"net_{seed}_probes_1.csv", index=False)
+    lines = run("yardsticks.py", str(tmp_path)).splitlines()
+    assert lines[2].endswith("| probes: lead over random forest |")
+    leads = np.array([[0.15, 0.05], [0.25, 0.15]])  # (seeds, probes)
+    assert lines[4] == f"| `net`, 1 member | 0.7500 (sd 0.0707), {mean_interval(leads):+.3f} |"
+    assert lines[5:8] == ["| random forest | 0.6000 |", "| CatBoost | 0.5500 |", "| possible | 0.9000 |"]

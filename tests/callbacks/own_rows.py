@@ -12,7 +12,7 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import RealTables
 from priors.table import Table
-from tabicl_train import train as training
+from tabicl_train import training
 from tabicl_train.config.compose import compose
 
 NAME, ROWS = "own_rows", 320

@@ -13,7 +13,7 @@ from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import WandbConfig
 from tabicl_train.run_dir.records import Records
-from tabicl_train.train import train
+from tabicl_train.training import train
 
 CONFIG = {"name": "mine", "seed": 3}
 

@@ -9,7 +9,7 @@ import torch
 from runs import read
 from tqdm import tqdm
 
-from tabicl_train import train as training
+from tabicl_train import training
 from tabicl_train.callbacks import metrics
 from tabicl_train.callbacks.callback import LoggedSteps
 from tabicl_train.callbacks.metrics import Metrics, Progress

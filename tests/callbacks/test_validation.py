@@ -17,9 +17,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from priors.dummy import Dummy
-from tabicl_train import TabICLClassifier
-from tabicl_train import train as training
-from tabicl_train.callbacks import validation
+from tabicl_train import TabICLClassifier, training
+from tabicl_train.callbacks import scores, validation
 from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.scores import Scored, real_tasks
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
@@ -29,6 +28,7 @@ from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, build_prior
 from tabicl_train.config.schema import REAL as REAL_DATA
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.probes import Probe
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
@@ -359,3 +359,52 @@ def test_stored_tables_have_none_for_validation(tmp_path):
     (tmp_path / "steps-00000000.safetensors").touch()
     with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
         compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "validation.every=5"])
+
+
+def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, monkeypatch, capfd):
+    """Training, best weights and other scores are those of a run without them; 32 features are outside its range."""
+    probes = [Probe("xor", 50, numbers=False), Probe("2 of 32", 50, numbers=False)]
+    monkeypatch.setattr(scores, "probe_tasks", lambda numbers: probes)
+    settings = [*SYNTHETIC_ONLY, "validation.probes=true"]
+    run(tmp_path / "whole", *settings)
+    run(tmp_path / "resumed", *settings, "trainer.max_steps=5", "validation.every=4")
+    run(tmp_path / "resumed", *settings)
+    assert_same_end(tmp_path / "whole", folder / "plain")
+    rows = read(tmp_path / "whole/validation.csv")
+    assert [row["data"] for row in rows] == [SYNTHETIC, SYNTHETIC, "probe xor", "probe 2 of 32"] * 2
+    others = [row for row in read(folder / "validated/validation.csv") if row["data"] == SYNTHETIC]
+    assert [row for row in rows if row["data"] == SYNTHETIC] == others
+    assert [row["trained_range"] for row in rows[-2:]] == ["inside", "outside"]
+
+    newest = load_model(tmp_path / "whole", "newest")
+    draw = probes[0].draw(0, numbers=False)
+    p = TabICLClassifier(newest, n_estimators=1).fit(draw.X[:50], draw.y[:50]).predict_proba(draw.X[50:])
+    score = roc_auc_score(draw.y[50:], p[:, 1])
+    assert float(rows[-2]["roc_auc"]) == pytest.approx(score, abs=1e-3)
+    possible = probes[0].possible(0)["roc_auc"]
+    line = f"ROC AUC on 1 of 2 probes {float(rows[-2]['roc_auc']):.4f} (possible {possible:.4f})"
+    assert line in capfd.readouterr().err
+
+    resumed = [row for row in read(tmp_path / "resumed/validation.csv") if row["step"] in ("4", "8")]
+    assert resumed == rows
+    assert curve(tmp_path / "resumed", "probes/roc_auc")[-1] == (8, float(rows[-2]["roc_auc"]))
+
+
+@pytest.mark.parametrize("best", [SYNTHETIC, REAL_DATA])
+def test_probes_never_choose_weights(tmp_path, best):
+    found = iter([(1.0, 0.8, 0.6), (1.1, 0.7, 0.9)])
+
+    def score_network(*_):
+        loss, roc_auc, of_probe = next(found)
+        others = {"loss": 2 - of_probe, "accuracy": 0.5, "guess_loss": None}
+        return [
+            Scored(SYNTHETIC, 40, others | {"loss": loss, "guess_loss": 1.6}),
+            Scored("iris", 60, others | {"roc_auc": roc_auc}),
+            Scored("probe xor", 700, others | {"roc_auc": of_probe, "possible": 0.95}),
+        ]
+
+    with mock.patch.object(validation, "score_network", score_network):
+        run(tmp_path / "run", *VALIDATED, "validation.every=1", f"validation.best={best}", "trainer.max_steps=2")
+    rows = read(tmp_path / "run/validation.csv")
+    assert {row["step"] for row in rows if row["is_best"] == "1"} == {"1"}
+    assert curve(tmp_path / "run", "probes/roc_auc") == [(1, 0.6), (2, 0.9)]

@@ -15,7 +15,10 @@ FILES = [file for folder in search_folders(None) for file in sorted(folder.glob(
 FILES = [file for file in FILES if file.parent.name != "sweep"]  # in tests/sweep
 EXPERIMENTS = "".join(file.read_text() for file in FILES if file.parent.name == "experiment")
 # They do not compose without tables: their own tests have some.
-NEED_TABLES = ("prior/disk", "prior/tables", "prior/one_table", "experiment/fine_tune", "experiment/own_tables")
+NEED_TABLES = (
+    *("prior/disk", "prior/hdf5", "prior/tables", "prior/one_table"),
+    *("experiment/fine_tune", "experiment/own_tables"),
+)
 CHOICES = [
     file
     for file in FILES

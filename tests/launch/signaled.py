@@ -9,8 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tabicl_train import commands
-from tabicl_train import train as training
+from tabicl_train import commands, training
 
 
 class Signals:

@@ -1,6 +1,7 @@
 """Estimators on tables with gaps, for a network that sees them and one that does not."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -69,3 +70,31 @@ def test_columns_that_only_gaps_make_vary_and_rows_of_gaps_alone_are_predicted()
         fitted = TabICLClassifier(model, n_estimators=2).fit(X[:40], y[:40])
         assert fitted.X_.shape == (40, columns) and np.isnan(fitted.X_).any() == (model is network)
         assert np.isfinite(fitted.predict_proba(X[40:])).all()
+
+
+@pytest.mark.parametrize("config", [TINY, TINY_REGRESSOR], ids=["classes", "numbers"])
+def test_a_network_without_gaps_sees_those_that_tell_the_target(config):
+    """Members have different numbers of columns; a missing value and the mean are the same without an indicator."""
+    X, y = table()
+    X.loc[np.arange(60) % 2 == 0, "a"] = np.nan
+    telling = np.where(np.arange(60) % 2 == 0, 0, 1 + y // 2)
+    filled = X.fillna({"a": X["a"][:40].mean()})
+    estimator = TabICLRegressor if config.is_regression else TabICLClassifier
+    for target, is_seen in ((telling, True), (y, False)):
+        fitted = estimator(tiny_network(config), n_estimators=4).fit(X[:40], target[:40])
+        assert {len(member.features) for member in fitted.members_} == ({4, 5} if is_seen else {4})
+        predict = fitted.predict if config.is_regression else fitted.predict_proba
+        together = predict(pd.concat([X, filled]))
+        assert np.allclose(together[:60], together[60:], atol=1e-6) != is_seen
+        loaded = pickle.loads(pickle.dumps(fitted))
+        predict = loaded.predict if config.is_regression else loaded.predict_proba
+        assert np.array_equal(predict(X[40:]), together[40:60])
+
+
+def test_labeled_rows_are_not_told_their_own_targets_by_effects_of_levels():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"level": np.repeat([f"level {i}" for i in range(60)], 2)})
+    fitted = TabICLClassifier(tiny_network(TINY), n_estimators=4).fit(X, y := rng.integers(0, 2, 120))
+    column = fitted.encoder_.views[0][0]
+    told, kept = fitted.encoder_.transform(X)[:, column], fitted.X_[:, column]
+    assert abs(np.corrcoef(told, y)[0, 1]) > 0.5 and abs(np.corrcoef(kept, y)[0, 1]) < 0.2

@@ -20,7 +20,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
 from tabicl_train.planning import run_plan
 from tabicl_train.prediction.export import load_network, save_public
-from tabicl_train.train import train
+from tabicl_train.training import train
 
 
 @dataclass

@@ -7,13 +7,16 @@ with a stand-in of the same interface.
 import os
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 import torch
+from command_line import command
 from runs import metrics
 from short_runs import run
 
-from tabicl_train import register
+from tabicl_train import TableStream, register
+from tabicl_train.config.compose import compose
 from tabicl_train.model.config import NetworkSettings
 from tabicl_train.model.counting import random_tables
 from tabicl_train.model.dense import dense
@@ -59,3 +62,22 @@ def test_nanotabpfn_trains_and_predicts_what_it_predicts_alone(module, tmp_path,
     with torch.no_grad():
         alone = network.network((X[None], y[None, :n].float()), n)[0]
         torch.testing.assert_close(network(Pack.of([(X, y, n)])), alone)
+
+
+def test_its_loader_reads_a_dump_batch_by_batch(module, monkeypatch, tmp_path):
+    for name in ("train", "schedulefree"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "schedulefree", ModuleType("schedulefree"))  # its loader does not need it
+    import train
+
+    stage = "curriculum.stages.smoke"
+    settings = ["experiment=smoke", "prior=dummy", f"{stage}.group_size=8"]
+    output = tmp_path / "tables.h5"
+    assert command("prior", "dump", *settings, "format=hdf5", f"output={output}").returncode == 0
+    config = compose(settings)
+    loader = train.PriorDumpDataLoader(str(output), num_steps=20, batch_size=8, device="cpu")
+    assert loader.max_num_classes == config.model.max_classes
+    stream = TableStream(config.prior, config.curriculum, model=config.model, dense=True)
+    for batch, (X, y, n, _) in zip(loader, stream, strict=True):
+        assert torch.equal(batch["x"], X) and torch.equal(batch["y"], y.float())
+        assert batch["train_test_split_index"] == n

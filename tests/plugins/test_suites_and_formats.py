@@ -23,6 +23,16 @@ def fresh(monkeypatch):
         monkeypatch.setattr(registry, "_entries", {name: registry._entries[name] for name in registry})
 
 
+def test_a_suite_may_take_the_tasks_to_score(fresh):
+    @register.suite("chosen")
+    def chosen(folder, numbers, tasks="all"):
+        for name in tasks.split(","):
+            yield Source(name, lambda: None)
+
+    assert [source.name for source in sources("chosen", None, tasks="a,b")] == ["a", "b"]
+    assert [source.name for source in sources("chosen", None)] == ["all"]
+
+
 def test_a_suite_lists_its_tasks_and_reads_them_later(fresh):
     read = []
 
@@ -46,6 +56,8 @@ def test_a_suite_lists_its_tasks_and_reads_them_later(fresh):
         sources("lines", "one")
     with pytest.raises(ConfigError, match="there is no suite 'line'; did you mean 'lines'"):
         sources("line", None)
+    with pytest.raises(ConfigError, match="tasks is 'two'"):
+        sources("lines", None, tasks="two")
     assert "Plug-ins add lines." in help_text(EvaluateOptions) and "Plug-ins" not in help_text(ExportOptions)
 
 

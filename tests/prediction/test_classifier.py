@@ -108,15 +108,15 @@ def passes_of(model: TabICLClassifier, monkeypatch) -> list[tuple[str, int, int]
     found = []
 
     def watched(name, call):
-        def wrapped(network, *arguments):
+        def wrapped(network, *arguments, **options):
             pack = next(x for x in arguments if isinstance(x, Pack))
             found.append((name, len(pack), pack.shapes[0][0]))
-            return call(network, *arguments)
+            return call(network, *arguments, **options)
 
         return wrapped
 
-    for name in ("encode", "decode"):
-        monkeypatch.setattr(ensemble, name, watched(name, getattr(predict, name)))
+    for module, name in (("ensemble", "encode"), ("classifier", "decode")):
+        monkeypatch.setattr(f"tabicl_train.prediction.{module}.{name}", watched(name, getattr(predict, name)))
     return found
 
 

@@ -27,18 +27,21 @@ def test_embeddings_are_what_in_context_learning_gets_of_query_rows(classes):
     rng = np.random.default_rng(0)
     X, y, queries = rng.normal(size=(40, 4)), rng.integers(0, max(classes, 7), size=40), rng.normal(size=(150, 4))
     kind = TabICLClassifier if classes else TabICLRegressor
-    estimator = kind(network, n_estimators=2, norm_methods="none").fit(X, y)
+    estimator = kind(network, n_estimators=3, norm_methods="none").fit(X, y)
     found = estimator.embed(queries)
-    assert found.shape == (150, network.config.row_dim) and found.dtype == np.float32
-    assert np.array_equal(found[:20], estimator.embed(queries[:20]))  # no row depends on the others
+    assert found.shape == (3, 150, network.config.row_dim) and found.dtype == np.float32
+    assert np.array_equal(found[:, :20], estimator.embed(queries[:20]))  # no row depends on the others
 
     seen = []
     estimator.network_.icl_predictor.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     numbers = Normalizer("none").fit(X).transform(np.concatenate([X, queries]))
-    with torch.no_grad():
-        estimator.network_(Pack.stack(torch.from_numpy(numbers)[None], torch.from_numpy(estimator.y_)[None]))
-    (represented,) = seen  # labeled rows first
-    np.testing.assert_allclose(found, represented[40:], rtol=1e-4, atol=1e-5)
+    for member, of_member in zip(estimator.members_, found, strict=True):
+        y = (estimator.y_ + member.shift) % len(estimator.classes_) if classes else estimator.y_
+        with torch.no_grad():
+            estimator.network_(
+                Pack.stack(torch.from_numpy(numbers[None, :, member.features]), torch.from_numpy(y)[None])
+            )
+        np.testing.assert_allclose(of_member, seen[-1][40:], rtol=1e-4, atol=1e-5)  # labeled rows come first
 
 
 @pytest.mark.parametrize("rule", ["qassmax_elementwise", "ssa"])

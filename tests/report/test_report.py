@@ -366,6 +366,25 @@ def test_own_synthetic_and_public_tables_are_told_apart():
     assert labels == [["40 rows", "64 rows", "mean"], ["64 rows", "mean"], ["iris", "wine", "mean"]]
 
 
+def test_probes_inside_the_trained_range_are_a_curve_of_their_own_beside_what_is_possible():
+    rows = [
+        {"step": step, "data": f"probe {name}", "rows": 700, "roc_auc": score + step / 100, "possible": possible,
+         "trained_range": position}
+        for step in (20, 40)
+        for name, score, possible, position in (
+            ("xor", 0.2, 0.9, "inside"), ("lookup", 0.4, 0.8, "inside"), ("2 of 100", 0.1, 0.99, "outside")
+        )
+    ]  # fmt: skip
+    validation = pd.concat([VALIDATION_CSV, pd.DataFrame(rows)])
+    means = validation_means(validation)
+    assert means["ROC AUC on probes"].tolist() == pytest.approx([0.5, 0.7])
+    assert means["ROC AUC on real data"].tolist() == pytest.approx([0.65, 0.45])
+    axes = draw_validation({"run": validation}).axes[-1]
+    assert axes.get_title() == "ROC AUC on probes"
+    means, possible = (line.get_ydata().tolist() for line in axes.lines)
+    assert means == pytest.approx([0.5, 0.7]) and possible == pytest.approx([0.85, 0.85])
+
+
 def test_multipliers_are_lines_from_the_smallest_to_the_largest_n():
     panels = [axes for axes in draw_multipliers(SCALING_CSV).axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["column.0", "icl.0"]

@@ -17,8 +17,7 @@ from unittest import mock
 
 import torch
 
-from tabicl_train import module
-from tabicl_train import train as training
+from tabicl_train import module, training
 from tabicl_train.config.compose import compose
 
 SETTINGS = ("experiment=smoke", "curriculum.stages.smoke.steps=8", "prior=dummy", "checkpoint.every=2")

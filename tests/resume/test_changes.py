@@ -12,6 +12,7 @@ import torch
 from tiny_network import TINY, tiny_network
 
 from priors.random import STREAM_VERSION
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.on_resume import Severity
 from tabicl_train.config.schema import RunConfig
@@ -101,7 +102,7 @@ def test_an_option_declares_what_its_change_means(composed):
         "curriculum.stages.smoke.clip": "refused",
         "curriculum.stages.smoke.pack_tokens": "told",
     }
-    values = changed(composed, **{option.replace(".", "__"): 9 for option in severities})
+    values = changed(composed, **{option.replace(".", "__"): 9 for option in severities} | {"optimizer__name": "adamw"})
     changes = changes_since(content_of(composed), values)
     assert {change.option: change.severity.value for change in changes} == severities
     coming = changes_since(content_of(composed, steps=0), values)
@@ -119,6 +120,31 @@ def test_a_setting_of_a_network_of_ones_own_makes_another_network_unless_it_decl
     assert severity_of_model("width", Settings) is Severity.NEVER
     assert severity_of_model("chunk", Settings) is Severity.TOLD
     assert severity_of_model("dropout", Settings) is Severity.REFUSED
+
+
+def test_options_of_plug_ins_mean_for_a_run_what_they_declare(composed, monkeypatch):
+    @dataclasses.dataclass
+    class Options:
+        beta: float = 0.9
+        chunk: int = dataclasses.field(default=4, metadata={"resume": "free"})
+        shrink: float = dataclasses.field(default=0.0, metadata={"resume": "refused"})
+
+    for registry in (register.optimizer, register.objective):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    register.optimizer("mine", torch.optim.SGD, options=Options)
+    register.objective("mine", Options)
+    section = {"name": "mine", "beta": 0.9, "chunk": 4, "shrink": 0.0}
+    before = changed(composed, optimizer=section, objective=section)
+    other = section | {"beta": 0.8, "chunk": 5, "shrink": 0.1}
+    changes = changes_since(content_of(before), changed(before, optimizer=other, objective=other))
+    assert {change.option: change.severity.value for change in changes} == {
+        "optimizer.beta": "told",
+        "optimizer.chunk": "free",
+        "optimizer.shrink": "refused",
+        "objective.beta": "refused",
+        "objective.chunk": "free",
+        "objective.shrink": "refused",
+    }
 
 
 def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says_most(composed):
@@ -145,9 +171,13 @@ def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_i
 def test_options_that_a_run_is_older_than_are_no_change(composed, capsys):
     saved = copy.deepcopy(composed)
     del saved["model"]["residual_scalars"], saved["curriculum"]["scale_steps"]
-    del saved["curriculum"]["stages"]["smoke"]["uses"]
+    stage = saved["curriculum"]["stages"]["smoke"]
+    del stage["features_per_row"], stage["uses"]
     refuse_changes(content_of(saved), composed)
     assert capsys.readouterr().err == ""
+    bands = changed(composed, curriculum__stages__smoke__features_per_row=[[1, 0.01, 0.5]])
+    with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.features_per_row was \[\], is"):
+        refuse_changes(content_of(saved), bands)
     with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.uses was 1, is 2"):
         refuse_changes(content_of(saved), changed(composed, curriculum__stages__smoke__uses=2))
 
@@ -160,7 +190,7 @@ def test_an_option_that_a_prior_no_longer_has_is_named(composed, capsys):
     assert "changed   prior.spice was 2; there is no such setting now" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["version of the table stream", "hash of the real tables"])
+@pytest.mark.parametrize("what", ["version of the table stream", "hash of the tables in files"])
 def test_other_tables_are_another_run(what, composed, capsys):
     content = content_of(composed)
     content["run"]["stream_version" if "stream" in what else "real_tables"] = 99

@@ -10,8 +10,7 @@ from forked import run_ranks
 from kills import arm
 from runs import assert_same_end, last, metrics
 
-from tabicl_train import TabICLClassifier
-from tabicl_train import train as training
+from tabicl_train import TabICLClassifier, training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.prediction.export import export

@@ -10,7 +10,7 @@ from forked import exit_code, run_ranks, start
 from kills import arm
 from runs import assert_same_end, assert_same_state, exact, last, metrics
 
-from tabicl_train import train as training
+from tabicl_train import training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.run_dir.checkpoint import saved

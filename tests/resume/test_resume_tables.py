@@ -62,7 +62,9 @@ def test_a_run_is_continued_on_the_same_tables_only(settings, folder, tmp_path):
     (mine / "broken.csv").write_text("a,b\n1\n")
     assert train(*run) == "finished"
     own_tables.frame(9, 100).to_csv(mine / "another.csv", index=False)
-    message = "is another run: the hash of the real tables was .*; choose a new run_dir, or set resume.allow_changes"
+    message = (
+        "is another run: the hash of the tables in files was .*; choose a new run_dir, or set resume.allow_changes"
+    )
     with pytest.raises(ConfigError, match=message):
         train(*run, "trainer.max_steps=3")
     assert train(*run, "trainer.max_steps=3", "resume.allow_changes=true") == "finished"
@@ -75,7 +77,7 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
     with pytest.raises(ConfigError, match=r"is another run: prior.file was .*short.csv, is .*copy.csv"):
         train(*run, f"prior.file={copy}")
     own_tables.frame(1, 70).to_csv(tmp_path / "short.csv", index=False)
-    with pytest.raises(ConfigError, match="is another run: the hash of the real tables was"):
+    with pytest.raises(ConfigError, match="is another run: the hash of the tables in files was"):
         train(*run, "trainer.max_steps=3")
 
 

@@ -37,7 +37,7 @@ def test_a_rank_with_another_seed_or_other_real_tables_is_refused():
     assert start.problems(0, None) == []
     assert start.problems(7, "0a1b") == [
         "seed is 7, that of rank 0 0",
-        "the real tables of the prior are others than on rank 0",
+        "the tables in the files of the prior are others than on rank 0",
     ]
 
 

@@ -21,7 +21,7 @@ from tabicl_train.distributed.loopback import open_store
 PLACES = [place_of(prior) for prior in PRIORS.values()]
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["tabicl_train.commands", "tabicl_train.train", "numba", *(place.partition(":")[0] for place in PLACES)]
+    ["tabicl_train.commands", "tabicl_train.training", "numba", *(place.partition(":")[0] for place in PLACES)]
 )
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from tabicl_train import train as training
+from tabicl_train import training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.module import Pretraining

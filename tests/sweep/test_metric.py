@@ -17,8 +17,8 @@ def write_losses(folder, *losses, every: int = 1) -> None:
 
 
 def write_validation(folder, step: int, synthetic: list[float], real: list[float]) -> None:
-    rows = [(step, "synthetic", 64, loss, 1 - loss, None, 2.0, 0) for loss in synthetic]
-    rows += [(step, f"table {i}", 100, 1 - auc, auc / 2, auc, None, 0) for i, auc in enumerate(real)]
+    rows = [(step, "synthetic", 64, loss, 1 - loss, None, 2.0, None, 0) for loss in synthetic]
+    rows += [(step, f"table {i}", 100, 1 - auc, auc / 2, auc, None, None, 0) for i, auc in enumerate(real)]
     columns = ("step", "data", "rows", *CLASS_SCORES, "is_best")
     Records(folder).append_rows("validation.csv", *(dict(zip(columns, row, strict=True)) for row in rows))
 

@@ -119,6 +119,46 @@ def test_copies_have_categories_in_the_order_of_their_targets():
     assert [ranks[names.index(name)] for name in "bdac"] in ([0, 1, 2, 3], [3, 2, 1, 0])
 
 
+def test_effects_of_many_levels_are_shrunken_and_no_row_tells_its_own_target():
+    rng = np.random.default_rng(0)
+    level = np.arange(160) % 40
+    target = (level % 2 + 0.3 * rng.normal(size=160))[:, None]
+    X = pd.DataFrame({"level": [f"level {i:02}" for i in level]})
+    encoder = FeatureEncoder().fit(X, target)
+    numbers = encoder.transform(X)
+    assert [len(view) for view in encoder.views] == [1] * 4
+    effects = [numbers[:40, view[0]] for view in encoder.views]
+    assert np.array_equal(effects[0], effects[3]) and np.array_equal(effects[1], np.arange(40))
+    means = target.reshape(4, 40).mean(axis=0) - target.mean()
+    shares = effects[0] / (means * np.sign(effects[0][1]))  # the direction has any sign
+    assert np.ptp(shares) < 1e-6 and 0.8 < shares[0] < 1
+    assert encoder.transform(X[:1].assign(level="new"))[0, encoder.views[0][0]] == 0
+    crossfitted = encoder.crossfitted(numbers, target)[:, encoder.views[0][0]]
+    target[7] += 0.5
+    changed = FeatureEncoder().fit(X, target)
+    again = changed.crossfitted(changed.transform(X), target)[:, encoder.views[0][0]]
+    assert np.isclose(again[7], crossfitted[7]) and not np.isclose(again[47], crossfitted[47])
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_missing_values_that_tell_the_target_have_indicators_in_half_of_the_views(outputs):
+    rng = np.random.default_rng(0)
+    gone = rng.random(120) < 0.5
+    label = np.where(rng.random(120) < 0.9, gone, ~gone).astype(int)
+    target = (
+        np.eye(3)[label + (np.arange(120) % 3 == 0)] if outputs == 3 else label[:, None] + rng.normal(size=(120, 1))
+    )
+    X = pd.DataFrame(rng.normal(size=(120, 5)), columns=list("abcde"))
+    X.loc[gone, ["a", "d"]] = np.nan  # missing together: one indicator
+    X.loc[rng.random(120) < 0.5, "b"] = np.nan  # at random
+    X.loc[np.flatnonzero(gone)[:4], "c"] = np.nan  # too few
+    encoder = FeatureEncoder().fit(X, target)
+    assert encoder.indicators == [0] and [len(view) for view in encoder.views] == [5, 6, 6, 5]
+    assert np.array_equal(encoder.transform(X)[:, encoder.views[1][5]], gone)
+    assert FeatureEncoder(keeps_missing=True).fit(X, target).indicators == []
+    assert FeatureEncoder().fit(X, np.ones((120, 1))).indicators == []
+
+
 @pytest.mark.parametrize("method", ["none", "power", "quantile"])
 def test_normalization(method):
     rng = np.random.default_rng(0)

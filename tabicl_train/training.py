@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -217,14 +215,3 @@ def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
     except ConfigError as error:
         problems = error.problems
     ranks.raise_on_all_ranks(problems)
-
-
-class CallableModule(ModuleType):
-    """A module that can be called: `from tabicl_train import train` finds this file, not its function of that name."""
-
-    def __call__(self, config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
-        """Call `train`."""
-        return train(config, callbacks)
-
-
-sys.modules[__name__].__class__ = CallableModule

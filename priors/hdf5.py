@@ -1,0 +1,466 @@
+"""hdf5: tables in one file that nanoTabPFN and TFM-Playground read too, with the sizes and splits stored there.
+
+The file holds T tables, padded with zeros to the most rows N and the most features M of them:
+
+X                        float32 (T, N, M)
+y                        float32 (T, N): classes 0, 1, ..., or numbers
+num_datapoints           int32 (T,): rows of each table; without it, all have N
+num_features             int32 (T,): features of each table; without it, all have M
+train_test_split_index   int32 (T,): labeled rows of each table, which come first
+single_eval_pos          the same under the name that nanoTabPFN reads; one of both is enough
+problem_type             text: classification or regression
+max_num_classes          (1,): no label is this or more; 0 for regression
+original_batch_size      (1,): consecutive tables, from the first on, that have the same rows and labeled rows
+
+The loaders of nanoTabPFN and TFM-Playground take the labeled rows of the first table of a batch for all of it, and rows
+of padding for rows of the table. So `dump` writes only files whose batches have tables of equal rows and labeled rows.
+
+In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors. Those of other
+programs are clamped and standardized here, since networks expect that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from priors.disk import Request, portable, start_process
+from priors.finish import Rejected, clamp_and_standardize, standardize_target
+from priors.prior import Prior
+from priors.random import STREAM_VERSION, Seed
+from priors.realism import fill
+from priors.table import MIN_ROWS, PriorError, Table, TableSpec
+
+__all__ = ["HDF5"]
+
+FORMAT = "tabicl-train tables 1"
+KINDS = ("classification", "regression")
+SPLITS = ("train_test_split_index", "single_eval_pos")
+CHUNK_BYTES = 2**20  # of a piece that is compressed and read as a whole; all of it fits into the cache of an open file
+# Of an open file: TFM-Playground compresses whole batches, each of which would be read again for each of its tables.
+CACHE_BYTES = 2**26
+HASHED = 64  # tables, at equal distances, whose values enter the hash of a file
+BLOCK = 2**24  # labels that are read at a time
+
+
+Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, int]  # X, y and labeled rows of a table
+
+
+@dataclass(frozen=True)
+class StoredSpec(TableSpec):
+    """What is asked of a prior whose tables are stored: the table with this number in its file, with its own sizes."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file says about its tables.
+
+    Attributes
+    ----------
+    sizes : array
+        Int64 (T, 3): rows, labeled rows and features of each table.
+    kind : str or None
+        classification or regression; None if the file does not say it.
+    most_classes : int
+        No label is this or more.
+    is_finished : bool
+        Whether tables are used as they are.
+    fingerprint : str
+        A hash of the sizes, and of the values of some tables.
+    """
+
+    sizes: np.ndarray
+    kind: str | None
+    most_classes: int
+    is_finished: bool
+    fingerprint: str
+
+
+@dataclass
+class HDF5(Prior):
+    """Tables of an HDF5 file, one after the other, with the rows, labeled rows and features that they have there.
+
+    The file is one of `tabicl-prior dump format=hdf5`, nanoTabPFN or TFM-Playground. Table i of a step is the next one
+    after those of the earlier steps, whatever the seed is.
+    """
+
+    file: str = ""
+    """The file."""
+    repeat: bool = field(default=False, metadata={"resume": "told"})  # the tables so far stay the same
+    """Begin the file again at its end; otherwise the run must end there (trainer.max_steps)."""
+
+    def problems(self) -> list[str]:
+        """List what is wrong with the options."""
+        if not self.file:
+            return ["file is not set; it is an HDF5 file of tables"]
+        if not Path(self.file).is_file():
+            return [f"file is {self.file!r}; there is no such file"]
+        try:
+            _ = self.contents
+        except PriorError as error:
+            return [str(error)]
+        return []
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What the file says about its tables; raises PriorError if it cannot be used."""
+        return read_contents(self.file)
+
+    @property
+    def classes(self) -> bool:  # type: ignore[override]
+        """Whether the tables may have classes."""
+        return self.contents.kind != "regression"
+
+    @property
+    def numeric_targets(self) -> bool:  # type: ignore[override]
+        """Whether the tables may have numeric targets."""
+        return self.contents.kind != "classification"
+
+    @property
+    def num_tables(self) -> int | None:  # type: ignore[override]
+        """The number of tables, or None if they repeat."""
+        return None if self.repeat else len(self.contents.sizes)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the file, without which a run would be continued on other tables."""
+        return self.contents.fingerprint
+
+    def stored_spec(self, number: int, wanted: TableSpec) -> TableSpec:
+        """Return the sizes of the table with this number in a run."""
+        stored = len(self.contents.sizes)
+        if number >= stored and not self.repeat:
+            raise PriorError(f"{self.file} ends after {stored:,} tables; prior.repeat=true begins it again")
+        rows, labeled, features = self.contents.sizes[number % stored].tolist()
+        return StoredSpec(
+            rows,
+            labeled,
+            features,
+            wanted.max_classes,
+            group_seed=wanted.group_seed,
+            keeps_missing=wanted.keeps_missing,
+            number=number % stored,
+        )
+
+    @cached_property
+    def handles(self) -> dict[int, Any]:
+        """The open file, by the id of the process: after a fork a child must not use that of its parent."""
+        return {}
+
+    def opened(self) -> Any:
+        """Return the file, open for reading."""
+        import h5py
+
+        process = os.getpid()
+        if process not in self.handles:
+            # Without a lock, which some shared file systems refuse; nothing is written here.
+            self.handles[process] = h5py.File(self.file, "r", rdcc_nbytes=CACHE_BYTES, locking=False)
+        return self.handles[process]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for worker processes, without the open file."""
+        return {name: value for name, value in vars(self).items() if name != "handles"}
+
+    def sample(self, spec: TableSpec, seed: Seed) -> Table:
+        """Read the table that `stored_spec` has named; see Prior.sample."""
+        if not isinstance(spec, StoredSpec):
+            raise PriorError("tables of prior=hdf5 have sizes of their own; ask for one by stored_spec(number, spec)")
+        number, N, M = spec.number, spec.num_rows, spec.num_features
+        with reading(self.file):
+            file = self.opened()
+            X = file["X"][number, :N, :M].astype(np.float32)
+            y = file["y"][number, :N]
+        name = f"table {number} of {self.file}"
+        labels = numbers(y, name) if spec.max_classes == 0 else class_numbers(y, self.contents.most_classes, name)
+        missing = ~np.isfinite(X)
+        if self.contents.is_finished:
+            columns, target = torch.from_numpy(X), labels
+        else:
+            columns, target = standardized(X, missing, labels, spec, name)
+        return Table(
+            X=columns,
+            y=target,
+            train_size=spec.train_size,
+            num_classes=0 if spec.max_classes == 0 else int(labels.max()) + 1,
+            plan=name,
+            missing=float(missing.mean()),
+        )
+
+
+def standardized(
+    X: np.ndarray, missing: np.ndarray, y: torch.Tensor, spec: TableSpec, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clamp and standardize a table of another program, as `finish` does; nothing is permuted."""
+    known = ~missing[: spec.train_size]
+    X = X[:, known.any(0)]  # a column that no labeled row has is worth nothing
+    missing = missing[:, known.any(0)]
+    if missing.any():
+        fill(X, missing, spec.train_size)
+    columns = clamp_and_standardize(torch.from_numpy(X))
+    varies = (columns != columns[:1]).any(0)
+    if not varies.any():
+        raise PriorError(f"all features of {name} are constant")
+    if spec.keeps_missing:
+        columns[torch.from_numpy(missing)] = torch.nan
+    columns = columns[:, varies].contiguous()
+    if spec.max_classes:
+        return columns, y
+    try:
+        return columns, standardize_target(y)
+    except Rejected:
+        raise PriorError(f"the target of {name} is constant") from None
+
+
+def numbers(y: np.ndarray, name: str) -> torch.Tensor:
+    """Return a numeric target, float32."""
+    if not np.isfinite(y).all():
+        raise PriorError(f"the target of {name} has values that are not finite")
+    return torch.from_numpy(y.astype(np.float32))
+
+
+def class_numbers(y: np.ndarray, most: int, name: str) -> torch.Tensor:
+    """Return labels, int64."""
+    wrong = y[~((y >= 0) & (y < most) & (y == np.floor(y)))]
+    if len(wrong):
+        raise PriorError(f"the target of {name} has the value {wrong[0]:g}; labels are 0, 1, ..., {most - 1}")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raise PriorError in place of the errors of HDF5."""
+    try:
+        yield
+    except ImportError:
+        advice = "pip install h5py, or pip install -e '.[hdf5]' in the project's folder"
+        raise PriorError(f"{path}: HDF5 files need h5py: {advice}") from None
+    except (OSError, RuntimeError) as error:
+        raise PriorError(f"{path} cannot be read as an HDF5 file ({first_line(error)})") from None
+
+
+def read_contents(path: str) -> Contents:
+    """Read what a file says about its tables; raises PriorError for a file that cannot be used."""
+    with reading(path):
+        import h5py
+
+        with h5py.File(path, "r", locking=False) as file:
+            return contents_of(file, path)
+
+
+def contents_of(file: Any, path: str) -> Contents:
+    """Check an open file; see `read_contents`."""
+    split = next((name for name in SPLITS if name in file), " or ".join(SPLITS))
+    missing = [name for name in ("X", "y", split) if name not in file]
+    if missing:
+        raise PriorError(f"{path} has no {', no '.join(missing)}; priors/README.md says what such a file holds")
+    X, y = file["X"], file["y"]
+    if X.ndim != 3 or y.shape != X.shape[:2] or len(X) == 0:
+        raise PriorError(
+            f"X of {path} has the shape {X.shape}, and y {y.shape}; they must be (tables, rows, features) and "
+            "(tables, rows)"
+        )
+
+    def read(name: str, otherwise: int) -> np.ndarray:
+        """Read a number of each table."""
+        if name not in file:
+            return np.full(len(X), otherwise)
+        values = file[name][()].reshape(-1)
+        if len(values) != len(X):
+            raise PriorError(f"{path} has {len(X)} tables, but {name} has {len(values)} values")
+        return values.astype(np.int64)
+
+    rows = read("num_datapoints", X.shape[1])
+    features = read("num_features", X.shape[2])
+    sizes = np.stack([rows, read(split, 0), features], axis=1)
+    is_possible = (rows >= MIN_ROWS) & (rows <= X.shape[1]) & (features >= 1) & (features <= X.shape[2])
+    is_possible &= (sizes[:, 1] >= 1) & (sizes[:, 1] < rows)
+    if not is_possible.all():
+        number = int(np.argmin(is_possible))
+        N, n, M = sizes[number]
+        raise PriorError(
+            f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
+            f"{MIN_ROWS}..{X.shape[1]} rows, some of them labeled and some not, and 1..{X.shape[2]} features"
+        )
+    kind = kind_of(file)
+    return Contents(
+        sizes=sizes,
+        kind=kind,
+        most_classes=0 if kind == "regression" else most_classes(file),
+        is_finished=file.attrs.get("format") == FORMAT,
+        fingerprint=fingerprint(file, sizes),
+    )
+
+
+def kind_of(file: Any) -> str | None:
+    """Return classification or regression, or None if the file does not say it."""
+    if "problem_type" in file:
+        value = file["problem_type"][()]
+        text = value.decode() if isinstance(value, bytes) else str(value)
+        return text if text in KINDS else None
+    if "max_num_classes" in file:
+        return "classification" if most_classes(file) > 0 else "regression"
+    return None
+
+
+def most_classes(file: Any) -> int:
+    """Return how many classes the tables have at most, by their labels if the file does not say it."""
+    if "max_num_classes" in file:
+        return int(np.max(file["max_num_classes"][()]))
+    y = file["y"]
+    size = max(1, BLOCK // y.shape[1])
+    largest = max(np.nanmax(y[start : start + size]) for start in range(0, len(y), size))
+    return int(largest) + 1
+
+
+def fingerprint(file: Any, sizes: np.ndarray) -> str:
+    """Hash the sizes of all tables, and the values of some: those of all would take seconds for each gigabyte."""
+    digest = hashlib.sha256(np.ascontiguousarray(sizes, dtype="<i8").data)
+    for number in np.unique(np.linspace(0, len(sizes) - 1, HASHED).astype(int)):
+        N, _, M = sizes[number]
+        digest.update(np.ascontiguousarray(file["X"][number, :N, :M], dtype="<f4").data)
+        digest.update(np.ascontiguousarray(file["y"][number, :N], dtype="<f4").data)
+    return digest.hexdigest()[:16]
+
+
+def dump(
+    prior: Prior,
+    requests: Sequence[Request],
+    path: str | Path,
+    batch_size: int,
+    max_classes: int,
+    processes: int = 1,
+    prepare: Callable[[], None] | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the requested tables to a file, which is there whole or not at all.
+
+    Parameters
+    ----------
+    prior : Prior
+        It draws them.
+    requests : sequence of (address, TableSpec)
+        In their order in the file.
+    path : str or Path
+        The file, which is replaced.
+    batch_size : int
+        So many consecutive tables have the same rows and labeled rows.
+    max_classes : int
+        Largest number of classes of a table; 0 for numeric targets.
+    processes : int
+        Processes that draw tables, a batch at a time.
+    prepare : callable, optional
+        Called by each process before it unpickles the prior.
+    facts : mapping, optional
+        What else the file holds about its tables, as attributes.
+
+    Raises
+    ------
+    PriorError
+        If a table cannot be drawn, a batch has tables of different rows or labeled rows, or the file cannot be written.
+    """
+    from joblib import Parallel, delayed
+    from tqdm import tqdm
+
+    path = Path(path)
+    attributes = {
+        "format": FORMAT,
+        "stream_version": str(STREAM_VERSION),
+        "seed": str(requests[0][0][0]),
+        "prior": type(prior).__module__.rpartition(".")[2],
+        "options": portable(json.dumps(asdict(prior))),
+        **(facts or {}),
+    }
+    batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
+    pool = Parallel(processes, return_as="generator", initializer=start_process, initargs=(prepare,))
+    try:
+        with (
+            TemporaryDirectory(prefix=".unfinished-", dir=path.parent, ignore_cleanup_errors=True) as scratch,
+            tqdm(total=len(requests), unit="table") as bar,
+        ):
+            unfinished = Path(scratch, path.name)
+            with create(unfinished, [spec for _, spec in requests], batch_size, max_classes) as file:
+                file.attrs.update(attributes)
+                first = 0
+                for tables in pool(delayed(draw_batch)(prior, batch) for batch in batches):
+                    write_batch(file, first, tables)
+                    first += len(tables)
+                    bar.update(len(tables))
+            os.replace(unfinished, path)
+    except BrokenProcessPool:
+        raise PriorError("a process that was drawing tables was killed, perhaps for lack of memory") from None
+    except OSError as error:
+        raise PriorError(f"{path} cannot be written ({first_line(error)})") from None
+
+
+def draw_batch(prior: Prior, requests: Sequence[Request]) -> list[Drawn]:
+    """Draw tables, and return X, y and the number of labeled rows of each."""
+    tables = [prior.sample(spec, address) for address, spec in requests]
+    return [(table.X.cpu().numpy(), table.y.cpu().numpy(), table.train_size) for table in tables]
+
+
+def create(path: Path, specs: Sequence[TableSpec], batch_size: int, max_classes: int) -> Any:
+    """Create a file for tables of these sizes, and return it open."""
+    import h5py
+
+    T = len(specs)
+    N = max(spec.num_rows for spec in specs)
+    M = max(spec.num_features for spec in specs)  # a table whose constant columns were dropped has fewer
+    chunk = min(max(CHUNK_BYTES // (4 * N * M), 1), batch_size, T)
+    file = h5py.File(path, "w")
+    file.create_dataset("X", (T, N, M), "f4", chunks=(chunk, N, M), compression="lzf")
+    file.create_dataset("y", (T, N), "f4", chunks=(chunk, N), compression="lzf")
+    for name in ("num_datapoints", "num_features", *SPLITS):
+        file.create_dataset(name, (T,), "i4")
+    file["max_num_classes"] = np.array([max_classes], dtype="i4")
+    file["original_batch_size"] = np.array([batch_size], dtype="i4")
+    file.create_dataset("problem_type", data=KINDS[0 if max_classes else 1], dtype=h5py.string_dtype())
+    return file
+
+
+def write_batch(file: Any, first: int, tables: Sequence[Drawn]) -> None:
+    """Write the tables of a batch, the first of which has this number; raises PriorError if their rows differ."""
+    N, labeled = len(tables[0][1]), tables[0][2]
+    if problem := mixed_rows([(len(y), n) for _, y, n in tables], first):
+        raise PriorError(problem)
+    M = max(X.shape[1] for X, _, _ in tables)
+    batch = np.zeros((len(tables), N, M), np.float32)
+    for place, (X, _, _) in zip(batch, tables, strict=True):
+        place[:, : X.shape[1]] = X
+    if np.isnan(batch).any():
+        raise PriorError("a table has missing values, which nanoTabPFN and TFM-Playground cannot read")
+    some = slice(first, first + len(tables))
+    file["X"][some, :N, :M] = batch
+    file["y"][some, :N] = np.stack([y for _, y, _ in tables])
+    file["num_datapoints"][some] = N
+    file["num_features"][some] = [X.shape[1] for X, _, _ in tables]
+    for name in SPLITS:
+        file[name][some] = labeled
+
+
+def mixed_rows(shapes: Sequence[tuple[int, int]], first: int) -> str | None:
+    """Return the problem with a batch of tables of these rows and labeled rows, if they differ."""
+    others = [shape for shape in shapes if shape != shapes[0]]
+    if not others:
+        return None
+    (N, n), (other_N, other_n) = shapes[0], others[0]
+    return (
+        f"tables {first}..{first + len(shapes) - 1} are one batch, for which the rows and the split of the first table "
+        f"are taken ({N} rows, {n} labeled), but another one has {other_N} rows, {other_n} labeled"
+    )
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,422 @@
+"""The tasks of suite=openml: a folder that the package openml has filled, read without it and without a network.
+
+openml_tasks.csv lists the tasks of each protocol by their numbers on OpenML; the page OPENML.md says where the lists
+and the protocols come from, and what of them is exact. These files of the folder are read:
+
+org/openml/www/tasks/ID/task.xml                data set, target and kind of the task
+org/openml/www/tasks/ID/datasplits.arff         labeled and query rows of each repeat and fold
+org/openml/www/datasets/ID/description.xml      name, and columns that are no features
+org/openml/www/datasets/ID/dataset_ID.pq        the table, or dataset.arff
+
+The package itself is only used for downloads: when it reads the folder, it unpickles files beside these, which runs
+code of whoever made them, and it deletes the files of a task that it cannot read.
+"""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+from sklearn.model_selection import StratifiedKFold, train_test_split
+from tqdm import tqdm
+
+from priors.real.preprocessing import as_numbers, reads_as_numbers
+from tabicl_train.console import counted, first_line, info
+from tabicl_train.errors import ConfigError, install
+from tabicl_train.evaluation.keel import read_arff
+from tabicl_train.evaluation.suites import Source, Split, Task, make_features
+
+OPENML_TASKS = Path(__file__).with_name("openml_tasks.csv")
+SERVER = Path("org", "openml", "www")  # www.openml.org
+TAG = "{http://openml.org/openml}"
+KINDS = {"1": "classes", "2": "numbers"}  # supervised classification and regression, by task_type_id
+
+Fold = tuple[np.ndarray, np.ndarray]  # indices of labeled and of query rows
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How others score networks on tasks of OpenML."""
+
+    splits: int | None  # folds of a task; None: those of the first repeat
+    rows: int | None  # most rows of a task; None: all
+    has_own_folds: bool  # instead of those of OpenML
+    is_pooled: bool = False  # whether a score is one of all folds together, instead of a mean over them
+    published: str = ""
+
+
+PROTOCOLS = {
+    "nano": Protocol(5, 1000, True, is_pooled=True, published="a random forest has 0.8068 (arXiv 2606.03681)"),
+    "tabarena_lite": Protocol(1, None, False),
+    "cc18_d3": Protocol(
+        5,
+        1000,
+        True,
+        published="CatBoost has 0.9023, a random forest 0.8933, LightPFN with one estimator 0.9109 (GioOtto/LightPFN)",
+    ),
+}
+BY_NUMBER = Protocol(None, None, False)  # of tasks=ID,ID
+MOST_FEATURES = 100  # of nano and cc18_d3
+FOLDS = 5  # of both
+NANO_SEED = 11  # of the columns, rows and folds of nano
+LEAST_CLASS_ROWS = 5  # of a class in cc18_d3, if it has them
+
+
+@dataclass
+class Sample:
+    """What a protocol takes of a table."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    folds: list[Fold]  # positions in `rows`
+
+
+@dataclass
+class FoldedTask(Task):
+    """A table with fixed folds, of which `splits` yields as many as are asked for."""
+
+    folds: list[Fold]
+    usual_splits: int
+    is_pooled: bool
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those of the first fold."""
+        return super().sizes | {"labeled_rows": len(self.folds[0][0])}
+
+    def splits(self, number: int | None) -> Iterator[Split]:
+        """Yield the first folds; None stands for those of the protocol."""
+        for labeled, query in self.folds[: number or self.usual_splits]:
+            yield Split(self.X, self.y, labeled, query)
+
+    def scored_together(self, number: int | None) -> Iterator[list[Split]]:
+        """Yield the folds one by one, or all of them at once."""
+        if self.is_pooled:
+            yield list(self.splits(number))
+        else:
+            yield from super().scored_together(number)
+
+
+@dataclass
+class OpenMLSource(Source):
+    """A task of OpenML before it is read."""
+
+    place: Path = Path()
+    task: int = 0
+    protocol: str | None = None  # None: BY_NUMBER
+
+    def load(self, rows: int | None) -> FoldedTask:
+        """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
+        protocol = protocol_of(self.protocol)
+        frame, target = self.read()
+        y = labels(frame.pop(target), self.numbers)
+        limit = protocol.rows if rows is None else rows
+        splits = protocol.splits
+        if self.protocol == "nano":
+            sample = sample_of_nano(y, frame.shape[1], limit)
+        elif self.protocol == "cc18_d3":
+            sample = sample_of_cc18_d3(y, frame.shape[1], limit, self.task)
+        else:
+            folds = read_folds(self.place, self.task)
+            sample = sample_of_openml(y, frame.shape[1], limit, [fold for _, fold in folds])
+            if splits is None:
+                splits = sum(repeat == 0 for repeat, _ in folds)
+        X = make_features(frame.iloc[sample.rows, sample.columns].reset_index(drop=True))
+        y = y[sample.rows]
+        if not self.numbers:
+            _, y = np.unique(y, return_inverse=True)  # a sample may lack a class
+        return FoldedTask(self.name, X, y, sample.folds, splits, protocol.is_pooled)
+
+
+def protocol_of(name: str | None) -> Protocol:
+    """Return a protocol by its name; None and numbers of tasks stand for the folds of OpenML."""
+    return PROTOCOLS.get(name or "", BY_NUMBER)
+
+
+def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) -> list[Source]:
+    """List the tasks, unread; raises ConfigError if one is not in the folder."""
+    if tasks is None:
+        raise ConfigError([f"tasks is missing; suite=openml needs one of {', '.join(PROTOCOLS)}, or numbers: 31,37"])
+    if folder is None:
+        raise ConfigError(["folder is missing; suite=openml needs one that holds its tasks: see OPENML.md"])
+    place = Path(folder) / SERVER
+    listed = chosen(tasks)
+    check_complete(folder, tasks, listed)
+    protocol = tasks if tasks in PROTOCOLS else None
+    found: list[Source] = []
+    others = 0
+    for task in listed:
+        dataset, _, kind = read_task(place, task)
+        if kind != kind_name(numbers):
+            others += 1
+            continue
+        name = dataset_name(place, dataset)
+        if protocol is None:
+            name = f"{name} ({task})"  # so that a task has another name than with a protocol, whose scores differ
+        path = table_path(place, dataset)
+        read = partial(read_table, place, task)
+        found.append(OpenMLSource(name, read, numbers, path, place=place, task=task, protocol=protocol))
+    if not found:
+        kinds = "classes, and the network numbers" if numbers else "numbers, and the network classes"
+        raise ConfigError([f"tasks is {tasks!r}, all of which predict {kinds}"])
+    if others and protocol is None:
+        info(f"{counted(others, 'task')} of the other kind left out: the network predicts {kind_name(numbers)}")
+    return found
+
+
+def kind_name(numbers: bool) -> str:
+    return "numbers" if numbers else "classes"
+
+
+def chosen(tasks: str) -> list[int]:
+    """Return the numbers of the tasks of a protocol, or those that are given; raises ConfigError."""
+    if tasks in PROTOCOLS:
+        found = []
+        with open(OPENML_TASKS, newline="") as file:
+            for row in csv.DictReader(file):
+                if tasks in row["lists"].split():
+                    found.append(int(row["task"]))
+        return found
+    words = [word.strip() for word in tasks.split(",")]
+    if not all(word.isdecimal() for word in words):
+        known = ", ".join(PROTOCOLS)
+        raise ConfigError([f"tasks is {tasks!r}; it must be one of {known}, or numbers of OpenML tasks: 31,37"])
+    return [int(word) for word in dict.fromkeys(words)]
+
+
+def check_complete(folder: str, tasks: str, listed: list[int]) -> None:
+    """Raise ConfigError if the folder lacks files of a task, with the command that downloads them."""
+    place = Path(folder) / SERVER
+    missing = [task for task in listed if not is_complete(place, task, protocol_of(tasks))]
+    if not missing:
+        return
+    which = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+    number = f"{len(missing)} of {counted(len(listed), 'task')} ({which})"
+    raise ConfigError([f"{folder} lacks {number}; where there is a network: {download_command(folder, tasks)}"])
+
+
+def download_command(folder: str, tasks: str) -> str:
+    words = ["python", "-m", "tabicl_train.evaluation.openml_cache", f"folder={folder}", f"tasks={tasks}"]
+    return shlex.join(words)
+
+
+def is_complete(place: Path, task: int, protocol: Protocol) -> bool:
+    """Whether the files of a task are in the folder; a protocol with its own folds does not need those of OpenML."""
+    if not (place / "tasks" / str(task) / "task.xml").is_file():
+        return False
+    if not protocol.has_own_folds and not folds_path(place, task).is_file():
+        return False
+    dataset, _, _ = read_task(place, task)
+    description = place / "datasets" / str(dataset) / "description.xml"
+    return description.is_file() and table_path(place, dataset).is_file()
+
+
+def folds_path(place: Path, task: int) -> Path:
+    return place / "tasks" / str(task) / "datasplits.arff"
+
+
+def table_path(place: Path, dataset: int) -> Path:
+    """Return the file with a table, which the package downloads as ARFF where it cannot get Parquet."""
+    folder = place / "datasets" / str(dataset)
+    parquet = folder / f"dataset_{dataset}.pq"
+    arff = folder / "dataset.arff"
+    return arff if arff.is_file() and not parquet.is_file() else parquet
+
+
+def read_task(place: Path, task: int) -> tuple[int, str, str]:
+    """Return the data set of a task, its target, and whether it predicts classes or numbers; raises ConfigError."""
+    path = place / "tasks" / str(task) / "task.xml"
+    root = read_xml(path)
+    kind = KINDS.get(root.findtext(f"{TAG}task_type_id", ""))
+    if kind is None:
+        name = root.findtext(f"{TAG}task_type", "unknown")
+        raise ConfigError([f"task {task} of OpenML is of the kind {name!r}; supervised tasks can be scored"])
+    data = root.find(f".//{TAG}data_set")
+    if data is None:
+        raise ConfigError([f"{path} names no data set"])
+    return int(data.findtext(f"{TAG}data_set_id", "")), data.findtext(f"{TAG}target_feature", ""), kind
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise ConfigError([f"{path} cannot be read: {getattr(error, 'strerror', None) or first_line(error)}"]) from None
+
+
+def dataset_name(place: Path, dataset: int) -> str:
+    return read_xml(place / "datasets" / str(dataset) / "description.xml").findtext(f"{TAG}name", str(dataset))
+
+
+def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
+    """Return the table of a task, without identifiers and columns that OpenML ignores, and its target."""
+    dataset, target, _ = read_task(place, task)
+    description = read_xml(place / "datasets" / str(dataset) / "description.xml")
+    ignored = [tag.text for name in ("row_id_attribute", "ignore_attribute") for tag in description.iter(TAG + name)]
+    path = table_path(place, dataset)
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".pq" else read_arff_table(path)
+    except ImportError:
+        raise ConfigError([f"{path.suffix} files need a package: {install('pyarrow liac-arff', 'openml')}"]) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    if target not in frame:
+        raise ConfigError([f"{path} has no column {target}, which task {task} predicts"])
+    return frame.drop(columns=[name for name in ignored if name in frame and name != target]), target
+
+
+def read_arff_table(path: Path) -> pd.DataFrame:
+    """Read a table in ARFF, whose texts may hold commas and quotes; nominal attributes become categories."""
+    import arff
+
+    with open(path, encoding="utf-8") as file:
+        content = arff.load(file)
+    frame = pd.DataFrame(content["data"], columns=[name for name, _ in content["attributes"]])
+    for name, kind in content["attributes"]:
+        if isinstance(kind, list):  # of the categories
+            frame[name] = pd.Categorical(frame[name], kind)
+    return frame
+
+
+def read_folds(place: Path, task: int) -> list[tuple[int, Fold]]:
+    """Return the folds of a task in the order of repeats, each with the number of its repeat."""
+    path = folds_path(place, task)
+    try:
+        table = read_arff(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    folds = []
+    for (repeat, _), rows in table.groupby(["repeat", "fold"]):
+        is_labeled = (rows["type"] == "TRAIN").to_numpy()
+        index = rows["rowid"].to_numpy(int)
+        folds.append((int(repeat), (index[is_labeled], index[~is_labeled])))
+    return folds
+
+
+def labels(target: pd.Series, numbers: bool) -> np.ndarray:
+    """Return the target as numbers, float64 (rows,), or as classes in sorted order, int64 (rows,)."""
+    if target.isna().any():
+        raise ConfigError([f"{target.name} has missing values"])
+    if not numbers:
+        return np.unique(target.astype(str), return_inverse=True)[1]
+    if not reads_as_numbers(target):
+        raise ConfigError([f"{target.name} does not hold numbers"])
+    return as_numbers(target)
+
+
+def sample_of_nano(y: np.ndarray, features: int, limit: int) -> Sample:
+    """Sample columns, rows and folds as the evaluation of modded-nanotabpfn does, all of them with one seed."""
+    columns = np.arange(features)
+    if features > MOST_FEATURES:
+        columns = np.random.default_rng(NANO_SEED).choice(features, MOST_FEATURES, replace=False)
+    rows = np.arange(len(y))
+    if len(y) > limit:
+        _, rows = train_test_split(rows, test_size=limit, stratify=y, random_state=NANO_SEED)
+    splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=NANO_SEED)
+    return Sample(rows, columns, list(splitter.split(rows, y[rows])))
+
+
+def sample_of_cc18_d3(y: np.ndarray, features: int, limit: int, task: int) -> Sample:
+    """Sample rows, columns and folds as LightPFN's evaluation does, from one generator for each task."""
+    rng = np.random.default_rng([0, task, 0])  # seed, task, repeat
+    rows = np.arange(len(y)) if len(y) <= limit else stratified_rows(rng, y, limit)
+    columns = np.arange(features)
+    if features > MOST_FEATURES:
+        columns = np.sort(rng.choice(features, MOST_FEATURES, replace=False))
+    splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=int(rng.integers(2**31)))
+    return Sample(rows, columns, list(splitter.split(rows, y[rows])))
+
+
+def stratified_rows(rng: np.random.Generator, y: np.ndarray, limit: int) -> np.ndarray:
+    """Draw rows in the proportions of the classes, but five of each class that has them."""
+    counts = np.bincount(y)
+    least = np.minimum(counts, LEAST_CLASS_ROWS)
+    numbers = np.maximum(counts * limit // len(y), least)
+    while numbers.sum() > limit:
+        numbers[np.argmax(numbers - least)] -= 1
+    drawn = [rng.choice(np.flatnonzero(y == label), number, replace=False) for label, number in enumerate(numbers)]
+    rows = np.concatenate(drawn)
+    if len(rows) < limit:  # shares are rounded down
+        others = np.setdiff1d(np.arange(len(y)), rows)
+        rows = np.concatenate([rows, rng.choice(others, limit - len(rows), replace=False)])
+    return np.sort(rows)
+
+
+def sample_of_openml(y: np.ndarray, features: int, limit: int | None, folds: list[Fold]) -> Sample:
+    """Take all columns and the folds of OpenML; with a limit, those rows of each fold that are in a sample."""
+    columns = np.arange(features)
+    rows = np.arange(len(y))
+    if limit is None or len(y) <= limit:
+        return Sample(rows, columns, folds)
+    stratify = None if y.dtype.kind == "f" else y
+    rows, _ = train_test_split(rows, train_size=limit, stratify=stratify, random_state=0)
+    position = np.full(len(y), -1)
+    position[rows] = np.arange(limit)
+    kept = []
+    for labeled, query in folds:
+        kept.append((position[labeled][position[labeled] >= 0], position[query][position[query] >= 0]))
+    return Sample(rows, columns, kept)
+
+
+def remark(tasks: str, splits: int | None, rows: int | None, scored: int, number: int) -> str | None:
+    """Return a line on whether scores can be compared with those of others; None for tasks by number."""
+    # scored: tasks that have scores, of `number`
+    if tasks not in PROTOCOLS:
+        return None
+    protocol = PROTOCOLS[tasks]
+    reasons = []
+    if splits not in (None, protocol.splits):
+        reasons.append(f"splits is {splits}, not {protocol.splits}")
+    if rows not in (None, protocol.rows):
+        reasons.append(f"rows is {rows}, not {protocol.rows or 'all'}")
+    if scored < number:
+        reasons.append(f"{scored} of {counted(number, 'task')} are scored")
+    if reasons:
+        return f"not the protocol of {tasks}, so not to be compared with scores of others: {'; '.join(reasons)}"
+    return f"by the protocol of {tasks}" + (f", by which {protocol.published}" if protocol.published else "")
+
+
+def download(folder: str, tasks: str) -> None:
+    """Download what a folder lacks of the tasks, with the package openml; raises ConfigError."""
+    try:
+        import openml
+    except ImportError:
+        raise ConfigError([f"downloads need the package: {install('openml', 'openml')}"]) from None
+    protocol = protocol_of(tasks)
+    place = Path(folder) / SERVER
+    listed = chosen(tasks)
+    missing = [task for task in listed if not is_complete(place, task, protocol)]
+    openml.config.set_root_cache_directory(folder)
+    for task in tqdm(missing, unit="task", file=sys.stderr):
+        try:
+            with_folds = not protocol.has_own_folds
+            openml.tasks.get_task(task, download_splits=with_folds, download_data=True, download_qualities=False)
+        except Exception as error:  # of any type: the network, the server, a full disk
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError([f"task {task} cannot be downloaded ({reason}); the same command continues"]) from None
+    check_complete(folder, tasks, listed)
+    info(f"{counted(len(listed), 'task')} of {tasks}: {folder}")
+
+
+def main(arguments: list[str]) -> None:
+    settings = dict(argument.partition("=")[::2] for argument in arguments)
+    try:
+        if set(settings) != {"folder", "tasks"} or not all(settings.values()):
+            usage = "python -m tabicl_train.evaluation.openml_cache folder=CACHE tasks="
+            raise ConfigError([f"usage: {usage}{'|'.join(PROTOCOLS)}|ID,ID"])
+        download(**settings)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

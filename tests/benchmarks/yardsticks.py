@@ -1,0 +1,110 @@
+"""Scores of networks beside baselines on all suites: the tables of configs/experiment/records.md.
+
+    python tests/benchmarks/yardsticks.py FOLDER
+
+FOLDER holds CSV files of tabicl-evaluate, called NETWORK_SUITE_MEMBERS.csv, or NETWORK_SEED_SUITE_MEMBERS.csv for runs
+that differ in their seed:
+
+    tabicl-evaluate checkpoint=mini suite=keel n_estimators=8 output=FOLDER/mini_keel_8.csv
+
+A table has a row for each network, each baseline, and what is possible on probes, and a column for each suite. A cell
+is the mean over all tasks; of a network also the standard deviation of the means of its seeds, and its lead over the
+best baseline of the suite with a 95 % interval, which is for other tasks and, with several seeds, for other seeds. On
+probes it is over the probes instead of their tasks, which are not independent.
+"""
+
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from tabicl_train.config.schema import REAL_SCORES, judged_by
+from tabicl_train.console import markdown_table
+from tabicl_train.evaluation.arms import read_results
+from tabicl_train.evaluation.evaluate import unfinished
+from tabicl_train.evaluation.probes import POSSIBLE, probe_of
+from tabicl_train.evaluation.scores import MARGINAL, THIS_MODEL, judged
+from tabicl_train.evaluation.suites import sources
+from tabicl_train.statistics import mean_interval
+
+FILE = re.compile(r"(?P<network>.+?)(_(?P<seed>\d+))?_(?P<suite>rdatasets|keel|probes)_(?P<members>\d+)")
+NO_BASELINE = [MARGINAL, POSSIBLE]
+
+
+@dataclass
+class Column:
+    """A suite: scores of a task by network and seed, and of baselines, which are the same beside each network."""
+
+    networks: dict[str, dict[str | None, pd.Series]] = field(default_factory=dict)
+    baselines: pd.DataFrame | None = None  # a row for each task, a column for each method
+    draws: set[tuple[str, int]] | None = None  # tasks and splits
+
+    def add(self, network: str, seed: str | None, results: pd.DataFrame) -> None:
+        """Add a file of scores, of which all have the same tasks and splits."""
+        draws = set(zip(results["data"], results["split"], strict=True))
+        if self.draws not in (None, draws):
+            raise SystemExit(f"{network} has other tasks or splits than {', '.join(self.networks)}")
+        scores = judged(results)
+        self.draws = draws
+        self.baselines = scores.drop(columns=THIS_MODEL)
+        self.networks.setdefault(network, {})[seed] = scores[THIS_MODEL]
+
+    @property
+    def best(self) -> str:
+        """The baseline with the highest mean."""
+        return str(self.baselines.drop(columns=NO_BASELINE, errors="ignore").mean().idxmax())
+
+    def cell(self, method: str) -> str:
+        """Return the cell of a network or a baseline."""
+        if method in self.baselines:
+            return f"{self.baselines[method].mean():.4f}"
+        if method not in self.networks:
+            return ""
+        seeds = pd.DataFrame(self.networks[method])  # a row for each task
+        text = f"{seeds.to_numpy().mean():.4f}"
+        if seeds.shape[1] > 1:
+            text += f" (sd {seeds.mean().std():.4f})"
+        leads = seeds.sub(self.baselines[self.best], axis=0)
+        if POSSIBLE in self.baselines:
+            leads = leads.groupby(probe_of).mean()
+        return f"{text}, {mean_interval(leads.to_numpy().T):+.3f}"
+
+
+def read(folder: Path) -> dict[str, dict[str, Column]]:
+    """Return the columns of the tables of ROC AUC and of R2, by their headings."""
+    tables: dict[str, dict[str, Column]] = {}
+    for path in sorted(folder.glob("*.csv")):
+        match = FILE.fullmatch(path.stem)
+        if match is None or unfinished(path).exists():
+            continue
+        results = read_results(path)
+        score = judged_by(results)
+        parts = {match["suite"]: results}
+        if match["suite"] == "keel":
+            elsewhere = {source.name for source in sources("keel", None, score == "r2") if source.also_in}
+            alone = results[~results["data"].isin(elsewhere)]
+            parts[f"keel, {alone['data'].nunique()} tasks in no other suite"] = alone
+        members = f"{match['members']} member{'s' if match['members'] != '1' else ''}"
+        for suite, part in parts.items():
+            column = tables.setdefault(score, {}).setdefault(suite, Column())
+            column.add(f"`{match['network']}`, {members}", match["seed"], part)
+    return tables
+
+
+def table(columns: dict[str, Column]) -> str:
+    """Return a table in Markdown: networks by their names, then baselines, the best of the first suite on top."""
+    headings = sorted(columns, key=lambda suite: ["r", "k", "p"].index(suite[0]))
+    networks = dict.fromkeys(network for suite in headings for network in columns[suite].networks)
+    means = columns[headings[0]].baselines.drop(columns=NO_BASELINE, errors="ignore").mean()
+    methods = [*networks, *means.sort_values(ascending=False).index]
+    if "probes" in columns:
+        methods.append(POSSIBLE)
+    rows = [[method, *(columns[suite].cell(method) for suite in headings)] for method in methods]
+    return markdown_table(["", *(f"{suite}: lead over {columns[suite].best}" for suite in headings)], rows)
+
+
+if __name__ == "__main__":
+    for score, columns in read(Path(sys.argv[1])).items():
+        print(f"{REAL_SCORES[score]}\n\n{table(columns)}\n")
