@@ -27,9 +27,9 @@ from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.openml_cache import protocol_of, remark
 from tabicl_train.evaluation.scores import (
     LEVELS,
+    TABICL_PACKAGE,
     THIS_MODEL,
     as_text,
     bencheval_table,
@@ -37,7 +37,7 @@ from tabicl_train.evaluation.scores import (
     score_numbers,
     standardize,
 )
-from tabicl_train.evaluation.suites import DRAWS, ROWS, SPLITS, STORED_SCORES, Source, Task, sources
+from tabicl_train.evaluation.suites import STORED_SCORES, Source, Task, sources
 from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -57,10 +57,9 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
-    if options.suite == "openml":
-        line = remark(str(options.tasks), options.splits, options.rows, results["data"].nunique(), len(tasks))
-        if line is not None:
-            print(line)
+    protocol = tasks[0].protocol
+    if protocol is not None:
+        print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
     return results
 
 
@@ -77,7 +76,7 @@ def scored(
     pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
-    if problems := replaced_inputs(options, tasks):
+    if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
         raise ConfigError(problems)
     network, trained = build_model(pretrained), pretrained.trained_range
     if options.tabicl_weights is not None:
@@ -102,7 +101,7 @@ def scored(
         rest = [task for task in tasks if task.name not in done]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
-            for task_rows in score_tasks(rest, methods, rows_of(options), splits_of(options)):
+            for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
                 scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
@@ -154,15 +153,6 @@ def unfinished(output: Path) -> Path:
 def option_problems(options: EvaluateOptions) -> list[str]:
     problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators)
     problems += at_least(20, rows=options.rows)
-    if options.suite == "probes":
-        if options.splits is not None and options.splits > DRAWS:
-            problems.append(f"splits is {options.splits}; suite=probes has {DRAWS} draws of each probe")
-        if options.rows not in (None, ROWS):
-            problems.append(f"rows is {options.rows}; suite=probes has its own numbers of rows")
-    if options.suite == "openml":
-        protocol = protocol_of(options.tasks)
-        if protocol.has_own_folds and options.splits is not None and options.splits > protocol.splits:
-            problems.append(f"splits is {options.splits}; tasks={options.tasks} has {protocol.splits} folds")
     problems += one_of("format", options.format, FORMATS)
     if options.format == "bencheval" and options.output is None:
         problems.append("format is 'bencheval'; name the file: output=FILE.csv")
@@ -181,6 +171,17 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         if Path(options.figure).suffix.lower().removeprefix(".") not in formats:
             known = ", ".join("." + name for name in formats)
             problems.append(f"figure is {options.figure!r}; its name must end in one of {known}")
+    return problems
+
+
+def split_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
+    """List the settings that the tasks of the suite do not take."""
+    problems = []
+    limits = [task.most_splits for task in tasks if task.most_splits is not None]
+    if options.splits is not None and limits and options.splits > min(limits):
+        problems.append(f"splits is {options.splits}; a task of suite={options.suite} has {min(limits)}")
+    if options.rows is not None and not all(task.takes_rows for task in tasks):
+        problems.append(f"rows is {options.rows}; suite={options.suite} has its own numbers of rows")
     return problems
 
 
@@ -211,7 +212,7 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
             export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
             advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
             raise ConfigError([f"tabicl_weights {advice}"])
-        methods["tabicl package"] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
+        methods[TABICL_PACKAGE] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
     return methods
 
 
@@ -225,24 +226,10 @@ def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | Non
     with open(path) as file:
         known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
-    splits = splits_of(options)
-    if rows_of(options) != known["rows"] or splits > known["splits"]:
+    splits = known["splits"] if options.splits is None else options.splits  # stored are those of the defaults
+    if options.rows not in (None, known["rows"]) or splits > known["splits"]:
         return None
     return scores[scores["split"] < splits]  # the first splits do not depend on their number
-
-
-def splits_of(options: EvaluateOptions) -> int | None:
-    """Return the number of splits, or of draws of a probe; None for that of a protocol of suite=openml."""
-    if options.splits is not None or options.suite == "openml":
-        return options.splits
-    return DRAWS if options.suite == "probes" else SPLITS
-
-
-def rows_of(options: EvaluateOptions) -> int | None:
-    """Return the largest number of rows of a task; None for that of a protocol of suite=openml."""
-    if options.rows is not None or options.suite == "openml":
-        return options.rows
-    return ROWS
 
 
 def short_name(checkpoint: str) -> str:

@@ -39,6 +39,7 @@ ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
 ANCHOR_ELO = 1000
 LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 THIS_MODEL = "this model"
+TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
 COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
 FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals

@@ -50,6 +50,8 @@ def run(words: Sequence[str], options: CompareOptions) -> Compared:
         options.output = words[0] if len(words) == 1 and is_sweep[0] else OUTPUT
     make_folder("output", Path(options.output))
     if len(words) == 1 and is_sweep[0] and options.suite is None:
+        if unused := options.of_scoring():
+            raise ConfigError([f"{', '.join(unused)}: without suite= the points are compared by their validations"])
         compared = of_validations(open_points(words[0], options.by), options)
     else:
         compared = of_tasks(words, is_sweep, options)
@@ -87,6 +89,9 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
             networks[word] = networks_of(word)
     if options.by is not None and not points:
         raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
+    unused = [] if networks or points else options.of_scoring()
+    if unused:
+        raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
     arms: list[Arm] = []
     given: list[str] = []  # the word of each arm
     wanted = list(baselines)  # which the first network is scored with
@@ -95,7 +100,7 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
         if word in points:
             own = points[word].merged([evaluated(runs, options)[0] for runs in points[word].networks()])
             if sum(is_sweep) > 1:
-                own = [Arm(f"{Path(word).name}: {arm.name}", arm.scores) for arm in own]
+                own = [Arm(f"{word}: {arm.name}", arm.scores) for arm in own]
         elif word in networks:
             arm, *beside = evaluated(networks[word], options, wanted)
             found |= {each.name: each for each in beside}
@@ -136,7 +141,7 @@ def chosen(options: CompareOptions, default: list[str]) -> list[str]:
 def compare_all(
     arms: Sequence[Arm], metrics: list[str], options: CompareOptions, by_seed: bool = False
 ) -> tuple[Paired, list[Comparison]]:
-    paired = pair(arms, options.tasks)
+    paired = pair(arms, options.outside)
     return paired, [compare(paired, metric, options.reference, by_seed) for metric in metrics]
 
 
