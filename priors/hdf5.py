@@ -135,6 +135,16 @@ class HDF5(Prior):
         """The number of tables, or None if they repeat."""
         return None if self.repeat else len(self.contents.sizes)
 
+    @property
+    def stored_sizes(self) -> np.ndarray:  # type: ignore[override]
+        """Rows, labeled rows and features of each table, int64 (T, 3)."""
+        return self.contents.sizes
+
+    @property
+    def stored_classes(self) -> int:  # type: ignore[override]
+        """No label is this or more; 0 for numeric targets."""
+        return self.contents.most_classes
+
     def fingerprint(self) -> str:
         """Return a hash of the file, without which a run would be continued on other tables."""
         return self.contents.fingerprint
