@@ -180,13 +180,14 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         n_estimators=options.n_estimators,
     )
     pretrained = read_weights(checkpoint, weights)
-    # The name of the file holds a digest of all that decides its content: the weights, the settings and own files.
+    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, own files.
     form = csv_format(settings.separator, settings.decimal)
     numbers = pretrained.config.is_regression
     tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
     check_baselines(baselines, settings, numbers)
     files = [(str(task.path), task.path.stat().st_mtime_ns) for task in tasks if task.path and task.path.exists()]
-    content = {**identity(settings, pretrained.tensors), "baselines": sorted(baselines), "files": files}
+    content = identity(settings, pretrained.config, pretrained.tensors)
+    content |= {"baselines": sorted(baselines), "files": files}
     digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
     folder = Path(options.output or ".", SCORES)
     name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))

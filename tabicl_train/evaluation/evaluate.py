@@ -38,12 +38,14 @@ from tabicl_train.evaluation.scores import (
     standardize,
 )
 from tabicl_train.evaluation.suites import STORED_SCORES, Source, Task, sources
-from tabicl_train.model.family import Network
+from tabicl_train.model.config import named_parts
+from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
 from tabicl_train.prediction.origin import TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
+from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
@@ -78,7 +80,8 @@ def scored(
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
     if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
         raise ConfigError(problems)
-    network, trained = build_model(pretrained), pretrained.trained_range
+    network = build_model(pretrained)
+    trained = pretrained.trained_range
     if options.tabicl_weights is not None:
         # With a second network, a task is inside if both networks were trained on tables of its size. The `tabicl`
         # package's own weights do not record what they were trained on.
@@ -95,7 +98,7 @@ def scored(
 
     output = None if options.output is None else Path(options.output).resolve()
     try:
-        scores = begin(output, options, pretrained.tensors) if output else []
+        scores = begin(output, options, identity(options, pretrained.config, pretrained.tensors)) if output else []
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
@@ -121,22 +124,24 @@ def scored(
     return results, trained, tasks
 
 
-def identity(options: EvaluateOptions, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what decides the scores of a command: its settings, and a digest of the weights."""
+def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what decides the scores of a command: its settings, a digest of the weights, and code of plug-ins."""
+    code = {
+        record["module"]: record["sha256"] for record in plugins_used([("suite", options.suite), *named_parts(config)])
+    }
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
     left_out = ("checkpoint", "weights", "output", "figure")  # the digest stands for the first two
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {"weights": digest.hexdigest(), **kept, "overwrite": False}
+    return {"weights": digest.hexdigest(), "plugins": code, **kept, "overwrite": False}
 
 
-def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
-    """Return the rows that an earlier call of the same command has written, and write its settings beside them."""
-    settings = identity(options, weights)
+def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
+    """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
-        return [{name: text if name in TEXTS else number(text or "nan") for name, text in of.items()} for of in rows]
+        return [from_text(row) for row in rows]
     if output.exists() and not options.overwrite:
         raise ConfigError(
             [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]
@@ -144,6 +149,14 @@ def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) ->
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))
     return []
+
+
+def from_text(row: dict[str, str]) -> dict[str, Any]:
+    """Return a row of a CSV file with its numbers as such."""
+    values: dict[str, Any] = {}
+    for name, text in row.items():
+        values[name] = text if name in TEXTS else number(text or "nan")
+    return values
 
 
 def unfinished(output: Path) -> Path:
@@ -201,7 +214,8 @@ def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
 def competitors(network: Network, n_estimators: int, tabicl_weights: str | None) -> Methods:
     """List the methods to compare; raises ConfigError for weights that the `tabicl` package cannot use here."""
     numbers = network.config.is_regression
-    estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
+    estimator = TabICLRegressor if numbers else TabICLClassifier
+    baselines = NUMBER_BASELINES if numbers else BASELINES
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
     if tabicl_weights is not None:
         tabicl_package(tabicl_weights, n_estimators, numbers)
@@ -272,18 +286,19 @@ def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0)
         sizes = {"rows": len(task.X), **task.sizes}
         for method, make in methods.items():
             started = time.perf_counter()
-            targets, parts = [], []
+            targets = []
+            parts = []
             for split in together:
-                X, train, query = split.X, split.labeled, split.query
-                y = standardize(split.y, train) if task.is_regression else split.y
+                y = standardize(split.y, split.labeled) if task.is_regression else split.y
                 # A second thread that shared its core with another process made gradient boosting 20 times slower.
                 with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
-                    model = make().fit(X.iloc[train], y[train])
-                    parts.append(predict(model, X.iloc[query], task.is_regression))
-                targets.append(y[query])
+                    model = make().fit(split.X.iloc[split.labeled], y[split.labeled])
+                    parts.append(predict(model, split.X.iloc[split.query], task.is_regression))
+                targets.append(y[split.query])
             seconds = time.perf_counter() - started
             predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
-            scores = (score_numbers if task.is_regression else score)(np.concatenate(targets), *predictions)
+            compute_scores = score_numbers if task.is_regression else score
+            scores = compute_scores(np.concatenate(targets), *predictions)
             rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
 
@@ -292,4 +307,5 @@ def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.nd
     """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
     if not numbers:
         return (model.predict_proba(X),)
-    return model.predict(X), model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
+    quantiles = model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
+    return model.predict(X), quantiles

@@ -17,10 +17,12 @@ from tabicl_train import TabICLClassifier, plugins, register, stream
 from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callback, Callbacks, stateful
 from tabicl_train.config.compose import compose
+from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.model import TabICL
+from tabicl_train.evaluation.evaluate import identity
+from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.table_stream import TableStream
 
@@ -290,3 +292,15 @@ def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
         compose([*settings[:2], "prior=mix_scm", "+prior.components.stored={weight: 1}"])
     with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
         TableStream("stored", rows=50)
+
+
+def test_scores_are_those_of_the_code_of_the_suite(fresh):
+    found = []
+    for value in (1, 2):
+        forget()
+        (fresh / "mine.py").write_text(
+            f"from tabicl_train import register\n@register.suite('made')\ndef made(folder, numbers): return [{value}]\n"
+        )
+        plugins.load("./mine.py")
+        found.append(identity(EvaluateOptions(suite="made"), TabICLConfig(), {}))
+    assert found[0]["plugins"].keys() == {"mine"} and found[0] != found[1]
