@@ -198,7 +198,9 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     """Find what all arms have scores of; tasks outside the trained range of any arm count only with `outside`."""
     # Raises ConfigError if nothing is left, or a task has other sizes for another arm.
     seeds = common_seeds(arms)
-    frames = [(arm, arm.frame(seed)) for arm in arms for seed in seeds]
+    frames = []
+    for arm in arms:
+        frames += [(arm, arm.frame(seed)) for seed in seeds]
     check_sizes(frames)
     index = frames[0][1].index
     every = set(index.get_level_values("data"))
@@ -250,7 +252,9 @@ def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
     known: dict[tuple[str, str], tuple[float, str]] = {}
     for arm, frame in frames:
         tasks = frame[~frame.index.get_level_values("data").duplicated()]
-        for size in [name for name in SIZES if name in frame]:
+        for size in SIZES:
+            if size not in frame:
+                continue
             for task, value in zip(tasks.index.get_level_values("data"), tasks[size], strict=True):
                 if not math.isfinite(value):
                     continue
@@ -290,7 +294,7 @@ def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, b
     has_seeds = len(paired.seeds) > 1
     spreads = (math.nan, math.nan, math.nan)
     if has_seeds:
-        spreads = tuple(float(each.mean(1).std(ddof=1)) for each in (of_a, of_b, leads))
+        spreads = (spread_of_seeds(of_a), spread_of_seeds(of_b), spread_of_seeds(leads))
     samples = leads.mean(1) if by_seed else leads.mean(0)
     return Pair(
         metric=metric,
@@ -309,6 +313,11 @@ def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, b
         leads=samples,
         task_names=[] if by_seed else list(values.index),
     )
+
+
+def spread_of_seeds(values: np.ndarray) -> float:
+    """Return the standard deviation of the means of seeds, of values (seeds, tasks)."""
+    return float(values.mean(1).std(ddof=1))
 
 
 def rank(table: pd.DataFrame, metric: str) -> Ranks:
@@ -342,17 +351,19 @@ def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:
 
 def table_of(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return comparison.csv: a row per metric and pair."""
-    return pd.DataFrame([found.row() for each in comparisons for found in each.pairs], columns=list(COLUMNS))
+    rows = []
+    for each in comparisons:
+        rows += [found.row() for found in each.pairs]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def table_of_tasks(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return a row per metric, task, arm and seed with the score, the mean over splits."""
-    rows = [
-        {"metric": each.metric, "data": task, "arm": name, "seed": seed, "score": score}
-        for each in comparisons
-        for (name, seed), column in each.values.items()
-        for task, score in column.items()
-    ]
+    rows = []
+    for each in comparisons:
+        for (name, seed), column in each.values.items():
+            for task, score in column.items():
+                rows.append({"metric": each.metric, "data": task, "arm": name, "seed": seed, "score": score})
     return pd.DataFrame(rows)
 
 
@@ -365,7 +376,9 @@ def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         title = NAMES.get(each.metric, each.metric)
         header = [title, "mean", f"lead of {each.names[0]}", "win rate", "p", "p (Holm)", "smallest shown"]
         parts.append(text_table(header, lines))
-    sentences = [found.sentence for each in comparisons for found in each.pairs]
+    sentences = []
+    for each in comparisons:
+        sentences += [found.sentence for found in each.pairs]
     parts.append("\n".join(sentences))
     if seeds := [line for each in comparisons if (line := seeds_in_words(each))]:
         parts.append("\n".join(seeds))

@@ -253,7 +253,8 @@ def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
     """Return the table of a task, without identifiers and columns that OpenML ignores, and its target."""
     dataset, target, _ = read_task(place, task)
     description = read_xml(place / "datasets" / str(dataset) / "description.xml")
-    ignored = [tag.text for name in ("row_id_attribute", "ignore_attribute") for tag in description.iter(TAG + name)]
+    ignored = [tag.text for tag in description.iter(f"{TAG}row_id_attribute")]
+    ignored += [tag.text for tag in description.iter(f"{TAG}ignore_attribute")]
     path = table_path(place, dataset)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".pq" else read_arff_table(path)

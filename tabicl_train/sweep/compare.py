@@ -116,7 +116,9 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
         raise ConfigError(
             [f"{wanted[0]} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"]
         )
-    arms = [found.get(arm.name, arm) if word in baselines else arm for arm, word in zip(arms, given, strict=True)]
+    for number, word in enumerate(given):
+        if word in baselines:
+            arms[number] = found[word]
     if len(arms) < 2:
         raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
     kinds = {judged_by(arm.frame(next(iter(arm.scores)))): arm.name for arm in arms}

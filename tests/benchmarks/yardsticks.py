@@ -96,12 +96,16 @@ def read(folder: Path) -> dict[str, dict[str, Column]]:
 def table(columns: dict[str, Column]) -> str:
     """Return a table in Markdown: networks by their names, then baselines, the best of the first suite on top."""
     headings = sorted(columns, key=lambda suite: ["r", "k", "p"].index(suite[0]))
-    networks = dict.fromkeys(network for suite in headings for network in columns[suite].networks)
+    networks: dict[str, None] = {}  # in their order
+    for suite in headings:
+        networks |= dict.fromkeys(columns[suite].networks)
     means = columns[headings[0]].baselines.drop(columns=NO_BASELINE, errors="ignore").mean()
     methods = [*networks, *means.sort_values(ascending=False).index]
     if "probes" in columns:
         methods.append(POSSIBLE)
-    rows = [[method, *(columns[suite].cell(method) for suite in headings)] for method in methods]
+    rows = []
+    for method in methods:
+        rows.append([method, *(columns[suite].cell(method) for suite in headings)])
     return markdown_table(["", *(f"{suite}: lead over {columns[suite].best}" for suite in headings)], rows)
 
 
