@@ -82,10 +82,13 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
     baselines = [word for word in words if is_baseline(word)]
     networks = {}  # by word
     points = {}
+    files = {}  # read before anything is scored, which may take hours
     for word, is_one in zip(words, is_sweep, strict=True):
         if is_one:
             points[word] = open_points(word, options.by)
-        elif not is_csv(word) and word not in baselines:
+        elif is_csv(word):
+            files[word] = read_csv_arms(word, all_methods=len(words) == 1)
+        elif word not in baselines:
             networks[word] = networks_of(word)
     if options.by is not None and not points:
         raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
@@ -109,7 +112,7 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
         elif word in baselines:
             own = [Arm(word, {})]  # until the first network has been scored
         else:
-            own = read_csv_arms(word, all_methods=len(words) == 1)
+            own = files[word]
         arms += own
         given += [word] * len(own)
     if wanted:

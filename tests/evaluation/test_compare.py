@@ -207,6 +207,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         (["one.csv", "numbers.csv"], "predicts classes and numbers numbers"),
         (["one.csv", "random forest"], "is a baseline, which is scored beside a network"),
         (["one.csv", "missing"], "no such file or run directory"),
+        (["mini", "missing.csv"], "missing.csv cannot be read"),
         (["one.csv", "runs/*"], "there is no such run directory"),
         (["one.csv", "one.csv:random forest", "metric=f1"], "metric is 'f1', of which one has no scores"),
         (["one.csv", "one.csv:random forest", "metric=method"], "metric is 'method', of which one has no scores"),
@@ -219,6 +220,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     ):
         result = command("compare", *words)
         assert result.returncode == 2 and message in result.stderr, (words, result.stderr)
+        assert "score  " not in result.stdout + result.stderr  # nothing was scored before
 
 
 def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
