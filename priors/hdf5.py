@@ -135,6 +135,16 @@ class HDF5(Prior):
         """The number of tables, or None if they repeat."""
         return None if self.repeat else len(self.contents.sizes)
 
+    @property
+    def stored_sizes(self) -> np.ndarray:  # type: ignore[override]
+        """Rows, labeled rows and features of each table, int64 (T, 3)."""
+        return self.contents.sizes
+
+    @property
+    def stored_classes(self) -> int:  # type: ignore[override]
+        """No label is this or more; 0 for numeric targets."""
+        return self.contents.most_classes
+
     def fingerprint(self) -> str:
         """Return a hash of the file, without which a run would be continued on other tables."""
         return self.contents.fingerprint
@@ -178,13 +188,20 @@ class HDF5(Prior):
         """Read the table that `stored_spec` has named; see Prior.sample."""
         if not isinstance(spec, StoredSpec):
             raise PriorError("tables of prior=hdf5 have sizes of their own; ask for one by stored_spec(number, spec)")
-        number, N, M = spec.number, spec.num_rows, spec.num_features
+        number = spec.number
+        N = spec.num_rows
+        M = spec.num_features
         with reading(self.file):
             file = self.opened()
             X = file["X"][number, :N, :M].astype(np.float32)
             y = file["y"][number, :N]
         name = f"table {number} of {self.file}"
-        labels = numbers(y, name) if spec.max_classes == 0 else class_numbers(y, self.contents.most_classes, name)
+        if spec.max_classes == 0:
+            labels = numbers(y, name)
+            num_classes = 0
+        else:
+            labels = class_numbers(y, self.contents.most_classes, name)
+            num_classes = int(labels.max()) + 1
         missing = ~np.isfinite(X)
         if self.contents.is_finished:
             columns, target = torch.from_numpy(X), labels
@@ -194,7 +211,7 @@ class HDF5(Prior):
             X=columns,
             y=target,
             train_size=spec.train_size,
-            num_classes=0 if spec.max_classes == 0 else int(labels.max()) + 1,
+            num_classes=num_classes,
             plan=name,
             missing=float(missing.mean()),
         )

@@ -37,13 +37,13 @@ class MixSCM(Prior):
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
-        problems, total = self.realism.problems() + skill_problems(self.min_skill), 0.0
+        from priors import prior_class  # not at the top: it imports this module to find the priors
+
+        problems = self.realism.problems() + skill_problems(self.min_skill)
+        total = 0.0
         for name, options in self.components.items():
             if name == "mix_scm":
                 problems.append("components.mix_scm: a mixture cannot be part of a mixture")
-                continue
-            if name == "hdf5":
-                problems.append("components.hdf5: its tables have sizes of their own, which a mixture cannot ask for")
                 continue
             if not isinstance(options, dict):
                 problems.append(f"components.{name} is {options!r}; it must hold a weight and options of {name}")
@@ -54,6 +54,8 @@ class MixSCM(Prior):
             else:
                 total += weight
             try:
+                if prior_class(name).stored_sizes is not None:  # where it depends on options, the class has a property
+                    raise PriorError("its tables have sizes of their own, which a mixture cannot ask for")
                 build_component(name, options, {})  # what components inherit is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")

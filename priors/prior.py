@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from priors.finish import Rejected, finish
@@ -37,12 +38,19 @@ class Prior:
         Whether its columns and targets become tables unchanged, in their order and on their scale.
     num_tables : int or None
         How many tables it has for a run, if they are stored (see `stored_spec`); None if it always has another one.
+    stored_sizes : array or None
+        Int64 (T, 3), if tables are stored with sizes of their own: rows, labeled rows and features of each. The stages
+        of a run must name these sizes, and neither mixtures nor validation can ask for others.
+    stored_classes : int
+        No label of the stored tables is this or more; 0 if it has none, or does not know.
     """
 
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
     num_tables: ClassVar[int | None] = None
+    stored_sizes: ClassVar[np.ndarray | None] = None
+    stored_classes: ClassVar[int] = 0
 
     def problems(self) -> list[str]:
         """List what is wrong with the options, as messages for the user."""

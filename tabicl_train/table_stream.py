@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from priors import Prior, PriorError, build_prior
-from priors.hdf5 import HDF5
 from tabicl_train.config.prior_checks import other_sizes
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
@@ -68,7 +67,7 @@ class TableStream(IterableDataset):
         Seed of the tables.
     start, stop : int, optional
         The first step, such as the next one of a loop that is continued, and the end of the stream, which by default
-        is that of the curriculum, or of the file of a prior=hdf5; equal steps of other priors do not end.
+        is that of the curriculum, or of the tables of a prior that stores them; equal steps of other priors do not end.
     dense : bool
         Whether items are instead batches of equal tables, for networks that take X (B, N, M).
     rank, ranks : int
@@ -154,13 +153,13 @@ class TableStream(IterableDataset):
             prior = build_prior(prior)
         elif not isinstance(prior, Prior):
             prior = build_prior(**prior)
-        if isinstance(prior, HDF5):
+        if prior.stored_sizes is not None:
             sized = [name for name in given if name != "tables"]
             problems = []
             if sized:
-                problems.append(f"{', '.join(sized)}: tables of {prior.file} have sizes of their own; leave this out")
+                problems.append(f"{', '.join(sized)}: stored tables have sizes of their own; leave this out")
             elif not has_equal_steps:
-                problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior)]
+                problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior.stored_sizes)]
             if problems:
                 raise ConfigError(problems)
         if prior.num_tables is not None:

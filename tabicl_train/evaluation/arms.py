@@ -22,8 +22,8 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, short_name, unfinished
-from tabicl_train.evaluation.scores import THIS_MODEL
+from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, short_name, stored_scores, unfinished
+from tabicl_train.evaluation.scores import TABICL_PACKAGE, THIS_MODEL
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
@@ -79,23 +79,28 @@ def networks_of(word: str) -> Networks:
 
 
 def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:
-    """Give arms of the same name the words that they were given by."""
+    """Give arms of the same name the words that they were given by; raises ConfigError if these are the same, too."""
     counts = Counter(arm.name for arm in arms)
-    return [
-        dataclasses.replace(arm, name=word) if counts[arm.name] > 1 else arm
-        for arm, word in zip(arms, words, strict=True)
-    ]
+    renamed = []
+    for arm, word in zip(arms, words, strict=True):
+        renamed.append(dataclasses.replace(arm, name=word) if counts[arm.name] > 1 else arm)
+    for name, count in Counter(arm.name for arm in renamed).items():
+        if count > 1:
+            raise ConfigError([f"{count} arms are called {name}; name each once"])
+    return renamed
 
 
 def read_csv_arms(word: str, all_methods: bool = False) -> list[Arm]:
     """Read FILE.csv or FILE.csv:METHOD, as tabicl-evaluate writes it; by default only the network that it is about."""
-    name, _, method = word.partition(".csv:") if ".csv:" in word else (word, "", "")
-    path = Path(f"{name}.csv" if method else name)
+    path, method = Path(word), None
+    if ".csv:" in word:
+        stem, _, method = word.partition(".csv:")
+        path = Path(f"{stem}.csv")
     results = read_results(path)
     methods = list(dict.fromkeys(results["method"]))
-    if method and method not in methods:
+    if method is not None and method not in methods:
         raise ConfigError([f"{path} has no scores of {method!r}; its methods are {', '.join(methods)}"])
-    if method:
+    if method is not None:
         wanted = [method]
     elif all_methods:
         wanted = methods
@@ -131,7 +136,7 @@ def read_results(path: Path) -> pd.DataFrame:
 def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
     """Return the arm of a method in a table of scores."""
     own = results[results["method"] == method].set_index(["data", "split"])
-    return Arm(name, {None: own}, is_trained=method not in baseline_names())
+    return Arm(name, {None: own}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
 
 
 def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
@@ -144,10 +149,19 @@ def evaluated(networks: Networks, options: CompareOptions, baselines: Collection
     arms = [Arm(networks.name, own)]
     first = next(iter(results.values()))
     for name in baselines:
-        if name not in set(first["method"]):
-            raise ConfigError([f"there are no scores of {name} on suite={options.suite or 'sklearn'}"])
         arms.append(arm_of(first, name, name))
     return arms
+
+
+def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:
+    """Raise ConfigError for a baseline that is neither fitted nor stored for these tasks, before hours of scoring."""
+    available = set(NUMBER_BASELINES if numbers else BASELINES)
+    stored = stored_scores(settings, numbers)
+    if stored is not None:
+        available |= set(stored["method"])
+    for name in names:
+        if name not in available:
+            raise ConfigError([f"there are no scores of {name} on such tasks of suite={settings.suite}"])
 
 
 def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> pd.DataFrame:
@@ -158,6 +172,7 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         weights=weights,
         suite=options.suite or "sklearn",
         folder=options.folder,
+        tasks=options.tasks,
         separator=options.separator,
         decimal=options.decimal,
         splits=options.splits,
@@ -165,11 +180,14 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         n_estimators=options.n_estimators,
     )
     pretrained = read_weights(checkpoint, weights)
-    # The name of the file holds a digest of all that decides its content: the weights, the settings and own files.
+    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, own files.
     form = csv_format(settings.separator, settings.decimal)
-    tasks = sources(settings.suite, settings.folder, pretrained.config.is_regression, form)
+    numbers = pretrained.config.is_regression
+    tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
+    check_baselines(baselines, settings, numbers)
     files = [(str(task.path), task.path.stat().st_mtime_ns) for task in tasks if task.path and task.path.exists()]
-    content = {**identity(settings, pretrained.tensors), "baselines": sorted(baselines), "files": files}
+    content = identity(settings, pretrained.config, pretrained.tensors)
+    content |= {"baselines": sorted(baselines), "files": files}
     digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
     folder = Path(options.output or ".", SCORES)
     name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))

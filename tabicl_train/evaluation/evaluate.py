@@ -27,9 +27,9 @@ from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.openml_cache import protocol_of, remark
 from tabicl_train.evaluation.scores import (
     LEVELS,
+    TABICL_PACKAGE,
     THIS_MODEL,
     as_text,
     bencheval_table,
@@ -37,13 +37,15 @@ from tabicl_train.evaluation.scores import (
     score_numbers,
     standardize,
 )
-from tabicl_train.evaluation.suites import DRAWS, ROWS, SPLITS, STORED_SCORES, Source, Task, sources
-from tabicl_train.model.family import Network
+from tabicl_train.evaluation.suites import STORED_SCORES, Source, Task, sources
+from tabicl_train.model.config import named_parts
+from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
 from tabicl_train.prediction.origin import TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
+from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
@@ -57,10 +59,9 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
-    if options.suite == "openml":
-        line = remark(str(options.tasks), options.splits, options.rows, results["data"].nunique(), len(tasks))
-        if line is not None:
-            print(line)
+    protocol = tasks[0].protocol
+    if protocol is not None:
+        print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
     return results
 
 
@@ -77,9 +78,10 @@ def scored(
     pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
-    if problems := replaced_inputs(options, tasks):
+    if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
         raise ConfigError(problems)
-    network, trained = build_model(pretrained), pretrained.trained_range
+    network = build_model(pretrained)
+    trained = pretrained.trained_range
     if options.tabicl_weights is not None:
         # With a second network, a task is inside if both networks were trained on tables of its size. The `tabicl`
         # package's own weights do not record what they were trained on.
@@ -96,13 +98,13 @@ def scored(
 
     output = None if options.output is None else Path(options.output).resolve()
     try:
-        scores = begin(output, options, pretrained.tensors) if output else []
+        scores = begin(output, options, identity(options, pretrained.config, pretrained.tensors)) if output else []
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
-            for task_rows in score_tasks(rest, methods, rows_of(options), splits_of(options)):
+            for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
                 scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
@@ -122,22 +124,24 @@ def scored(
     return results, trained, tasks
 
 
-def identity(options: EvaluateOptions, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what decides the scores of a command: its settings, and a digest of the weights."""
+def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what decides the scores of a command: its settings, a digest of the weights, and code of plug-ins."""
+    code = {
+        record["module"]: record["sha256"] for record in plugins_used([("suite", options.suite), *named_parts(config)])
+    }
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
     left_out = ("checkpoint", "weights", "output", "figure")  # the digest stands for the first two
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {"weights": digest.hexdigest(), **kept, "overwrite": False}
+    return {"weights": digest.hexdigest(), "plugins": code, **kept, "overwrite": False}
 
 
-def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) -> list[dict]:
-    """Return the rows that an earlier call of the same command has written, and write its settings beside them."""
-    settings = identity(options, weights)
+def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
+    """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
     if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
-        return [{name: text if name in TEXTS else number(text or "nan") for name, text in of.items()} for of in rows]
+        return [from_text(row) for row in rows]
     if output.exists() and not options.overwrite:
         raise ConfigError(
             [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]
@@ -147,6 +151,14 @@ def begin(output: Path, options: EvaluateOptions, weights: dict[str, Tensor]) ->
     return []
 
 
+def from_text(row: dict[str, str]) -> dict[str, Any]:
+    """Return a row of a CSV file with its numbers as such."""
+    values: dict[str, Any] = {}
+    for name, text in row.items():
+        values[name] = text if name in TEXTS else number(text or "nan")
+    return values
+
+
 def unfinished(output: Path) -> Path:
     return output.with_name(f"{output.name}.unfinished")
 
@@ -154,15 +166,6 @@ def unfinished(output: Path) -> Path:
 def option_problems(options: EvaluateOptions) -> list[str]:
     problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators)
     problems += at_least(20, rows=options.rows)
-    if options.suite == "probes":
-        if options.splits is not None and options.splits > DRAWS:
-            problems.append(f"splits is {options.splits}; suite=probes has {DRAWS} draws of each probe")
-        if options.rows not in (None, ROWS):
-            problems.append(f"rows is {options.rows}; suite=probes has its own numbers of rows")
-    if options.suite == "openml":
-        protocol = protocol_of(options.tasks)
-        if protocol.has_own_folds and options.splits is not None and options.splits > protocol.splits:
-            problems.append(f"splits is {options.splits}; tasks={options.tasks} has {protocol.splits} folds")
     problems += one_of("format", options.format, FORMATS)
     if options.format == "bencheval" and options.output is None:
         problems.append("format is 'bencheval'; name the file: output=FILE.csv")
@@ -184,6 +187,17 @@ def option_problems(options: EvaluateOptions) -> list[str]:
     return problems
 
 
+def split_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
+    """List the settings that the tasks of the suite do not take."""
+    problems = []
+    limits = [task.most_splits for task in tasks if task.most_splits is not None]
+    if options.splits is not None and limits and options.splits > min(limits):
+        problems.append(f"splits is {options.splits}; a task of suite={options.suite} has {min(limits)}")
+    if options.rows is not None and not all(task.takes_rows for task in tasks):
+        problems.append(f"rows is {options.rows}; suite={options.suite} has its own numbers of rows")
+    return problems
+
+
 def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     """List the inputs that the output or the picture would replace."""
     inputs: list[tuple[str, str | Path | None]] = [("tabicl_weights", options.tabicl_weights)]
@@ -200,7 +214,8 @@ def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
 def competitors(network: Network, n_estimators: int, tabicl_weights: str | None) -> Methods:
     """List the methods to compare; raises ConfigError for weights that the `tabicl` package cannot use here."""
     numbers = network.config.is_regression
-    estimator, baselines = (TabICLRegressor, NUMBER_BASELINES) if numbers else (TabICLClassifier, BASELINES)
+    estimator = TabICLRegressor if numbers else TabICLClassifier
+    baselines = NUMBER_BASELINES if numbers else BASELINES
     methods = {THIS_MODEL: lambda: estimator(network, n_estimators=n_estimators), **baselines}
     if tabicl_weights is not None:
         tabicl_package(tabicl_weights, n_estimators, numbers)
@@ -211,7 +226,7 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
             export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
             advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
             raise ConfigError([f"tabicl_weights {advice}"])
-        methods["tabicl package"] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
+        methods[TABICL_PACKAGE] = lambda: tabicl_package(tabicl_weights, n_estimators, numbers)
     return methods
 
 
@@ -225,24 +240,10 @@ def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | Non
     with open(path) as file:
         known = json.loads(file.readline().removeprefix("#"))
         scores = pd.read_csv(file)
-    splits = splits_of(options)
-    if rows_of(options) != known["rows"] or splits > known["splits"]:
+    splits = known["splits"] if options.splits is None else options.splits  # stored are those of the defaults
+    if options.rows not in (None, known["rows"]) or splits > known["splits"]:
         return None
     return scores[scores["split"] < splits]  # the first splits do not depend on their number
-
-
-def splits_of(options: EvaluateOptions) -> int | None:
-    """Return the number of splits, or of draws of a probe; None for that of a protocol of suite=openml."""
-    if options.splits is not None or options.suite == "openml":
-        return options.splits
-    return DRAWS if options.suite == "probes" else SPLITS
-
-
-def rows_of(options: EvaluateOptions) -> int | None:
-    """Return the largest number of rows of a task; None for that of a protocol of suite=openml."""
-    if options.rows is not None or options.suite == "openml":
-        return options.rows
-    return ROWS
 
 
 def short_name(checkpoint: str) -> str:
@@ -285,18 +286,19 @@ def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0)
         sizes = {"rows": len(task.X), **task.sizes}
         for method, make in methods.items():
             started = time.perf_counter()
-            targets, parts = [], []
+            targets = []
+            parts = []
             for split in together:
-                X, train, query = split.X, split.labeled, split.query
-                y = standardize(split.y, train) if task.is_regression else split.y
+                y = standardize(split.y, split.labeled) if task.is_regression else split.y
                 # A second thread that shared its core with another process made gradient boosting 20 times slower.
                 with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
-                    model = make().fit(X.iloc[train], y[train])
-                    parts.append(predict(model, X.iloc[query], task.is_regression))
-                targets.append(y[query])
+                    model = make().fit(split.X.iloc[split.labeled], y[split.labeled])
+                    parts.append(predict(model, split.X.iloc[split.query], task.is_regression))
+                targets.append(y[split.query])
             seconds = time.perf_counter() - started
             predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
-            scores = (score_numbers if task.is_regression else score)(np.concatenate(targets), *predictions)
+            compute_scores = score_numbers if task.is_regression else score
+            scores = compute_scores(np.concatenate(targets), *predictions)
             rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
 
@@ -305,4 +307,5 @@ def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.nd
     """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
     if not numbers:
         return (model.predict_proba(X),)
-    return model.predict(X), model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
+    quantiles = model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
+    return model.predict(X), quantiles

@@ -32,7 +32,7 @@ from priors.real.preprocessing import as_numbers, reads_as_numbers
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, install
 from tabicl_train.evaluation.keel import read_arff
-from tabicl_train.evaluation.suites import Source, Split, Task, make_features
+from tabicl_train.evaluation.suites import Protocol, Source, Split, Task, make_features
 
 OPENML_TASKS = Path(__file__).with_name("openml_tasks.csv")
 SERVER = Path("org", "openml", "www")  # www.openml.org
@@ -42,28 +42,16 @@ KINDS = {"1": "classes", "2": "numbers"}  # supervised classification and regres
 Fold = tuple[np.ndarray, np.ndarray]  # indices of labeled and of query rows
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How others score networks on tasks of OpenML."""
-
-    splits: int | None  # folds of a task; None: those of the first repeat
-    rows: int | None  # most rows of a task; None: all
-    has_own_folds: bool  # instead of those of OpenML
-    is_pooled: bool = False  # whether a score is one of all folds together, instead of a mean over them
-    published: str = ""
-
-
-PROTOCOLS = {
-    "nano": Protocol(5, 1000, True, is_pooled=True, published="a random forest has 0.8068 (arXiv 2606.03681)"),
-    "tabarena_lite": Protocol(1, None, False),
-    "cc18_d3": Protocol(
-        5,
-        1000,
-        True,
-        published="CatBoost has 0.9023, a random forest 0.8933, LightPFN with one estimator 0.9109 (GioOtto/LightPFN)",
-    ),
-}
-BY_NUMBER = Protocol(None, None, False)  # of tasks=ID,ID
+NANO = Protocol("nano", 5, 1000, "a random forest has 0.8068 (arXiv 2606.03681)")
+TABARENA_LITE = Protocol("tabarena_lite", 1, None)
+CC18_D3 = Protocol(
+    "cc18_d3",
+    5,
+    1000,
+    "CatBoost has 0.9023, a random forest 0.8933, LightPFN with one estimator 0.9109 (GioOtto/LightPFN)",
+)
+PROTOCOLS = {protocol.name: protocol for protocol in (NANO, TABARENA_LITE, CC18_D3)}
+WITH_OWN_FOLDS = (NANO, CC18_D3)  # instead of those of OpenML
 MOST_FEATURES = 100  # of nano and cc18_d3
 FOLDS = 5  # of both
 NANO_SEED = 11  # of the columns, rows and folds of nano
@@ -85,7 +73,7 @@ class FoldedTask(Task):
 
     folds: list[Fold]
     usual_splits: int
-    is_pooled: bool
+    is_pooled: bool  # whether a score is one of all folds together, instead of a mean over them
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -107,22 +95,23 @@ class FoldedTask(Task):
 
 @dataclass
 class OpenMLSource(Source):
-    """A task of OpenML before it is read."""
+    """A task of OpenML before it is read; without a protocol it has the folds of its first repeat, and all rows."""
 
     place: Path = Path()
     task: int = 0
-    protocol: str | None = None  # None: BY_NUMBER
 
     def load(self, rows: int | None) -> FoldedTask:
         """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
-        protocol = protocol_of(self.protocol)
+        protocol = self.protocol
         frame, target = self.read()
         y = labels(frame.pop(target), self.numbers)
-        limit = protocol.rows if rows is None else rows
-        splits = protocol.splits
-        if self.protocol == "nano":
+        limit = rows
+        if rows is None and protocol is not None:
+            limit = protocol.rows
+        splits = None if protocol is None else protocol.splits
+        if protocol == NANO:
             sample = sample_of_nano(y, frame.shape[1], limit)
-        elif self.protocol == "cc18_d3":
+        elif protocol == CC18_D3:
             sample = sample_of_cc18_d3(y, frame.shape[1], limit, self.task)
         else:
             folds = read_folds(self.place, self.task)
@@ -133,12 +122,7 @@ class OpenMLSource(Source):
         y = y[sample.rows]
         if not self.numbers:
             _, y = np.unique(y, return_inverse=True)  # a sample may lack a class
-        return FoldedTask(self.name, X, y, sample.folds, splits, protocol.is_pooled)
-
-
-def protocol_of(name: str | None) -> Protocol:
-    """Return a protocol by its name; None and numbers of tasks stand for the folds of OpenML."""
-    return PROTOCOLS.get(name or "", BY_NUMBER)
+        return FoldedTask(self.name, X, y, sample.folds, splits, is_pooled=protocol == NANO)
 
 
 def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) -> list[Source]:
@@ -150,7 +134,8 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     place = Path(folder) / SERVER
     listed = chosen(tasks)
     check_complete(folder, tasks, listed)
-    protocol = tasks if tasks in PROTOCOLS else None
+    protocol = PROTOCOLS.get(tasks)
+    most_splits = protocol.splits if protocol in WITH_OWN_FOLDS else None
     found: list[Source] = []
     others = 0
     for task in listed:
@@ -163,7 +148,10 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
             name = f"{name} ({task})"  # so that a task has another name than with a protocol, whose scores differ
         path = table_path(place, dataset)
         read = partial(read_table, place, task)
-        found.append(OpenMLSource(name, read, numbers, path, place=place, task=task, protocol=protocol))
+        source = OpenMLSource(name, read, numbers, path, most_splits=most_splits, protocol=protocol)
+        source.place = place
+        source.task = task
+        found.append(source)
     if not found:
         kinds = "classes, and the network numbers" if numbers else "numbers, and the network classes"
         raise ConfigError([f"tasks is {tasks!r}, all of which predict {kinds}"])
@@ -195,7 +183,7 @@ def chosen(tasks: str) -> list[int]:
 def check_complete(folder: str, tasks: str, listed: list[int]) -> None:
     """Raise ConfigError if the folder lacks files of a task, with the command that downloads them."""
     place = Path(folder) / SERVER
-    missing = [task for task in listed if not is_complete(place, task, protocol_of(tasks))]
+    missing = [task for task in listed if not is_complete(place, task, needs_folds(tasks))]
     if not missing:
         return
     which = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
@@ -208,11 +196,16 @@ def download_command(folder: str, tasks: str) -> str:
     return shlex.join(words)
 
 
-def is_complete(place: Path, task: int, protocol: Protocol) -> bool:
-    """Whether the files of a task are in the folder; a protocol with its own folds does not need those of OpenML."""
+def needs_folds(tasks: str) -> bool:
+    """Whether tasks are scored on the folds of OpenML."""
+    return PROTOCOLS.get(tasks) not in WITH_OWN_FOLDS
+
+
+def is_complete(place: Path, task: int, with_folds: bool) -> bool:
+    """Whether the files of a task are in the folder."""
     if not (place / "tasks" / str(task) / "task.xml").is_file():
         return False
-    if not protocol.has_own_folds and not folds_path(place, task).is_file():
+    if with_folds and not folds_path(place, task).is_file():
         return False
     dataset, _, _ = read_task(place, task)
     description = place / "datasets" / str(dataset) / "description.xml"
@@ -260,7 +253,8 @@ def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
     """Return the table of a task, without identifiers and columns that OpenML ignores, and its target."""
     dataset, target, _ = read_task(place, task)
     description = read_xml(place / "datasets" / str(dataset) / "description.xml")
-    ignored = [tag.text for name in ("row_id_attribute", "ignore_attribute") for tag in description.iter(TAG + name)]
+    ignored = [tag.text for tag in description.iter(f"{TAG}row_id_attribute")]
+    ignored += [tag.text for tag in description.iter(f"{TAG}ignore_attribute")]
     path = table_path(place, dataset)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".pq" else read_arff_table(path)
@@ -366,38 +360,19 @@ def sample_of_openml(y: np.ndarray, features: int, limit: int | None, folds: lis
     return Sample(rows, columns, kept)
 
 
-def remark(tasks: str, splits: int | None, rows: int | None, scored: int, number: int) -> str | None:
-    """Return a line on whether scores can be compared with those of others; None for tasks by number."""
-    # scored: tasks that have scores, of `number`
-    if tasks not in PROTOCOLS:
-        return None
-    protocol = PROTOCOLS[tasks]
-    reasons = []
-    if splits not in (None, protocol.splits):
-        reasons.append(f"splits is {splits}, not {protocol.splits}")
-    if rows not in (None, protocol.rows):
-        reasons.append(f"rows is {rows}, not {protocol.rows or 'all'}")
-    if scored < number:
-        reasons.append(f"{scored} of {counted(number, 'task')} are scored")
-    if reasons:
-        return f"not the protocol of {tasks}, so not to be compared with scores of others: {'; '.join(reasons)}"
-    return f"by the protocol of {tasks}" + (f", by which {protocol.published}" if protocol.published else "")
-
-
 def download(folder: str, tasks: str) -> None:
     """Download what a folder lacks of the tasks, with the package openml; raises ConfigError."""
     try:
         import openml
     except ImportError:
         raise ConfigError([f"downloads need the package: {install('openml', 'openml')}"]) from None
-    protocol = protocol_of(tasks)
+    with_folds = needs_folds(tasks)
     place = Path(folder) / SERVER
     listed = chosen(tasks)
-    missing = [task for task in listed if not is_complete(place, task, protocol)]
+    missing = [task for task in listed if not is_complete(place, task, with_folds)]
     openml.config.set_root_cache_directory(folder)
     for task in tqdm(missing, unit="task", file=sys.stderr):
         try:
-            with_folds = not protocol.has_own_folds
             openml.tasks.get_task(task, download_splits=with_folds, download_data=True, download_qualities=False)
         except Exception as error:  # of any type: the network, the server, a full disk
             reason = f"{type(error).__name__}: {first_line(error)}"

@@ -23,6 +23,7 @@ from priors.real.preprocessing import TargetScale
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers
 from tabicl_train.evaluation.suites import Source, Split, Task, refuse_folder
 
+DRAWS = 20
 QUERY_ROWS = 500
 SIZES = (50, 200, 800)  # labeled rows
 VALIDATION_ROWS = 200  # labeled rows during training
@@ -210,17 +211,20 @@ class Probe(Task):
             if min(counts) >= LEAST_CLASS_ROWS:
                 return Draw(X, y, signal)
 
-    def splits(self, number: int) -> Iterator[Split]:
-        """Yield the first draws; their labeled rows are fixed."""
+    def splits(self, number: int | None) -> Iterator[Split]:
+        """Yield the first draws, or all of them; their labeled rows are fixed."""
         labeled, query = np.split(np.arange(self.labeled_rows + QUERY_ROWS), [self.labeled_rows])
-        for i in range(number):
+        for i in range(number or DRAWS):
             draw = self.draw(i, self.is_regression)
             yield Split(draw.X, draw.y, labeled, query)
 
-    def known_scores(self, number: int) -> list[dict]:
-        """Return what is possible on the first draws."""
+    def known_scores(self, number: int | None) -> list[dict]:
+        """Return what is possible on the first draws, or on all of them."""
         sizes = {"rows": len(self.X), **self.sizes}
-        return [{"data": self.name, "split": i, "method": POSSIBLE, **sizes, **self.possible(i)} for i in range(number)]
+        rows = []
+        for i in range(number or DRAWS):
+            rows.append({"data": self.name, "split": i, "method": POSSIBLE, **sizes, **self.possible(i)})
+        return rows
 
     def possible(self, number: int) -> dict[str, float]:
         """Score the probabilities, or the signal and the quantiles of the noise, on the query rows of a draw."""
@@ -241,8 +245,10 @@ class ProbeSource(Source):
 
     kind: str = ""
     labeled_rows: int = 0
+    most_splits: int | None = DRAWS
+    takes_rows: bool = False
 
-    def load(self, rows: int) -> Probe:
+    def load(self, rows: int | None) -> Probe:
         """Draw it; it has its own number of rows."""
         return Probe(self.kind, self.labeled_rows, self.numbers)
 

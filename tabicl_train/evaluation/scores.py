@@ -39,6 +39,7 @@ ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
 ANCHOR_ELO = 1000
 LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 THIS_MODEL = "this model"
+TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
 COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
 FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals
@@ -81,7 +82,8 @@ def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
     """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence."""
     # torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax if rounding has made a probability
     # larger than 1.
-    confidence, is_correct = p.max(axis=1), p.argmax(axis=1) == y
+    confidence = p.max(axis=1)
+    is_correct = p.argmax(axis=1) == y
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     errors = np.bincount(bins, weights=confidence - is_correct, minlength=BINS)
     return float(np.abs(errors).sum() / len(y))
@@ -145,10 +147,12 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
     if "roc_auc" in results:
         accuracy = by_task(results, "accuracy")
-        low, high = accuracy.min(axis=1), accuracy.max(axis=1)
+        low = accuracy.min(axis=1)
+        high = accuracy.max(axis=1)
         summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
     else:
-        pinball, coverage = by_task(results, "pinball"), by_task(results, "coverage")
+        pinball = by_task(results, "pinball")
+        coverage = by_task(results, "coverage")
         summary = summary.drop(columns="rmse")  # replaced by relative_rmse
         summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
         summary["below_marginal"] = np.nan
@@ -218,8 +222,10 @@ def ranked(results: pd.DataFrame) -> pd.Series:
 
 def standing(results: pd.DataFrame, kind: str = "real task") -> str:
     """Describe in a line which methods the first one is above, level with (to three digits) and below."""
-    means, first = ranked(results).round(3), results["method"].iloc[0]
-    others, groups = means.drop(first), []
+    means = ranked(results).round(3)
+    first = results["method"].iloc[0]
+    others = means.drop(first)
+    groups = []
     for words, sign in (("above", 1), ("level with", 0), ("below", -1)):
         names = [f"{name} {value:.3f}" for name, value in others.items() if np.sign(means[first] - value) == sign]
         if names:
@@ -263,7 +269,10 @@ def as_text(
         "outside": f"Outside the trained range ({trained}), where the network extrapolates:",
     }
     groups = dict(list(results.groupby("trained_range")))
-    parts = [text for name in headings if name in groups for text in (headings[name], tasks_text(groups[name]))]
+    parts = []
+    for name, heading in headings.items():
+        if name in groups:
+            parts += [heading, tasks_text(groups[name])]
     has_both = len(groups) > 1
     which = " inside" if has_both else ""
     for quantity in BUCKETS:
@@ -286,11 +295,11 @@ def tasks_text(results: pd.DataFrame) -> str:
     names = TASK_SCORES[by]
     tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in names}
     means = {name: table.mean() for name, table in tables.items()} | {by: judged(results).mean()}
-    lines = [
-        [task, method, *(cell(table.loc[task, method], FORMATS[name][1]) for name, table in tables.items())]
-        for task in tables[by].index
-        for method in tables[by]
-    ]
+    lines = []
+    for task in tables[by].index:
+        for method in tables[by]:
+            cells = [cell(table.loc[task, method], FORMATS[name][1]) for name, table in tables.items()]
+            lines.append([task, method, *cells])
     for method in tables[by]:
         lines.append(["mean", method, *(cell(means[name][method], FORMATS[name][1]) for name in names)])
     return text_table(["task", "method", *(FORMATS[name][0] for name in names)], lines)
@@ -308,8 +317,9 @@ def bucket_text(results: pd.DataFrame, quantity: str, which: str) -> str:
     """Format means over tasks by a quantity; which: an addition to the heading."""
     table = by_bucket(results, quantity)
     title = f"{REAL_SCORES[judged_by(results)]} by {quantity}{which}"
-    rows = zip(table.index, table.itertuples(index=False), strict=True)
-    lines = [[bucket, tasks, *(f"{value:.4f}" for value in values)] for bucket, (tasks, *values) in rows]
+    lines = []
+    for bucket, (tasks, *values) in zip(table.index, table.itertuples(index=False), strict=True):
+        lines.append([bucket, tasks, *(f"{value:.4f}" for value in values)])
     return text_table([title, *table], lines)
 
 

@@ -48,7 +48,6 @@ STORED_SCORES = {  # of baselines, by suite: for classes and for numbers
 }
 SPLITS = 3  # of a task, unless told otherwise
 ROWS = 1000  # likewise, at most
-DRAWS = 20  # of a probe
 MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
 MIN_NUMBER_ROWS = 20  # for regression
@@ -74,19 +73,19 @@ class Task:
         sizes = {"labeled_rows": labeled_rows, "features": self.X.shape[1]}
         return sizes if self.is_regression else sizes | {"classes": int(self.y.max()) + 1}
 
-    def splits(self, number: int) -> Iterator[Split]:
-        """Yield 70/30 splits, stratified by class."""
+    def splits(self, number: int | None) -> Iterator[Split]:
+        """Yield 70/30 splits, stratified by class; None stands for SPLITS of them."""
         kind = ShuffleSplit if self.is_regression else StratifiedShuffleSplit
-        splitter = kind(number, test_size=QUERY_SHARE, random_state=0)
+        splitter = kind(number or SPLITS, test_size=QUERY_SHARE, random_state=0)
         for labeled, query in splitter.split(self.X, self.y):
             yield Split(self.X, self.y, labeled, query)
 
-    def scored_together(self, number: int) -> Iterator[list[Split]]:
+    def scored_together(self, number: int | None) -> Iterator[list[Split]]:
         """Yield lists of splits; the predictions for the query rows of a list are scored at once."""
         for split in self.splits(number):
             yield [split]
 
-    def known_scores(self, number: int) -> list[dict]:
+    def known_scores(self, number: int | None) -> list[dict]:
         """Return rows as those of `score_task` of methods that are not fitted; a real table has none."""
         return []
 
@@ -99,6 +98,30 @@ class Split:
     y: np.ndarray
     labeled: np.ndarray
     query: np.ndarray
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How others score networks on the tasks of a suite, and what they have published."""
+
+    name: str
+    splits: int | None  # of a task
+    rows: int | None  # most rows of a task; None: all
+    published: str = ""  # "a random forest has 0.8 (arXiv 1234.56789)"
+
+    def remark(self, splits: int | None, rows: int | None, scored: int, number: int) -> str:
+        """Return a line on whether scores can be compared with those of others."""
+        # splits, rows: as the user has set them; scored: tasks that have scores, of `number`
+        reasons = []
+        if splits not in (None, self.splits):
+            reasons.append(f"splits is {splits}, not {self.splits}")
+        if rows not in (None, self.rows):
+            reasons.append(f"rows is {rows}, not {self.rows or 'all'}")
+        if scored < number:
+            reasons.append(f"{scored} of {counted(number, 'task')} are scored")
+        if reasons:
+            return f"not the protocol of {self.name}, so not to be compared with scores of others: {'; '.join(reasons)}"
+        return f"by the protocol of {self.name}" + (f", by which {self.published}" if self.published else "")
 
 
 @dataclass
@@ -116,18 +139,29 @@ class Source:
         Whether the target is a number; `sources` sets it.
     path : Path, optional
         Its file, which an output must not replace.
+    also_in : tuple of str
+        Other suites with the same data.
+    most_splits : int, optional
+        How many splits it has; by default as many as are asked for.
+    takes_rows : bool
+        Whether the option `rows` limits its rows.
+    protocol : Protocol, optional
+        By which its scores can be compared with those of others.
     """
 
     name: str
     read: Callable[[], tuple[pd.DataFrame, str]]
     numbers: bool = False
-    path: Path | None = None  # of its file, if it is one of a folder
-    also_in: tuple[str, ...] = ()  # other suites with the same data
+    path: Path | None = None
+    also_in: tuple[str, ...] = ()
+    most_splits: int | None = None
+    takes_rows: bool = True
+    protocol: Protocol | None = None
 
-    def load(self, rows: int) -> Task:
+    def load(self, rows: int | None) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
         make = make_number_task if self.numbers else make_task
-        return subsample(make(self.name, *self.read()), rows)
+        return subsample(make(self.name, *self.read()), ROWS if rows is None else rows)
 
 
 def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
@@ -151,7 +185,7 @@ def sources(
         raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
     if tasks is not None:
         if "tasks" not in inspect.signature(list_tasks).parameters:
-            raise ConfigError([f"tasks is {tasks!r}; it is for suite=openml"])
+            raise ConfigError([f"tasks is {tasks!r}, which suite={suite} does not take; suite=openml does"])
         list_tasks = partial(list_tasks, tasks=tasks)
     found = []
     for source in list_tasks(folder, numbers):

@@ -44,11 +44,11 @@ class Points:
 
     def key_of(self, by: str) -> str:
         """Return the key of a setting that varies, from the key or its short name."""
-        varied = {name for key, short in self.sweep.parameters.items() for name in (key, short)}
-        if by not in varied:
-            there = ", ".join(self.sweep.parameters.values())
-            raise ConfigError([f"by is {by!r}, which does not vary in {self.sweep.folder}; there are {there}"])
-        return next(key for key, short in self.sweep.parameters.items() if by in (key, short))
+        for key, short in self.sweep.parameters.items():
+            if by in (key, short):
+                return key
+        there = ", ".join(self.sweep.parameters.values())
+        raise ConfigError([f"by is {by!r}, which does not vary in {self.sweep.folder}; there are {there}"])
 
     def name(self, trial: FrozenTrial, keys: Collection[str] | None = None) -> str:
         """Return the name of a point: its settings, or those of some keys."""
@@ -58,9 +58,11 @@ class Points:
 
     def networks(self) -> list[Networks]:
         """Return the runs of each point, by seed."""
-        return [
-            Networks(self.name(trial), {run.seed: str(run.folder) for run in runs}) for trial, runs in self.finished
-        ]
+        networks = []
+        for trial, runs in self.finished:
+            paths: dict[Hashable, str] = {run.seed: str(run.folder) for run in runs}
+            networks.append(Networks(self.name(trial), paths))
+        return networks
 
     def validations(self) -> list[Arm]:
         """Return the last validations of each point: a row for each set of tables, a column for each metric."""
@@ -74,10 +76,12 @@ class Points:
         rows = [{"data": "training", "split": 0, "loss": training_loss(run.folder)}]
         by_step = rows_by_step(run.folder, "validation.csv")
         for row in by_step[max(by_step)] if by_step else []:
-            kind, data_sets = kind_of(row["data"]), self.sweep.data_sets
+            kind = kind_of(row["data"])
+            data_sets = self.sweep.data_sets
             if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
                 continue
-            if not (counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets):
+            is_counted = counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets
+            if not is_counted:
                 continue
             data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
             scores = {}
@@ -119,11 +123,17 @@ def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
         if not all(seed in arm.scores for arm in rest):
             continue
         frames = [arm.scores[seed] for arm in arms]
-        means = pd.concat(frames).groupby(level=[0, 1], sort=False).mean(numeric_only=True)
-        whole = [index for index in frames[0].index if all(index in frame.index for frame in frames[1:])]
-        means = means.loc[whole]
+        shared = frames[0].index
+        for frame in frames[1:]:
+            shared = shared[shared.isin(frame.index)]
+        frames = [frame.loc[shared] for frame in frames]
+        # nan stays nan: the mean over the other settings would not be paired with that of another value.
+        total = frames[0].select_dtypes("number")
+        for frame in frames[1:]:
+            total = total + frame.select_dtypes("number")
+        means = total / len(frames)
         if "trained_range" in frames[0]:
-            where = pd.concat([frame.loc[whole, "trained_range"] for frame in frames], axis=1)
+            where = pd.concat([frame["trained_range"] for frame in frames], axis=1)
             means["trained_range"] = where.iloc[:, 0].mask((where == OUTSIDE).any(axis=1), OUTSIDE)
         scores[seed] = means
     return Arm(name, scores)
@@ -159,7 +169,8 @@ def shared_in_words(names: Sequence[str], configs: Iterable[dict[str, Any]]) -> 
 
 def shared_of_runs(points: Points) -> str | None:
     """Say it of the runs of a sweep; None if their configurations are not there."""
-    names, configs = [], []
+    names = []
+    configs = []
     for trial, runs in points.finished:
         config = Records(Path(runs[0].folder)).config()
         if config is None or not {"prior", "curriculum", "model"} <= config.keys():

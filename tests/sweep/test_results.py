@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 from browser import BROWSER, browse
 from command_line import command
@@ -19,10 +20,11 @@ from scipy import stats
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.compare import Arm
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
-from tabicl_train.sweep.arms import OF_LEARNING, Points, shared_in_words, tables_of
+from tabicl_train.sweep.arms import OF_LEARNING, Points, mean_arm, shared_in_words, tables_of
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -259,6 +261,14 @@ def test_the_effect_of_one_setting_is_the_mean_over_the_others(tmp_path):
     )
     wrong = command("compare", str(made.folder), "by=momentum")
     assert wrong.returncode == 2 and "which does not vary" in wrong.stderr
+
+
+def test_a_missing_score_of_one_setting_is_no_mean_over_the_others():
+    index = pd.MultiIndex.from_product([["x", "y"], [0]], names=["data", "split"])
+    arms = [
+        Arm(name, {0: pd.DataFrame({"loss": losses}, index)}) for name, losses in (("a", [1, 2]), ("b", [3, np.nan]))
+    ]
+    np.testing.assert_equal(mean_arm("both", arms).scores[0]["loss"].to_numpy(), [2, np.nan])
 
 
 def test_results_have_a_column_for_each_metric(sweep):
