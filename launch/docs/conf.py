@@ -61,7 +61,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_sidebars = {"README": [], "tabicl_train/EXTEND": [], "tabicl_train/from_python": []}  # they have no pages below
+# The bar on the left lists the pages below one of the first level, if there are any.
+html_sidebars = {"README": []} | {page: [] for page in MENU["README"].values() if page not in MENU}
 html_theme_options = {
     "logo": {"text": "tabicl-train"},
     "header_links_before_dropdown": 8,
