@@ -3,5 +3,5 @@
 # Usage: launch/docs.sh [options of sphinx-build]
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" docs
 cd "$project"
-python -m sphinx -W --keep-going -q -b html -c launch/docs . build/docs "$@"
+python -m sphinx -W --keep-going -q -b html -c launch/docs "$@" . build/docs
 echo "written   $project/build/docs/index.html"
