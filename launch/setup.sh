@@ -14,7 +14,9 @@ fi
 # A stamp holds what was installed, and from which folder; the test extra includes everything of the plain install.
 stamp=$project/.venv/installed-
 wanted=$(cd "$project" && cat pyproject.toml launch/constraints.txt <(pwd) | sha256sum)
-if [ "$(cat "$stamp$extra" 2>/dev/null || cat "${stamp}test" 2>/dev/null)" != "$wanted" ]; then
+installed=$(cat "$stamp$extra" 2>/dev/null || true)
+[ -n "$extra$installed" ] || installed=$(cat "${stamp}test" 2>/dev/null || true)
+if [ "$installed" != "$wanted" ]; then
     echo "installing tabicl-train${extra:+[$extra]}, torch and what else it needs into $project/.venv: 2 to 8 GB, some minutes" >&2
     "$project/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         -c "$project/launch/constraints.txt" -e "$project${extra:+[$extra]}"

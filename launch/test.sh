@@ -13,8 +13,8 @@ for argument in "$@"; do  # paths are those of the user
     tier+=("$argument")
 done
 cd "$project"
-ruff check priors tabicl_train tests  # only these folders: runs/ and others may hold code of users
-ruff format --check --quiet priors tabicl_train tests
+ruff check priors tabicl_train tests launch  # only these folders: runs/ and others may hold code of users
+ruff format --check --quiet priors tabicl_train tests launch
 grep -rlZ --include='*.py' '^__all__' priors tabicl_train |  # what users import has numpydoc docstrings
     xargs -0 ruff check --select D --config 'lint.pydocstyle.convention="numpy"'
 mypy --no-error-summary

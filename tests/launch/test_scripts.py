@@ -137,6 +137,30 @@ def test_a_job_without_settings_does_not_train_the_default(folder):
     assert result.returncode == 2 and "there are no settings" in result.stderr and not called(folder)
 
 
+def test_each_of_the_weights_gets_a_hub_folder_of_its_name(folder):
+    project = folder.parent / "the project"
+    (project / "tabicl_train/weights").mkdir(parents=True)
+    for name in ("a-2027-01-classifier", "a-2027-01-regressor"):
+        (project / f"tabicl_train/weights/{name}.safetensors").touch()
+    export = project / ".venv/bin/tabicl-export"
+    export.write_text(SRUN)
+    export.chmod(0o755)
+    assert subprocess.run(["bash", project / "launch/hub.sh", "my hub"], capture_output=True).returncode == 0
+    assert (folder / "calls").read_text().splitlines() == [
+        "checkpoint=a-2027-01-classifier output=my hub/a-2027-01-classifier",
+        "checkpoint=a-2027-01-regressor output=my hub/a-2027-01-regressor",
+    ]
+
+
+def test_an_extra_is_installed_where_another_one_is(folder):
+    project = folder.parent / "the project"
+    for extra in ("test", "docs", "docs", ""):
+        setup = f'. "{project}/launch/setup.sh" {extra}'
+        assert subprocess.run(["bash", "-c", setup], capture_output=True).returncode == 0
+    installed = (folder / "installed").read_text().splitlines()
+    assert [line.rpartition("-e ")[2] for line in installed] == [f"{project}[test]", f"{project}[docs]"]
+
+
 @pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.s*")), ids=lambda path: path.name)
 def test_a_script_is_bash(script):
     result = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
