@@ -315,6 +315,18 @@ def report() -> None:
 
 
 @plain_end()
+def gpu_check() -> None:
+    args = arguments("GpuCheckOptions")
+    from tabicl_train.gpu_check.run import JSON, PAGE, check_gpu
+
+    is_right = check_gpu(args)
+    files = f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}"
+    print(f'{files}: please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project')
+    if not is_right:
+        sys.exit(1)
+
+
+@plain_end()
 def runs() -> None:
     """tabicl-runs [FOLDER]"""
     from tabicl_train.config.options import RUNS

@@ -142,7 +142,8 @@ def spans_of(case: Case, device: torch.device) -> Spans:
         table = torch.arange(len(case.queries)) * case.tables // len(case.queries)
     runs = []
     key = 0
-    pairs = zip(case.queries.tolist(), case.keys.tolist(), [0] * len(case.queries) if table is None else table.tolist())
+    of_tables = [0] * len(case.queries) if table is None else table.tolist()
+    pairs = zip(case.queries.tolist(), case.keys.tolist(), of_tables, strict=True)
     for (queries, keys, of_table), same in groupby(pairs):
         count = len(list(same))
         runs.append([count, queries, keys, key % total_keys, of_table])

@@ -7,14 +7,15 @@ import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig, StageConfig, build_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.steps import compiler_of, module_of, random_pack
@@ -43,6 +44,7 @@ VARIANTS = {
 # Sizes for a CPU: the network and tables of seconds
 SMALL = (
     "model=tiny",
+    "prior=mlp_scm",
     *(f"curriculum.stages.stage{number}.rows=[{30 * number},{40 * number}]" for number in (1, 2, 3)),
     *(f"curriculum.stages.stage{number}.features=[2,4]" for number in (1, 2, 3)),
     *(f"curriculum.stages.stage{number}.tables=4" for number in (1, 2, 3)),
@@ -252,72 +254,86 @@ def add_times(
     )
 
 
-def largest_pack(config: RunConfig, stage_name: str, limit: float) -> tuple[tuple[Shape, ...], float, int | None]:
-    """Return the tables for which a plan expects the most memory within a limit, the bytes, and `checkpoint_rows`."""
-    stage = config.curriculum.stages[stage_name]
-    model = config.model
-    checkpoint_rows = stage.checkpoint_rows if stage.checkpoint_rows is not None else model.checkpoint_rows
-    planned = config_with_recomputation(config, checkpoint_rows)
+def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:
+    """Return the settings of the network as a stage uses them."""
+    if stage.checkpoint_rows is None:
+        return config.model
+    return replace(config.model, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
+
+
+def largest_pack(
+    config: RunConfig, stage: StageConfig, limit: float, least_rows: int
+) -> tuple[tuple[Shape, ...], float]:
+    """Return the tables, of so many rows, for which the plan expects the most memory within a limit, and the bytes."""
+    network = network_in_stage(config, stage)
     precision = choose(config.trainer).name
-    parameters = count_parameters(model)
-    best: tuple[tuple[Shape, ...], float] = ((), 0.0)
-    for shape in extreme_tables(planned, stage):
-        count = int(stage.pack_tokens // family_of(model).pack_tokens(model, shape[0], shape[2]))
-        count = min(max(count, 1), stage.tables)
-        while count > 0:
-            need = peak_bytes(planned, parameters, [shape] * count, precision, bytes_per_weight(config))
+    parameters = count_parameters(network)
+    largest: tuple[Shape, ...] = ()
+    most = 0.0
+    for shape in extreme_tables(network, stage):
+        rows, _, features = shape
+        if rows < least_rows:
+            continue
+        count = int(stage.pack_tokens // family_of(network).pack_tokens(network, rows, features))
+        # from a full pack to the fewest tables
+        for tables in range(min(max(count, 1), stage.tables), 0, -1):
+            need = peak_bytes(network, parameters, [shape] * tables, precision, bytes_per_weight(config))
             if need <= limit:
+                if need > most:
+                    largest, most = (shape,) * tables, need
                 break
-            count -= 1
-        if count and need > best[1]:
-            best = ((shape,) * count, need)
-    return *best, checkpoint_rows
-
-
-def config_with_recomputation(config: RunConfig, checkpoint_rows: int):
-    """Return the settings of the network with another limit of recomputation."""
-    from dataclasses import replace
-
-    return replace(config.model, checkpoint_rows=checkpoint_rows)
+    return largest, most
 
 
 def memory(place: Place) -> None:
-    """Compare the peak memory of the largest pack of each stage with the plan."""
+    """Compare the peak memory of the largest packs of each stage with the plan."""
     place.needs_cuda()
     config = config_of(place)
     limit = 0.9 * torch.cuda.get_device_properties(place.device).total_memory
     set_up_gpu(config.trainer)
     wrong = []
-    for stage, step in first_steps(config).items():
-        torch.cuda.empty_cache()
-        module = module_of(config, place.device)
-        optimizer = module.configure_optimizers()
-        # a small step, after which the optimizer has its state
-        small = StepItem(step, stage, 2, [random_pack(((100, 50, 5),) * 2).to(place.device)])
-        module.training_step(small, step, 0, optimizer)
-        shapes, planned, _ = largest_pack(config, stage, limit)
-        if not shapes:
-            place.add("memory", pack=stage, result=f"not done: no table fits into {limit / 1e9:.0f} GB by the plan")
-            continue
-        item = StepItem(step, stage, len(shapes), [random_pack(shapes).to(place.device)])
-        torch.cuda.reset_peak_memory_stats()
-        module.training_step(item, step, 0, optimizer)
-        place.wait()
-        measured = torch.cuda.max_memory_allocated()
-        N, n, M = shapes[0]
-        fits = abs(measured / planned - 1) <= MEMORY and module.too_large == math.inf
-        place.add(
-            "memory",
-            **{
-                "pack": f"{stage}: {len(shapes)} x ({N:,} rows, {n:,} labeled, {M} features)",
-                "plan, GB": planned / 1e9,
-                "measured, GB": measured / 1e9,
-                "reserved, GB": torch.cuda.max_memory_reserved() / 1e9,
-                "measured / plan": measured / planned,
-                "result": "within 15 %" if fits else "NOT within 15 %",
-            },
-        )
-        if not fits:
-            wrong.append(f"{stage}: {measured / 1e9:.1f} GB, the plan says {planned / 1e9:.1f} GB")
+    done = set()
+    for name, step in first_steps(config).items():
+        stage = config.curriculum.stages[name]
+        for least_rows in (0, stage.rows[1]):  # of all tables, and of the longest
+            shapes, planned = largest_pack(config, stage, limit, least_rows)
+            if not shapes:
+                why = f"not done: no table of {least_rows:,} rows fits into {limit / 1e9:.0f} GB by the plan"
+                place.add("memory", pack=f"{name}: tables of {least_rows:,} rows", result=why)
+            elif shapes not in done:
+                wrong += memory_of_pack(place, config, name, step, shapes, planned)
+            done.add(shapes)
     if wrong:
         raise CheckFailed("; ".join(wrong))
+
+
+def memory_of_pack(
+    place: Place, config: RunConfig, stage: str, step: int, shapes: tuple[Shape, ...], planned: float
+) -> list[str]:
+    """Take a step with these tables, add its row, and return what is wrong."""
+    torch.cuda.empty_cache()
+    module = module_of(config, place.device)
+    optimizer = module.configure_optimizers()
+    # a small step, after which the optimizer has its state
+    small = StepItem(step, stage, 2, [random_pack(((100, 50, 5),) * 2).to(place.device)])
+    module.training_step(small, step, 0, optimizer)
+    item = StepItem(step, stage, len(shapes), [random_pack(shapes).to(place.device)])
+    torch.cuda.reset_peak_memory_stats()
+    module.training_step(item, step, 0, optimizer)
+    place.wait()
+    measured = torch.cuda.max_memory_allocated()
+    rows, labeled, features = shapes[0]
+    fits = abs(measured / planned - 1) <= MEMORY and module.too_large == math.inf
+    place.add(
+        "memory",
+        **{
+            "pack": f"{stage}: {len(shapes)} x ({rows:,} rows, {labeled:,} labeled, {features} features)",
+            "plan, GB": planned / 1e9,
+            "measured, GB": measured / 1e9,
+            "reserved, GB": torch.cuda.max_memory_reserved() / 1e9,
+            "measured / plan": measured / planned,
+            "result": "within 15 %" if fits else "NOT within 15 %",
+        },
+    )
+    what = f"{stage}, {len(shapes)} tables of {rows:,} rows"
+    return [] if fits else [f"{what}: {measured / 1e9:.1f} GB, the plan says {planned / 1e9:.1f} GB"]

@@ -307,4 +307,3 @@ def pinned_workers(place: Place) -> None:
             for found, exact in zip(moved.packs, expected.packs, strict=True):
                 is_equal = torch.equal(found.X.cpu(), exact.X) and torch.equal(found.y.cpu(), exact.y)
                 expect(is_equal and found.shapes == exact.shapes, f"the tables of step {step} differ on the device")
-
