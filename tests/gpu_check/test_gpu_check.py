@@ -43,7 +43,7 @@ def few_checks(monkeypatch):
 
 
 def test_checks_that_fail_are_reported_and_the_others_run(few_checks, tmp_path):
-    result = command("gpu_check", f"output={tmp_path}/new")
+    result = command("gpu-check", f"output={tmp_path}/new")
     assert result.returncode == 1, result.stderr
     content = json.loads((tmp_path / "new/gpu-check.json").read_text())
     checks = {check["name"]: check for check in content["checks"]}
@@ -59,7 +59,7 @@ def test_checks_that_fail_are_reported_and_the_others_run(few_checks, tmp_path):
     assert "nothing here is a figure of a GPU" in page.text and "nothing here is a figure of a GPU" in result.stderr
     assert "gpu-check.json" in result.stdout.splitlines()[-1]
 
-    again = command("gpu_check", f"output={tmp_path}/new")
+    again = command("gpu-check", f"output={tmp_path}/new")
     assert again.returncode == 2 and "overwrite=true" in again.stderr
-    unknown = command("gpu_check", f"output={tmp_path}/new", "overwrite=true", "checks=[fp32_column]")
+    unknown = command("gpu-check", f"output={tmp_path}/new", "overwrite=true", "checks=[fp32_column]")
     assert unknown.returncode == 2 and "fp32_columns" in unknown.stderr
