@@ -319,10 +319,12 @@ def gpu_check() -> None:
     args = arguments("GpuCheckOptions")
     from tabicl_train.gpu_check.run import JSON, PAGE, check_gpu
 
-    is_right = check_gpu(args)
-    files = f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}"
-    print(f'{files}: please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project')
-    if not is_right:
+    result = check_gpu(args)
+    what = "nothing to send back, as there is no GPU"
+    if result.is_gpu:
+        what = 'please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project'
+    print(f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}: {what}")
+    if result.failed:
         sys.exit(1)
 
 

@@ -25,7 +25,9 @@ from tabicl_train.training import train
 
 STEPS = 12  # of a small run, which is stopped after STOPPED of them
 STOPPED = 7
-LOSS = 1e-3  # largest difference between losses of an undisturbed and a continued run where bits may differ
+# Largest difference between losses of an undisturbed and a continued run where bits may differ, in bf16; with
+# other tables or another state of the optimizer they differ by more.
+LOSS = 5e-3
 # Values of metrics.csv that are no timings
 EXACT = ("step", "loss", "grad_norm", "lr", "skipped")
 REAL_STEPS = 60  # of the run of TabICLv2 in stage 1, half a minute on an H100 by estimate

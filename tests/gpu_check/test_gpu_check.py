@@ -55,7 +55,7 @@ def test_checks_that_fail_are_reported_and_the_others_run(few_checks, tmp_path):
     assert "in raises" in checks["raises"]["trace"] and "exit code 3" in checks["dies"]["why"]
     assert not content["is_gpu"] and checks["fp32_columns"]["rows"]
     page = Page(tmp_path / "new/gpu-check.html")
-    assert page.table("name", "result")["dies"]["result"] == "failed"
+    assert page.table("check", "result")["dies"]["result"] == "failed"
     assert "nothing here is a figure of a GPU" in page.text and "nothing here is a figure of a GPU" in result.stderr
     assert "gpu-check.json" in result.stdout.splitlines()[-1]
 
