@@ -75,6 +75,13 @@ class ColumnEmbedding(nn.Module):
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
+    def set_attention_fp32(self, fp32: bool) -> None:
+        """Compute attention in fp32 under autocast, or not."""
+        for block in self.tf_col["blocks"].children():
+            assert isinstance(block, InducedAttention)
+            block.multihead_attn1.attn.fp32 = fp32
+            block.multihead_attn2.attn.fp32 = fp32
+
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
         """Return the input of each token, (tokens, K)."""
         # These are the features of its group, with model.missing_values which of them are missing, and, if the network
