@@ -10,7 +10,7 @@ from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
-from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_gpu
+from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, policy, set_up_gpu
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -50,6 +50,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     assert policy(config.trainer) == [
         "precision bf16 mixed, fp32 weights (the default on a GPU)",
         "          products of fp32 in TF32",
+        "          repeatable up to rounding",
         "memory    PYTORCH_ALLOC_CONF=expandable_segments:True",
     ]
     os.environ[ALLOCATOR[0]], os.environ[ALLOCATOR[1]] = "", "max_split_size_mb:64"  # by the user
@@ -57,9 +58,26 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     set_up_gpu(config.trainer)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert policy(config.trainer)[1:] == [
-        "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
+        "          products of fp32 in full precision", "          repeatable up to rounding",
+        "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
-    assert not os.environ[ALLOCATOR[0]]
+    assert not os.environ[ALLOCATOR[0]] and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
+    monkeypatch.delenv(WORKSPACE[0], raising=False)
+    config = compose([*gpu, "trainer.deterministic=true"])
+    try:
+        set_up_gpu(config.trainer)
+        assert torch.are_deterministic_algorithms_enabled() and os.environ[WORKSPACE[0]] == WORKSPACE[1]
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()  # flash attention would ignore it
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        os.environ.pop(WORKSPACE[0], None)
+    assert "          repeatable to the bit" in policy(config.trainer)
+    on_cpu = compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.deterministic=true"])
+    assert "no effect on a CPU" in policy(on_cpu.trainer)[-1]
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():

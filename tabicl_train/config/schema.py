@@ -297,6 +297,9 @@ class TrainerConfig:
     tf32: bool = True
     """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, 10 bits of its fraction, and many times
     its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
+    deterministic: bool = False
+    """On a GPU, use only algorithms that give the same bits each time, so that a resumed run equals an undisturbed one
+    to the bit, as it does on a CPU in any case; the backward pass of attention is slower. Not yet run."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     triton: bool = False

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tabicl_train import register
 from tabicl_train.model.averaging import attend_averaging, attend_plain
-from tabicl_train.model.pack import Spans
+from tabicl_train.model.pack import Spans, TakeRows
 from tabicl_train.model.scaling import SSA, Scaling
 
 CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
@@ -55,7 +55,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
         assert spans.table is not None  # as the sequences share their queries
-        q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else q.index_select(0, spans.table)
+        q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else TakeRows.apply(q, spans.table)
         q = q.flatten(0, 1)
     if spans.uses > 1:
         k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_end, run
+from runs import assert_same_end, metrics, run
 from short_runs import module_of
 from short_runs import run as train_here
 from small_networks import small_network
@@ -149,12 +149,19 @@ def test_a_pack_that_does_not_fit_is_halved():
     assert halved.grad_norm.item() == pytest.approx(whole.grad_norm.item(), rel=1e-3)
 
 
-def test_a_resumed_run_equals_an_undisturbed_one(tmp_path):
-    settings = [*ON_DEVICE, "checkpoint.every=4", "trainer.log_every=1"]
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_resumed_run_equals_an_undisturbed_one(deterministic, tmp_path):
+    settings = [*ON_DEVICE, "checkpoint.every=4", "trainer.log_every=1", f"trainer.deterministic={deterministic}"]
     train_here(tmp_path / "whole", *settings, settings=SMOKE[:1])
     train_here(tmp_path / "parts", *settings, "trainer.max_steps=7", settings=SMOKE[:1])
     train_here(tmp_path / "parts", *settings, settings=SMOKE[:1])
-    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+    torch.use_deterministic_algorithms(False)
+    if deterministic or DEVICE == "cpu":
+        assert_same_end(tmp_path / "whole", tmp_path / "parts")
+        return
+    # Flash attention adds the gradients of queries in another order each time.
+    losses = [[float(row["loss"]) for row in metrics(tmp_path / name)] for name in ("whole", "parts")]
+    np.testing.assert_allclose(*losses, rtol=1e-2)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
