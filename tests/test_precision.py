@@ -2,13 +2,16 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from runs import last, metrics
 from short_runs import module_of, run
+from small_networks import small_network
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.stages import exact_linear
 from tabicl_train.module import Gradients
 from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, policy, set_up_gpu
 
@@ -172,3 +175,36 @@ def test_no_backward_pass_runs_under_autocast():
     with module.precision.autocast("cpu"):
         module.add_gradients(Gradients(parameters, []), pack, 1.0)
     assert seen == {"forward": True, "backward": False}
+
+
+def test_inputs_are_read_in_fp32_and_tokens_are_in_the_format_of_the_run(monkeypatch):
+    """Cells and numeric labels of a network with column attention in fp32, with and without autocast."""
+    network = small_network(max_classes=0, col_attention_fp32=True)
+    generator = torch.Generator().manual_seed(0)
+    pack = Pack.of([(torch.randn(400, 3, generator=generator), torch.randn(400, generator=generator), 300)])
+    seen = []
+    first = network.col_embedder.tf_col["blocks"][0]
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    network.icl_predictor.y_encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    network.col_embedder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        network(pack)
+        with torch.autocast("cpu", torch.bfloat16):
+            network(pack)
+    cells, _, labels, low_cells, tokens, low_labels = seen
+    assert low_cells.dtype == tokens.dtype == low_labels.dtype == torch.bfloat16
+    for exact, low in ((cells, low_cells), (labels, low_labels)):  # another order of sums may round to a neighbor
+        assert (exact.bfloat16() == low).float().mean() > 0.99
+    # On a GPU the product is without TF32, which comes back after it.
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    formats = []
+    monkeypatch.setattr(
+        F, "linear", lambda *given: formats.append(torch.backends.cuda.matmul.fp32_precision) or given[0]
+    )
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            exact_linear(torch.zeros(2, 14), torch.zeros(5, 14), None)
+        assert formats == ["ieee"] and torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
