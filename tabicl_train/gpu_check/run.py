@@ -72,6 +72,7 @@ CHECKS = (
     Check("halved_pack", "a pack that does not fit is halved", steps.halved_pack, 3),
     Check("pinned_workers", "workers and pinned memory deliver the same tables", steps.pinned_workers, 3),
     Check("resumed_run", "a run goes on after SIGTERM as if undisturbed", runs.resumed_run, 10),
+    Check("deterministic_run", "so to the bit, with trainer.deterministic", runs.deterministic_run, 10),
     Check("exchange", "two ranks exchange tensors of the device", runs.exchange, 30),
     Check("tables", "tables of the three stages are drawn", stages.tables, 25),
     Check(

@@ -63,6 +63,12 @@ def resumed_run(place: Place, settings: Sequence[str] = (), is_exact: bool = Fal
     compare_runs(place, whole, parts, is_exact or not place.is_cuda)
 
 
+def deterministic_run(place: Place) -> None:
+    """Stop and continue a run with trainer.deterministic, which makes a GPU repeat itself to the bit."""
+    place.needs_cuda()  # a CPU does so without it
+    resumed_run(place, ["trainer.deterministic=true"], is_exact=True)
+
+
 def run_small(place: Place, run_dir: Path, more: Sequence[str], callbacks: Sequence[Any] = ()) -> str:
     """Train a network of seconds in this process."""
     settings = ["experiment=smoke", "prior=dummy", "stream.num_workers=0", f"run_dir='{run_dir}'"]

@@ -258,9 +258,12 @@ def add_times(
 
 def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:
     """Return the settings of the network as a stage uses them."""
-    if stage.checkpoint_rows is None:
-        return config.model
-    return replace(config.model, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
+    changed: dict[str, Any] = {}
+    if stage.checkpoint_rows is not None:
+        changed["checkpoint_rows"] = stage.checkpoint_rows
+    if stage.col_attention_fp32 is not None:
+        changed["col_attention_fp32"] = stage.col_attention_fp32
+    return replace(config.model, **changed)  # type: ignore[type-var]  # a dataclass
 
 
 def largest_pack(
