@@ -354,7 +354,7 @@ def serve(connection: Any, device: torch.device, folder: Path, parent: int) -> N
 
 
 def describe_machine(device: torch.device) -> Row:
-    """Describe device, versions and commit; nothing that names the machine or its user."""
+    """Describe device, versions and commit; not the name of the machine."""
     changed = " with changes" if git("diff", "HEAD") else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: Row = {"device": f"CPU ({platform.machine()})", "GPUs": 0}
