@@ -73,7 +73,7 @@ CHECKS = (
     Check("pinned_workers", "workers and pinned memory deliver the same tables", steps.pinned_workers, 3),
     Check("resumed_run", "a run goes on after SIGTERM as if undisturbed", runs.resumed_run, 10),
     Check("deterministic_run", "so to the bit, with trainer.deterministic", runs.deterministic_run, 10),
-    Check("exchange", "two ranks exchange tensors of the device", runs.exchange, 30),
+    Check("exchange", "two ranks exchange tensors of the device", runs.exchange, 40),
     Check("tables", "tables of the three stages are drawn", stages.tables, 25),
     Check(
         "eager_bf16", "steps of the stages, eager in bf16", partial(stages.step_of_variant, variant="eager, bf16"), 20

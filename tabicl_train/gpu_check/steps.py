@@ -187,6 +187,7 @@ def fp32_columns(place: Place) -> None:
     place.add("figures", figure="gradient with fp32 columns in bf16", value=gradient)
     place.add("figures", figure="format after a column block with fp32 columns", value=str(kept[0])[6:])
     expect(loss <= ROUNDED and gradient <= ROUNDED, f"losses differ by {loss:.1e}, gradients by {gradient:.1e}")
+    expect(kept[0] == torch.bfloat16, f"column attention in fp32 makes tokens {kept[0]}, and memory larger")
 
 
 def recomputation(place: Place) -> None:
