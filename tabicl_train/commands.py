@@ -315,6 +315,20 @@ def report() -> None:
 
 
 @plain_end()
+def gpu_check() -> None:
+    args = arguments("GpuCheckOptions")
+    from tabicl_train.gpu_check.run import JSON, PAGE, check_gpu
+
+    result = check_gpu(args)
+    what = "nothing to send back, as there is no GPU"
+    if result.is_gpu:
+        what = 'please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project'
+    print(f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}: {what}")
+    if result.failed:
+        sys.exit(1)
+
+
+@plain_end()
 def runs() -> None:
     """tabicl-runs [FOLDER]"""
     from tabicl_train.config.options import RUNS

@@ -21,6 +21,7 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.tabicl import TabICL
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, take_step
 from tabicl_train.precision import LossScale, Precision
@@ -157,6 +158,7 @@ class Pretraining(L.LightningModule):
             group["lr"] = learning_rate(stage, stage_step)
             group["weight_decay"] = stage.weight_decay if group["decayed"] else 0.0
 
+        self.set_column_precision(stage)
         gradients = self.gradients_of(stage)
         gradients.flat.zero_()
         # one context for all packs, since autocast keeps its casts of the weights until it ends
@@ -175,6 +177,15 @@ class Pretraining(L.LightningModule):
         take_step(optimizer, self.finite)
         self.skipped += ~self.finite
         self.loss_scale.update(self.finite)
+
+    def set_column_precision(self, stage: StageConfig) -> None:
+        """Compute column attention in fp32 or not, as the stage says, or else the settings of the network."""
+        if not isinstance(self.model, TabICL):
+            return
+        fp32 = stage.col_attention_fp32
+        if fp32 is None:
+            fp32 = self.model.config.col_attention_fp32
+        self.model.col_embedder.set_attention_fp32(fp32)
 
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""

@@ -13,9 +13,9 @@ tensor on the device says whether the step counts, and the gradients are zero if
 device and calls `step` only if the step counts. Checkpoints hold `state_dict()`, so random numbers must not come from
 torch's global generator, whose state they lack.
 
-Both kinds of ours use the same learning rate: the orthogonal update is scaled by 0.2 * sqrt(max(rows, columns)), which
-gives it the root mean square of an AdamW update (Moonlight, arXiv 2502.16982, section 2.2; the TabICLv2 recipe does the
-same).
+Both kinds of ours use the same learning rate, but for `adamw_factor`: the orthogonal update is scaled by
+0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight, arXiv 2502.16982,
+section 2.2; the TabICLv2 recipe does the same).
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """Muon and AdamW; a tensor on the device decides whether a step is skipped.
 
-    Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr). Cautious weight decay
-    (arXiv 2510.12402) skips the weights that the update itself moves away from zero.
+    Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr); for groups of AdamW, lr
+    is multiplied by `adamw_factor`. Cautious weight decay (arXiv 2510.12402) skips the weights that the update itself
+    moves away from zero.
     """
 
     state_bytes: ClassVar[float] = 8  # of a weight: AdamW's two moments; Muon has one
@@ -67,7 +68,9 @@ class MuonAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] | list[float] = (0.9, 0.95),
         eps: float = 1e-8,
         cautious_weight_decay: bool = False,
+        adamw_factor: float = 1.0,
     ) -> None:
+        self.adamw_factor = adamw_factor
         self.momentum = momentum
         self.betas = tuple(betas)
         self.eps = eps
@@ -85,14 +88,17 @@ class MuonAdamW(torch.optim.Optimizer):
                 continue
             counts = trained[0].new_ones(()) if taken is None else taken.to(trained[0].dtype)
             if group["kind"] == "muon":
-                self.move(trained, self.muon(trained, counts), group, counts)
+                self.move(trained, self.muon(trained, counts), group["lr"], group["weight_decay"], counts)
             else:
+                rate = self.adamw_factor * group["lr"]
                 for parameters in self.by_steps_taken(trained):
-                    self.move(parameters, self.adamw(parameters, counts), group, counts)
+                    self.move(parameters, self.adamw(parameters, counts), rate, group["weight_decay"], counts)
 
-    def move(self, parameters: list[Tensor], updates: list[Tensor], group: dict, counts: Tensor) -> None:
+    def move(
+        self, parameters: list[Tensor], updates: list[Tensor], rate: float, weight_decay: float, counts: Tensor
+    ) -> None:
         """Decay the parameters and subtract their updates."""
-        decay = group["lr"] * group["weight_decay"] * counts
+        decay = rate * weight_decay * counts
         if self.cautious:
             factors = torch._foreach_mul(parameters, updates)
             torch._foreach_sign_(factors)
@@ -102,7 +108,7 @@ class MuonAdamW(torch.optim.Optimizer):
             torch._foreach_mul_(parameters, factors)
         else:
             torch._foreach_mul_(parameters, 1 - decay)
-        torch._foreach_mul_(updates, group["lr"] * counts)
+        torch._foreach_mul_(updates, rate * counts)
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
@@ -350,6 +356,8 @@ def remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay
             f"optimizer {name} takes {sizes['muon']:,} weights of matrices, AdamW the other {sizes['adamw']:,}; the "
             "network has no is_hidden_matrix of its own"
         )
+    if isinstance(optimizer, MuonAdamW) and optimizer.adamw_factor != 1 and not sizes["adamw"]:
+        lines.append(f"warning   optimizer.adamw_factor has no effect, since optimizer={name} uses AdamW for no weight")
     if not decides_on_device(optimizer):
         lines.append(f"optimizer {name} has no step(taken), so each step waits for the device")
     for key, what in (("lr", "the learning rate"), ("weight_decay", "the weight decay")):

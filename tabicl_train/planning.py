@@ -190,6 +190,8 @@ def stage_peak(
     # The pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
+    if stage.col_attention_fp32 is not None:
+        config = replace(config, col_attention_fp32=stage.col_attention_fp32)  # type: ignore
     state = weight_bytes * parameters
     peaks = []
     for N, n, M in extreme_tables(config, stage):

@@ -21,6 +21,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Shapes change in every step, which would fragment a cache of blocks of fixed sizes.
 EXPANDABLE = "expandable_segments:True"
+# cuBLAS reads it when CUDA starts; without it, torch refuses products if algorithms must be repeatable.
+WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # 10^12 FLOPs per second of dense matrix products in 16-bit formats and in fp32 without TF32, from the data sheets
 PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
 
@@ -67,6 +69,11 @@ def set_up_gpu(settings: TrainerConfig) -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]  # a CPU draws tables
     if not any(os.environ.get(name) for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = EXPANDABLE
+    if settings.deterministic:
+        # Attention of torch adds the gradients of queries by atomic operations unless this is set.
+        os.environ.setdefault(*WORKSPACE)
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
 
 
 def policy(trainer: TrainerConfig) -> list[str]:
@@ -74,7 +81,10 @@ def policy(trainer: TrainerConfig) -> list[str]:
     lines = [f"precision {choose(trainer)}"]
     if uses_cuda(trainer):
         lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}")
+        lines.append(f"          {'repeatable to the bit' if trainer.deterministic else 'repeatable up to rounding'}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
+    elif trainer.deterministic:
+        lines.append("warning   trainer.deterministic has no effect on a CPU, where runs repeat to the bit without it")
     return lines
 
 

@@ -91,6 +91,36 @@ def test_a_step_decays_matrices_as_its_stage_says_and_vectors_never(optimizer):
             torch.testing.assert_close(b, expected, rtol=0, atol=0 if a.ndim < 2 else 1e-6)
 
 
+def test_adamw_beside_muon_has_a_fraction_of_the_learning_rate():
+    moved = []
+    for factor in (1.0, 0.125):
+        training = Training(StageConfig(steps=1, warmup=0.0, learning_rate=0.1, weight_decay=0.5))
+        training.optimizer.adamw_factor = factor
+        before = training.weights()
+        training.take_step()
+        moved.append({name: weight - before[name] for name, weight in training.weights().items()})
+    kinds = set()
+    for name, parameter in training.module.model.named_parameters():
+        if parameter.requires_grad:
+            is_hidden = training.module.model.is_hidden_matrix(name, parameter)
+            kinds.add(is_hidden)
+            torch.testing.assert_close(moved[1][name], moved[0][name] * (1 if is_hidden else 0.125))
+    assert kinds == {True, False}
+
+
+def test_a_stage_decides_whether_column_attention_is_in_fp32():
+    stages = [StageConfig(steps=1, col_attention_fp32=fp32) for fp32 in (True, None, True, False)]
+    training = Training(*stages)
+    network = training.module.model
+    seen = []
+    for number in range(4):
+        network.config = replace(TINY, col_attention_fp32=number == 1)  # what null takes
+        training.take_step()
+        seen.append({layer.fp32 for name, layer in network.named_attentions() if name.startswith("column")})
+        assert not any(layer.fp32 for name, layer in network.named_attentions() if name.startswith("icl"))
+    assert seen == [{True}, {True}, {True}, {False}]
+
+
 def test_a_step_has_the_learning_rate_of_the_schedule_at_its_number():
     stage = StageConfig(steps=4, warmup=0.0, learning_rate=0.4, final_learning_rate=0.1, schedule="linear")
     training = Training(stage, stage)

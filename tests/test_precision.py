@@ -2,15 +2,18 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from runs import last, metrics
 from short_runs import module_of, run
+from small_networks import small_network
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.stages import exact_linear
 from tabicl_train.module import Gradients
-from tabicl_train.precision import ALLOCATOR, LossScale, choose, policy, set_up_gpu
+from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, policy, set_up_gpu
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -50,6 +53,7 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     assert policy(config.trainer) == [
         "precision bf16 mixed, fp32 weights (the default on a GPU)",
         "          products of fp32 in TF32",
+        "          repeatable up to rounding",
         "memory    PYTORCH_ALLOC_CONF=expandable_segments:True",
     ]
     os.environ[ALLOCATOR[0]], os.environ[ALLOCATOR[1]] = "", "max_split_size_mb:64"  # by the user
@@ -57,9 +61,26 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
     set_up_gpu(config.trainer)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert policy(config.trainer)[1:] == [
-        "          products of fp32 in full precision", "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
+        "          products of fp32 in full precision", "          repeatable up to rounding",
+        "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
-    assert not os.environ[ALLOCATOR[0]]
+    assert not os.environ[ALLOCATOR[0]] and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
+    monkeypatch.delenv(WORKSPACE[0], raising=False)
+    config = compose([*gpu, "trainer.deterministic=true"])
+    try:
+        set_up_gpu(config.trainer)
+        assert torch.are_deterministic_algorithms_enabled() and os.environ[WORKSPACE[0]] == WORKSPACE[1]
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()  # flash attention would ignore it
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        os.environ.pop(WORKSPACE[0], None)
+    assert "          repeatable to the bit" in policy(config.trainer)
+    on_cpu = compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.deterministic=true"])
+    assert "no effect on a CPU" in policy(on_cpu.trainer)[-1]
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
@@ -154,3 +175,36 @@ def test_no_backward_pass_runs_under_autocast():
     with module.precision.autocast("cpu"):
         module.add_gradients(Gradients(parameters, []), pack, 1.0)
     assert seen == {"forward": True, "backward": False}
+
+
+def test_inputs_are_read_in_fp32_and_tokens_are_in_the_format_of_the_run(monkeypatch):
+    """Cells and numeric labels of a network with column attention in fp32, with and without autocast."""
+    network = small_network(max_classes=0, col_attention_fp32=True)
+    generator = torch.Generator().manual_seed(0)
+    pack = Pack.of([(torch.randn(400, 3, generator=generator), torch.randn(400, generator=generator), 300)])
+    seen = []
+    first = network.col_embedder.tf_col["blocks"][0]
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    network.icl_predictor.y_encoder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    network.col_embedder.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        network(pack)
+        with torch.autocast("cpu", torch.bfloat16):
+            network(pack)
+    cells, _, labels, low_cells, tokens, low_labels = seen
+    assert low_cells.dtype == tokens.dtype == low_labels.dtype == torch.bfloat16
+    for exact, low in ((cells, low_cells), (labels, low_labels)):  # another order of sums may round to a neighbor
+        assert (exact.bfloat16() == low).float().mean() > 0.99
+    # On a GPU the product is without TF32, which comes back after it.
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    formats = []
+    monkeypatch.setattr(
+        F, "linear", lambda *given: formats.append(torch.backends.cuda.matmul.fp32_precision) or given[0]
+    )
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            exact_linear(torch.zeros(2, 14), torch.zeros(5, 14), None)
+        assert formats == ["ieee"] and torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")

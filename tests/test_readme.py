@@ -80,6 +80,7 @@ LESS = {
     "tabicl-prior gallery": ["tables=2"],
     "tabicl-prior show": [],
     "tabicl-prior dump": ["steps=10"],
+    "tabicl-gpu-check": ["checks=[fp32_columns]"],
     "tabicl-lab distances": [],
     "tabicl-lab": ["small=true"],
 }

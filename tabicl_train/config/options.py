@@ -248,6 +248,31 @@ class ReportOptions:
 
 
 @dataclass
+class GpuCheckOptions:
+    """tabicl-gpu-check [output=FOLDER] [minutes=10] key=value ...
+
+    Checks what a GPU computes, how fast, and with how much memory, without a network, and writes gpu-check.html,
+    gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the CPU. Exits with 1
+    if a check has failed.
+    """
+
+    output: str = "gpu-check"
+    """Folder to write to."""
+    minutes: float = 10.0
+    """Time for all checks; what does not fit is skipped, and the page says so."""
+    checks: Any = None
+    """Name of a check, or a list of them, such as checks=[attention,memory]; null takes all."""
+    overwrite: bool = False
+    """Replace the results in the output, which is refused otherwise."""
+
+    def problems(self) -> list[str]:
+        problems = positive(minutes=self.minutes)
+        if not isinstance(self.checks, str | list | None):
+            problems.append(f"checks is {self.checks!r}; it must be a name or a list of names")
+        return problems
+
+
+@dataclass
 class SubmitOptions:
     """tabicl-submit key=value ... [submit.nodes=2] [submit.gpus=8] [submit.partition=NAME] [submit.hours=24]
 

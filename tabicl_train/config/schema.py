@@ -144,6 +144,8 @@ class StageConfig:
     """Parts of the network that keep their weights; of a TabICL: column, row, icl."""
     checkpoint_rows: int | None = None
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
+    col_attention_fp32: bool | None = None
+    """Compute column attention in fp32 in this stage, under any precision; null takes model.col_attention_fp32."""
 
     @property
     def row_ranges(self) -> dict[str, list[int]]:
@@ -207,6 +209,8 @@ class CurriculumConfig:
             found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
             if stage.frozen and set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
+            if stage.col_attention_fp32 is not None and not hasattr(model, "col_attention_fp32"):
+                found.append("col_attention_fp32 must be null, since this model has no column attention")
             for key, rows in stage.row_ranges.items():
                 if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
                     found.append(f"{key} is {list(rows)}; {line}")
@@ -275,6 +279,8 @@ class OptimizerConfig:
     """Term added to the denominator of AdamW."""
     cautious_weight_decay: bool = False
     """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
+    adamw_factor: float = 1.0
+    """Learning rate of the weights that AdamW updates as a multiple of that of the stage."""
 
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, tuple(register.optimizer))
@@ -282,7 +288,7 @@ class OptimizerConfig:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
-        return problems + positive(eps=self.eps)
+        return problems + positive(eps=self.eps, adamw_factor=self.adamw_factor)
 
 
 @dataclass
@@ -296,6 +302,9 @@ class TrainerConfig:
     tf32: bool = True
     """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, 10 bits of its fraction, and many times
     its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
+    deterministic: bool = False
+    """On a GPU, use only algorithms that give the same bits each time, so that a resumed run equals an undisturbed one
+    to the bit, as it does on a CPU in any case; the backward pass of attention is slower. Not yet run."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     triton: bool = False
@@ -411,7 +420,7 @@ class GuardConfig:
     action: str = "warn"
     """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
     after: int = 5000
-    """Steps after which the limits below apply; the published run used the length of its warmup."""
+    """Steps after which the limits below apply; the published run used the length of its warmup, 1 % of 500,000."""
     loss: float = field(default=0.9, metadata=MAY_BE_INFINITE)
     """Limit of the moving average of the loss; inf switches it off."""
     multiplier: float = field(default=30.0, metadata=MAY_BE_INFINITE)

@@ -91,6 +91,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     """Print loss and gradient norm of each table of a step."""
     plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
     _, stage, _ = stage_at(stream.curriculum, step)
+    module.set_column_precision(stage)
     non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
     print(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}")
     print(f"non-finite weights: {non_finite}")

@@ -209,6 +209,36 @@ class InFront(NamedTuple):
     labeled: Tensor  # int64 (labeled rows,), the positions of the labeled rows
 
 
+class TakeRows(torch.autograd.Function):
+    """values[index], with repeated indices; on a GPU the gradient is summed in the same order each time."""
+
+    # The rule of autograd, index_add, adds by atomic operations there: in another order each time, and in the dtype of
+    # the gradient. Over 50 columns of a table, the sum in bf16 was off by 0.8 %, that of a product with its sums in
+    # fp32 by 0.17 % (on a CPU), which is the rounding of the result. A product of a one-hot matrix takes 4 GFLOP for
+    # the 65,536 queries of a block of TabICLv2, some 0.3 ms in 12 blocks of a step on an H100 (estimated).
+
+    @staticmethod
+    def forward(ctx, values: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.count = len(values)
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        if not grad.is_cuda:  # in order, and without products, which are slow for few queries
+            return grad.new_zeros(ctx.count, *grad.shape[1:]).index_add_(0, index, grad), None
+        return one_hot_sums(grad, index, ctx.count), None
+
+
+def one_hot_sums(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Sum the values (Q, ...) of each index 0..count-1, (count, ...), by a product, whose order is fixed."""
+    chosen = index == torch.arange(count, device=index.device)[:, None]  # (count, Q)
+    with torch.autocast(values.device.type, enabled=False):
+        sums = chosen.to(values.dtype) @ values.flatten(1)
+    return sums.view(count, *values.shape[1:])
+
+
 def starts_of(lengths: Tensor) -> Tensor:
     """Return the starts of adjacent pieces of these lengths."""
     return lengths.cumsum(0) - lengths

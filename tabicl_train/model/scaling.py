@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train import register
+from tabicl_train.model.pack import TakeRows
 
 __all__ = ["OPTIONS", "SSA", "QASSMax", "Rule", "SSMax", "SSMaxMLP", "Scaling"]
 
@@ -99,7 +100,7 @@ class Scaling(nn.Module):
 
 def per_query(base: Tensor, table: Tensor | None) -> Tensor:
     """Return the factors (B, H, .) of the queries of these tables, (Q, H, .), or of shared queries, (B, 1, H, .)."""
-    return base[:, None] if table is None else base.index_select(0, table)
+    return base[:, None] if table is None else TakeRows.apply(base, table)
 
 
 def mlp(in_dim: int, out_dim: int) -> nn.Sequential:

@@ -6,7 +6,8 @@ of a row, D = row_num_cls * E row representation, C logits or quantiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,40 @@ class LabelEncoder(nn.Linear):
 
     def forward(self, y: Tensor) -> Tensor:
         """Y (rows,), int64 in [0, C) or float32 -> (rows, out_features)."""
-        return super().forward(label_values(y, self.in_features).to(self.weight.dtype))
+        return exact_linear(label_values(y, self.in_features).to(self.weight.dtype), self.weight, self.bias)
+
+
+def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x (rows, K) in float32 also under autocast, whose format the result has."""
+    # In bf16, 60,000 normal values of a column keep 2,473 distinct ones. The last columns of x may be zeros.
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return F.linear(x, weight, bias)
+    x = F.pad(x, (0, padded(x.shape[1]) - x.shape[1]))
+    weight = F.pad(weight, (0, x.shape[1] - weight.shape[1]))
+    with torch.autocast(device, enabled=False), without_tf32(x.is_cuda):
+        out = F.linear(x, weight, bias)
+    return out.to(torch.get_autocast_dtype(device))
+
+
+def padded(width: int) -> int:
+    """Return the next multiple of 8, without which CUDA takes kernels for unaligned memory."""
+    return -(-width // 8) * 8
+
+
+@contextmanager
+def without_tf32(on_cuda: bool) -> Iterator[None]:
+    """Multiply in full precision on CUDA; TF32 would round cells to 10 bits of their fraction."""
+    if not on_cuda:
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 def label_values(y: Tensor, width: int) -> Tensor:
@@ -75,11 +109,18 @@ class ColumnEmbedding(nn.Module):
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
+    def set_attention_fp32(self, fp32: bool) -> None:
+        """Compute attention in fp32 under autocast, or not."""
+        for block in self.tf_col["blocks"].children():
+            assert isinstance(block, InducedAttention)
+            block.multihead_attn1.attn.fp32 = fp32
+            block.multihead_attn2.attn.fp32 = fp32
+
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
         """Return the input of each token, (tokens, K)."""
         # These are the features of its group, with model.missing_values which of them are missing, and, if the network
-        # is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others. labels: (labeled
-        # tokens,), or None without labeled rows
+        # is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others; under autocast zeros
+        # follow, as the product needs them. labels: (labeled tokens,), or None without labeled rows
         size, width = self.config.group_size, self.config.label_width
         index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
         X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
@@ -87,11 +128,13 @@ class ColumnEmbedding(nn.Module):
         if not self.config.col_target_aware:
             return features
         size = features.shape[1]
-        cells = X.new_zeros(len(index), size + width + 1)
+        inputs = size + width + 1
+        has_padding = torch.is_autocast_enabled(X.device.type)
+        cells = X.new_zeros(len(index), padded(inputs) if has_padding else inputs)
         cells[:, :size] = features
         if labels is not None:
-            cells[: columns.labeled, size:-1] = label_values(labels, width)
-            cells[: columns.labeled, -1] = 1
+            cells[: columns.labeled, size : size + width] = label_values(labels, width)
+            cells[: columns.labeled, size + width] = 1
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
@@ -120,7 +163,7 @@ class ColumnEmbedding(nn.Module):
         if self.config.col_target_aware:
             weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
         weight = torch.cat(weights, dim=1)  # one product for all, since each pass over all tokens is slow
-        return F.linear(cells, weight, self.in_linear.bias)
+        return exact_linear(cells, weight, self.in_linear.bias)
 
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
         """Turn the output of the last block into embeddings of cells, (tokens, E)."""

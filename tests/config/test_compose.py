@@ -6,7 +6,7 @@ import pytest
 import priors
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import compose, search_folders
-from tabicl_train.config.schema import StageConfig, build_prior
+from tabicl_train.config.schema import StageConfig, build_prior, flatten
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
@@ -36,8 +36,7 @@ def test_every_yaml_composes(file):
     config = compose([f"{group}={choice}", *needed])
     if group == "experiment":
         comment = file.read_text().partition("defaults:")[0]
-        stages = config.curriculum.stages.values()
-        steps, tables = sum(s.steps for s in stages), sum(s.steps * s.tables for s in stages)
+        steps, tables = config.total_steps, config.curriculum.tables_before(config.total_steps)
         assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
         assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
     assert config.total_steps > 0
@@ -110,9 +109,33 @@ def test_the_task_is_a_property_of_the_model():
     guard = config.guard
     assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
     assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9
-    published = compose(["experiment=tabicl_v2_regression"])
-    assert published.model == TabICLConfig(max_classes=0, bias_free_ln=True) and published.guard == guard
-    assert published.curriculum == compose(["experiment=tabicl_v2"]).curriculum
+    regressor, classifier = (compose([f"experiment={name}"]) for name in ("tabicl_v2_regression", "tabicl_v2"))
+    assert regressor.model == TabICLConfig(max_classes=0, bias_free_ln=True) and regressor.guard.loss == guard.loss
+    assert regressor.curriculum == classifier.curriculum and regressor.optimizer == classifier.optimizer
+
+
+def test_the_recipe_of_tabicl_v2_is_the_published_one_but_for_the_corrections_of_its_replication():
+    stable, published, pilot = (
+        flatten(dataclasses.asdict(compose([f"experiment=tabicl_v2{name}"]))) for name in ("", "_published", "_pilot")
+    )
+    per_stage = {"warmup": (0.01, 0.02), "weight_decay": (0.01, 0.1)}
+    expected = {
+        f"curriculum.stages.stage{number}.{key}": values for number in (1, 2, 3) for key, values in per_stage.items()
+    } | {
+        "curriculum.stages.stage1.col_attention_fp32": (None, True),
+        "optimizer.name": ("muon_all", "muon"),
+        "optimizer.momentum": (0.9, 0.95),
+        "optimizer.adamw_factor": (1.0, 0.125),
+        "guard.action": ("warn", "rewind"),
+        "guard.after": (5000, 10_000),
+        "trainer.log_every": (10, 50),
+        "name": ("tabicl_v2_published", "tabicl_v2"),
+        "run_dir": ("runs/tabicl_v2_published", "runs/tabicl_v2"),
+    }
+    assert {key: (published[key], stable[key]) for key in stable if published[key] != stable[key]} == expected
+    assert compose(["experiment=tabicl_v2_pilot"]).total_steps == 20_000
+    of_the_run = ("name", "run_dir", "trainer.max_steps", "checkpoint.permanent_every", "validation.every")
+    assert {key for key in stable if stable[key] != pilot[key]} == set(of_the_run)  # so that tabicl_v2 continues it
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_wrong_choice_brings_no_false_problems():
     ) == [
         "experiment=nope: there is no such choice; there are base, demo, demo_long, demo_regression, fine_tune, "
         "linear_functions, mini, mini_regression, own_tables, quantifiers, smoke, tabicl_v1, "
-        "tabicl_v2, tabicl_v2_regression",
+        "tabicl_v2, tabicl_v2_pilot, tabicl_v2_published, tabicl_v2_regression",
         "model.embed: no such setting; did you mean model.embed_dim?",
     ]
 

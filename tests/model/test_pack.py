@@ -6,8 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_networks import small_network
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.attention import attend_at_once
+from tabicl_train.model.pack import Pack, Spans, one_hot_sums
+from tabicl_train.model.scaling import per_query
 from tabicl_train.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
@@ -88,3 +92,56 @@ def test_a_stack_is_a_pack_of_equal_tables():
     expected, pack = Pack.of((X[i], labels[i], 6) for i in range(3)), Pack.stack(X, y)
     assert pack.shapes == expected.shapes
     assert all(torch.equal(getattr(pack, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
+
+
+class Operators(TorchDispatchMode):
+    """Keeps the names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_gradients_of_repeated_rows_are_summed_in_order_and_in_fp32_on_a_gpu(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    index = torch.arange(4).repeat_interleave(50)  # 50 columns of each table
+    values = torch.randn(200, 3, 16, generator=generator).bfloat16()
+    exact = torch.zeros(4, 3, 16, dtype=torch.float64).index_add_(0, index, values.double())
+    added = torch.zeros_like(values[:4])
+    for row, table in zip(values, index, strict=True):  # as by atomic operations in bf16
+        added[table] += row
+    errors = [
+        ((sums.double() - exact).norm() / exact.norm()).item() for sums in (one_hot_sums(values, index, 4), added)
+    ]
+    assert errors[0] < 0.003 < 0.005 < errors[1]
+    # On a CPU the bits are those of autograd's own rule.
+    base = torch.randn(4, 3, 16, generator=generator, requires_grad=True)
+    weights = torch.randn(200, 3, 16, generator=generator)
+    taken, plain = per_query(base, index), base.index_select(0, index)
+    assert torch.equal(taken, plain)
+    expected, gradient = (torch.autograd.grad((x * weights).sum(), base, retain_graph=True)[0] for x in (plain, taken))
+    assert torch.equal(gradient, expected)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with Operators() as called:
+        (gradient,) = torch.autograd.grad((taken * weights).sum(), base)
+    torch.testing.assert_close(gradient, expected)
+    assert "aten::mm" in called.names and not {n for n in called.names if "index_" in n or "scatter" in n}
+
+
+def test_shared_queries_are_taken_by_a_rule_with_repeatable_gradients():
+    with FakeTensorMode():
+        q = torch.empty(2, 8, 4, 16, dtype=torch.bfloat16, requires_grad=True)  # of two tables
+        k = torch.empty(30, 4, 16, dtype=torch.bfloat16, requires_grad=True)
+        ends, keys = torch.empty(4, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
+        spans = Spans(torch.empty(0), 24, ends, keys, 8, 10, table=torch.empty(3, dtype=torch.int64))
+        out = attend_at_once(q, k, k, spans)
+    names, left = set(), [out.grad_fn]
+    while left:
+        node = left.pop()
+        names.add(node.name())
+        left += [following for following, _ in node.next_functions if following is not None]
+    assert "TakeRowsBackward" in names and not {name for name in names if name.startswith("Index")}
