@@ -67,7 +67,7 @@ class StepStream:
             tables = []
             for spec, index in ((group.spec, index) for group in groups for index in group.tables):
                 drawing(index)
-                tables.append(draw_table(self.prior, spec, self.seed, step, index))
+                tables.append(draw_table(self.prior, spec, self.seed, step, index, self.model.max_classes))
                 item.rejections.update(tables[-1].rejections)
                 if (source := tables[-1].source) is not None:
                     item.sources[source, len(tables[-1].y)] += 1
@@ -79,10 +79,16 @@ class StepStream:
         return item
 
 
-def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
+def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:
     """Draw the table at an address; an error of the prior gets a note that names it."""
+    # Labels are compared with the number of classes of the network here: on a GPU, a wrong one ends the process with an
+    # assertion of the device, without a table or a line.
     try:
-        return prior.sample(spec, (seed, step, index))
+        table = prior.sample(spec, (seed, step, index))
+        low, high = table.y.min().item(), table.y.max().item()
+        if max_classes and not 0 <= low <= high < max_classes:
+            raise ValueError(f"labels must be in 0..{max_classes - 1}, are in {low}..{high}")
+        return table
     except Exception as error:
         error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {spec}")
         raise
