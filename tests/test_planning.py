@@ -89,7 +89,7 @@ def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monke
     ],
 )
 def test_the_plan_of_bf16_is_what_operators_of_a_gpu_allocate(tables, fp32_columns, gigabytes):
-    """Simulated on tensors without values; no card has measured it."""
+    """Simulated on tensors without values; no card has measured it. The last pack is recomputed: see kept_bytes."""
     config = TabICLConfig(col_attention_fp32=fp32_columns)
     assert peak_bytes(config, 27_552_258, tables, "bf16") / 1e9 == pytest.approx(gigabytes, rel=0.1)
 
