@@ -59,6 +59,7 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
     shapes.use_duck_shape = False
     # It would be compiled for each set of sizes.
     attention.attend_by_run = torch.compiler.disable(attention.attend_by_run)
+    attention.attend_in_launches = torch.compiler.disable(attention.attend_in_launches)
     config.recompile_limit = config.accumulated_recompile_limit = GRAPHS
     for block in network.blocks():
         block.compile(dynamic=True, backend=backend)

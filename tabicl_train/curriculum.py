@@ -35,12 +35,12 @@ class Group:
 
     spec: TableSpec  # of each table; its group_seed is the address of the group
     tables: tuple[int, ...]  # table i of the step has the address (seed, step, i)
-    table_cost: float  # FLOPs of a table's forward pass
+    table_cost: float  # what a table counts when ranks are balanced: FLOPs of its forward pass, or `rank_costs`
     table_tokens: int  # what a table counts against the token budget of a pack
 
     @property
     def cost(self) -> float:
-        """FLOPs of the forward passes of all its tables."""
+        """The cost of all its tables."""
         return len(self.tables) * self.table_cost
 
 
@@ -171,7 +171,10 @@ def plan_step(
             spec = wanted if prior is None else prior.stored_spec(before + table, wanted)
             by_spec[spec].append(table)
         for spec, tables in by_spec.items():
-            cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+            if curriculum.rank_costs:
+                cost = time_of(spec, curriculum.rank_costs)
+            else:
+                cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
             tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
             groups.append(Group(spec, tuple(tables), cost, tokens))
     return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens, source)
@@ -186,6 +189,12 @@ def has_second_use(curriculum: CurriculumConfig, step: int) -> bool:
     """Whether the tables of a step are used again DISTANCE steps later."""
     _, stage, stage_step = stage_at(curriculum, step)
     return stage_step + DISTANCE < stage.steps and is_second_use(stage, stage_step + DISTANCE)
+
+
+def time_of(spec: TableSpec, costs: list[float]) -> float:
+    """Estimate the time of a table from the costs of a cell, of a row and of a pair of a row and a labeled row."""
+    of_cell, of_row, of_pair = costs
+    return spec.num_rows * (of_cell * spec.num_features + of_row + of_pair * spec.train_size)
 
 
 def cap_features(rows: int, features: int) -> int:

@@ -30,6 +30,11 @@ from tabicl_train.stream import StepItem
 __all__ = ["Pretraining"]
 
 
+# Steps for which packs are halved that did not fit: what took the memory, such as another process, may be gone, and to
+# try again costs a pass.
+RETRY = 1000
+
+
 class Gradients:
     """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough."""
 
@@ -111,7 +116,8 @@ class Pretraining(L.LightningModule):
         self.skipped = torch.zeros((), dtype=torch.int64)
         self.inherited_range: dict[str, list[int]] | None = None
         self.loss_scale = LossScale(self.precision.name == "fp16")
-        self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory
+        self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
+        self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
         self.rank = 0  # of this process in the last step
         self.trained_parts: list[str] = []
@@ -208,6 +214,8 @@ class Pretraining(L.LightningModule):
         A piece that does not fit is halved. This costs only time: none of its gradients have been added yet, and
         no rank waits for another here.
         """
+        if item.step >= self.too_large_until:
+            self.too_large = math.inf
         pieces, done = [item.packs[number]], 0
         while pieces:
             piece = pieces.pop(0)
@@ -231,9 +239,10 @@ class Pretraining(L.LightningModule):
                 fits = False
             if not fits:  # not in the handler, whose traceback keeps the activations alive
                 self.too_large = tokens
+                self.too_large_until = item.step + RETRY
                 torch.cuda.empty_cache()
                 what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
-                print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved from now on")
+                print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved for {RETRY:,} steps")
                 pieces[:0] = piece.halves()
                 continue
             done += tables

@@ -1,7 +1,7 @@
 """The cost of a run, estimated before it starts: its FLOPs, its memory, and the plan that is printed.
 
 Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter with ours), plus what the
-forward pass of the largest pack keeps for the backward pass (`Network.kept_values`). On a CPU the process itself is
+forward pass of the largest pack keeps for the backward pass (`Network.kept_bytes`). On a CPU the process itself is
 added.
 """
 
@@ -35,7 +35,6 @@ COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", 
 WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
 STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
 PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, Lightning and what they import
-VALUE_BYTES = {"fp32": 4, "bf16": 2.2, "fp16": 2.2}  # per value kept; autocast leaves cells and labels in fp32
 
 
 def run_plan(config: RunConfig) -> list[str]:
@@ -179,8 +178,8 @@ def peak_bytes(
 ) -> float:
     """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables."""
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
-    values = sum(family_of(config).kept_values(config, N, n, M, recomputed) for N, n, M in tables)
-    return weight_bytes * parameters + VALUE_BYTES[precision] * values
+    kept = sum(family_of(config).kept_bytes(config, N, n, M, recomputed, precision != "fp32") for N, n, M in tables)
+    return weight_bytes * parameters + kept
 
 
 def stage_peak(

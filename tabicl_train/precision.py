@@ -7,6 +7,7 @@ with `model.col_attention_fp32`. On a GPU, matrix products of fp32 are in TF32 u
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 
@@ -49,6 +50,28 @@ def uses_cuda(settings: TrainerConfig) -> bool:
     return settings.accelerator == "cuda" or (settings.accelerator == "auto" and torch.cuda.is_available())
 
 
+def has_bf16() -> bool:
+    """Return whether the first GPU multiplies in bf16; it does not start CUDA, as torch's function would."""
+    # CUDA must start after `set_up_gpu`, whose variable it reads, and after the workers are forked.
+    major = compute_capability()
+    if major is None:  # a GPU of another maker
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return major >= 8
+
+
+def compute_capability() -> int | None:
+    """Return the major version of the first GPU by the driver, which needs no context; None without this driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major = ctypes.c_int(), ctypes.c_int()
+    attribute = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
+    failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(major), attribute, device)
+    return None if failed else major.value
+
+
 def choose(settings: TrainerConfig) -> Precision:
     """Choose the precision of a run: `trainer.precision`, or with `auto` the default of its device."""
     if settings.precision != "auto":
@@ -56,7 +79,7 @@ def choose(settings: TrainerConfig) -> Precision:
     if not uses_cuda(settings):
         return Precision("fp32", "the default on a CPU")  # bf16 was 1.2 to 1.6 times slower there
     # Without a GPU this is the plan of a run elsewhere (--cfg job), see trainer.plan_memory_gb.
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if torch.cuda.is_available() and not has_bf16():
         return Precision("fp32", "the default on a GPU without bf16")
     return Precision("bf16", "the default on a GPU")
 

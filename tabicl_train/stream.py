@@ -87,7 +87,7 @@ class StepStream:
         """Return a table of a step; what has a second use is kept for it."""
         first = self.kept.get((plan.source, index))
         if first is None:
-            first = draw_table(self.prior, spec, self.seed, plan.source, index)
+            first = draw_table(self.prior, spec, self.seed, plan.source, index, self.model.max_classes)
             if plan.source == plan.step and has_second_use(self.curriculum, plan.step):
                 self.kept[plan.step, index] = replace(first, plan=None)  # which may be larger than the table
         return as_used(first, plan, self.seed, index)
@@ -103,10 +103,16 @@ def as_used(table: Table, plan: StepPlan, seed: int, index: int) -> Table:
     return table if plan.source == plan.step else use_again(table, rng_at(seed, plan.step, index, "second use"))
 
 
-def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int) -> Table:
+def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:
     """Draw the table at an address; an error of the prior gets a note that names it."""
+    # Labels are compared with the number of classes of the network here: on a GPU, a wrong one ends the process with an
+    # assertion of the device, without a table or a line.
     try:
-        return prior.sample(spec, (seed, step, index))
+        table = prior.sample(spec, (seed, step, index))
+        low, high = table.y.min().item(), table.y.max().item()
+        if max_classes and not 0 <= low <= high < max_classes:
+            raise ValueError(f"labels must be in 0..{max_classes - 1}, are in {low}..{high}")
+        return table
     except Exception as error:
         error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {spec}")
         raise

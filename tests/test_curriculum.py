@@ -142,6 +142,23 @@ def imbalance(stage: StageConfig, ranks: int, steps: int) -> tuple[float, float]
     return float(np.mean(assigned)), float(np.mean(dealt))
 
 
+def test_ranks_are_balanced_by_the_costs_of_the_configuration():
+    stage = replace(LONG, steps=200, tables=16, group_size=1)
+    plans = [
+        plan_step(CurriculumConfig({"s": stage}, rank_costs=costs), MODEL, 5, 0) for costs in ([], [0.0, 2.0, 0.0])
+    ]
+    by_flops, by_rows = [
+        [sum(g.spec.num_rows * len(g.tables) for g in share) for share in plan.assign(4)] for plan in plans
+    ]
+    assert max(by_rows) < max(by_flops)
+    (group, *_) = plan_step(CurriculumConfig({"s": stage}, rank_costs=[3.0, 5.0, 7.0]), MODEL, 5, 0).groups
+    spec = group.spec
+    assert group.table_cost == spec.num_rows * (3 * spec.num_features + 5 + 7 * spec.train_size)
+    assert CurriculumConfig({"s": stage}, rank_costs=[1.0, 2.0]).problems() == [
+        "rank_costs is [1.0, 2.0]; it must be [] or three numbers, for cells, rows and pairs"
+    ]
+
+
 @pytest.mark.parametrize("stage", [replace(LONG, steps=200), replace(SHORT, steps=200)])
 def test_ranks_finish_together(stage):
     assigned, dealt = imbalance(stage, ranks=8, steps=60)

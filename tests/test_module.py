@@ -15,7 +15,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Gradients, Pretraining, query_losses
+from tabicl_train.module import RETRY, Gradients, Pretraining, query_losses
 from tabicl_train.precision import Precision
 from tabicl_train.stream import StepItem
 
@@ -264,6 +264,10 @@ def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     assert capsys.readouterr().err.count("did not fit") == 2
     assert losses == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
+    tried.clear()
+    for step in (RETRY - 1, RETRY):
+        module.accumulate(pieces, replace(item, step=step), 0, None)
+    assert tried[:2] == [100, 120] and 510 in tried  # whole again only after a while
 
 
 def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from small_networks import small_network
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.debugging import preflight
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.stages import exact_linear
@@ -22,15 +23,31 @@ def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch
     assert choose(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for supported, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, s=supported: s)
+        monkeypatch.setattr("tabicl_train.precision.compute_capability", lambda s=supported: 8 if s else 7)
         assert choose(TrainerConfig(accelerator="cuda")).name == expected
     assert choose(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
+
+
+def started(*arguments):
+    raise AssertionError("CUDA has started")
+
+
+def test_a_preflight_sets_up_the_gpu_before_anything_else(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
+    monkeypatch.setattr(preflight, "build_loader", lambda *arguments: 1 / 0)  # which forks the workers
+    set_up = []
+    monkeypatch.setattr(preflight, "set_up_process", lambda trainer: set_up.append(set_up_gpu(trainer)))
+    with pytest.raises(ZeroDivisionError):
+        preflight.preflight(compose([*gpu, f"run_dir={tmp_path}"]))
+    assert len(set_up) == 1 and os.environ[ALLOCATOR[0]]
 
 
 @pytest.mark.parametrize(("accelerator", "refused"), [("cuda", True), ("auto", True), ("cpu", False)])
 def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr("tabicl_train.precision.compute_capability", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
     config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
     assert any("lacks" in problem for problem in start_problems(config)) == refused
 
@@ -38,7 +55,7 @@ def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """Settings of a process that would train on a GPU; they end with the test."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr("tabicl_train.precision.compute_capability", lambda: 8)
     for name in ALLOCATOR:
         monkeypatch.setenv(name, "")
     yield ["experiment=smoke", "trainer.accelerator=cuda", "optimizer=muon"]

@@ -182,6 +182,21 @@ def test_an_error_of_the_prior_names_step_and_table(workers):
     assert re.search(r"table \d of step 3, seed 5.*TableSpec\(num_rows=60", caught.value.__notes__[0])
 
 
+class MoreClasses(Table60):
+    """Tables with labels 9 and 10, as files of another program may have them."""
+
+    def sample(self, spec, seed):
+        table = super().sample(spec, seed)
+        return dataclasses.replace(table, y=table.y + 9)
+
+
+def test_a_label_that_the_network_does_not_have_is_found_where_its_table_is_drawn():
+    wrong = dataclasses.replace(stream_of(fail), prior=MoreClasses(fail))
+    with pytest.raises(ValueError, match=re.escape("labels must be in 0..9, are in 9..10")) as caught:
+        wrong.draw(0)
+    assert "while drawing table" in caught.value.__notes__[0]
+
+
 class Unsendable(Exception):
     def __init__(self, a, b):
         super().__init__(a + b)

@@ -187,6 +187,9 @@ class CurriculumConfig:
     """Stages by name, in the order they run; +curriculum.stages.NAME.KEY=VALUE adds one."""
     start: str | None = None
     """First stage to run, for a run from init_weights; the stages before it are left out."""
+    rank_costs: list[float] = field(default_factory=list, metadata=TOLD)  # it only changes the rounding of sums
+    """Time of a table by which ranks are balanced, in any unit: for each cell, for each row, and for each pair of a row
+    and a labeled row of its table. [] balances the FLOPs, but on a GPU cells and rows are bound by memory."""
     scale_steps: float = 1.0
     """Multiplies the steps of all stages, with at least one in each: 0.1 is the recipe in a tenth of the time. The
     configuration of a run has the products, and 1 here."""
@@ -198,6 +201,9 @@ class CurriculumConfig:
             return ["stages is empty; a run needs at least one"]
         problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
         problems += positive(scale_steps=self.scale_steps, scale_rates=self.scale_rates)
+        costs = self.rank_costs
+        if costs and (len(costs) != 3 or min(costs) < 0 or max(costs) == 0):
+            problems.append(f"rank_costs is {list(costs)}; it must be [] or three numbers, for cells, rows and pairs")
         return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
 
     def unsupported(self, model: NetworkConfig) -> list[str]:

@@ -49,9 +49,9 @@ Row = tuple[float, float, float]  # loss, gradient norm and largest base multipl
 
 def preflight(config: RunConfig) -> None:
     """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
+    set_up_process(config.trainer)  # before CUDA starts
     launch, precision = read_launch(), choose(config.trainer)
     ranks, device = Ranks(launch), device_of(config.trainer, launch)
-    set_up_process(config.trainer)
     steps = range(config.total_steps)
     prior = build_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)

@@ -100,6 +100,8 @@ def start_problems(config: RunConfig) -> list[str]:
     """List why a run cannot start on this machine; `config.problems` are the same on every machine."""
     import torch
 
+    from tabicl_train.precision import has_bf16
+
     trainer, run_dir = config.trainer, Path(config.run_dir)
     problems = srun_problems()
     if is_first() and (problem := unwritable_folder(run_dir)):  # other ranks do not need it
@@ -110,7 +112,7 @@ def start_problems(config: RunConfig) -> list[str]:
     bf16_on_gpu = trainer.precision == "bf16" and trainer.accelerator != "cpu"
     if trainer.accelerator == "cuda" and not torch.cuda.is_available():
         problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
-    elif bf16_on_gpu and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+    elif bf16_on_gpu and torch.cuda.is_available() and not has_bf16():
         problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
     if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
         problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")

@@ -32,11 +32,15 @@ LEAST_KEYS = 12
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
     """Softmax attention within sequences -> (Q, H, d)."""
-    # On CUDA it is one launch of torch's kernels for sequences of various lengths, and otherwise a call of torch's
-    # attention, or of its products, for each run of equal sequences. k, v: (K, H, d); q: (Q, H, d), or (P, L, H, d) if
-    # all sequences have the same L queries, up to a factor that depends on the table (P tables, or 1 without a factor)
-    if q.is_cuda and not dropout and fits_one_launch(spans, *q.shape[-2:]):
-        return attend_at_once(q, k, v, spans)
+    # On CUDA it is one launch, or a few, of torch's kernels for sequences of various lengths, and otherwise a call of
+    # torch's attention, or of its products, for each run of equal sequences. k, v: (K, H, d); q: (Q, H, d), or
+    # (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table (P tables, or 1
+    # without a factor)
+    heads, head_dim = q.shape[-2:]
+    if q.is_cuda and not dropout and head_dim % 8 == 0:
+        if fits_one_launch(spans, heads, head_dim):
+            return attend_at_once(q, k, v, spans)
+        return attend_in_launches(q, k, v, spans, launch)
     exported = isinstance(spans.runs, list)  # then sizes are symbols, on which control flow must not depend
     core = F.scaled_dot_product_attention if exported else partial(attend_equal, dropout=dropout)
     return attend_by_run(q, k, v, spans, core)
@@ -47,11 +51,17 @@ def fits_one_launch(spans: Spans, num_heads: int, head_dim: int) -> bool:
     sequences = len(spans.query_ends) - 1
     queries = spans.queries + 128 * sequences  # the backward pass rounds each sequence up to 128
     elements = queries * num_heads * max(head_dim, 32)
-    return sequences <= CUDA_GRID and elements < FLASH_BACKWARD and head_dim % 8 == 0
+    return sequences <= CUDA_GRID and elements < FLASH_BACKWARD
 
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """`attend` on CUDA as one launch of a kernel for sequences of various lengths."""
+    q, k, v = repeated(q, k, v, spans)
+    return launch(q, k, v, spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys)
+
+
+def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
+    """Give each sequence queries, keys and values of its own, one after the other."""
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
         assert spans.table is not None  # as the sequences share their queries
@@ -59,7 +69,56 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         q = q.flatten(0, 1)
     if spans.uses > 1:
         k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))
-    ends = spans.query_ends, spans.key_ends, spans.most_queries, spans.most_keys
+    return q, k, v
+
+
+def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[..., Tensor]) -> Tensor:
+    """`attend` on CUDA as a few launches of `attention`, for more sequences or elements than one can have."""
+    # The 60,000 rows of a table of stage 3 of TabICLv2 are too many from 12 features on.
+    heads, head_dim = q.shape[-2:]
+    q, k, v = repeated(q, k, v, spans)
+    outs = []
+    sequence = query = key = 0
+    for sequences, queries, keys in launches(spans, heads, head_dim):
+        ends = slice(sequence, sequence + sequences + 1)
+        query_ends = spans.query_ends[ends] - spans.query_ends[sequence]
+        key_ends = spans.key_ends[ends] - spans.key_ends[sequence]
+        of_keys = slice(key, key + keys)
+        own = q[query : query + queries], k[of_keys], v[of_keys]
+        outs.append(attention(*own, query_ends, key_ends, spans.most_queries, spans.most_keys))
+        sequence += sequences
+        query += queries
+        key += keys
+    return torch.cat(outs)
+
+
+def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int, int]]:
+    """Divide sequences, in order, into as few launches as their limits allow: sequences, queries and keys of each."""
+    limit = (FLASH_BACKWARD - 1) // (num_heads * max(head_dim, 32))  # queries, each sequence rounded up by 128
+    parts: list[tuple[int, int, int]] = []
+    sequences = queries = keys = 0
+    assert isinstance(spans.runs, Tensor)  # not exported
+    for count, of_queries, of_keys, *_ in spans.runs.tolist():
+        while count > 0:
+            room = min(CUDA_GRID - sequences, (limit - queries - 128 * sequences) // (of_queries + 128))
+            if room <= 0:
+                if sequences > 0:
+                    parts.append((sequences, queries, keys))
+                sequences = queries = keys = 0
+                room = max(1, min(CUDA_GRID, limit // (of_queries + 128)))
+            some = min(count, room)
+            sequences += some
+            queries += some * of_queries
+            keys += some * of_keys
+            count -= some
+    return [*parts, (sequences, queries, keys)]
+
+
+def launch(
+    q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, most_queries: int, most_keys: int
+) -> Tensor:
+    """Call torch's kernel for sequences of various lengths: q (Q, H, d), k and v (K, H, d) -> (Q, H, d)."""
+    ends = query_ends, key_ends, most_queries, most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
         from torch.nn.attention.varlen import varlen_attn  # takes 1.4 s to import
 

@@ -95,3 +95,23 @@ def block_values(
         "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # with rotated queries and keys
         "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
     }
+
+
+def float32_values(
+    config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+) -> float:
+    """Count those of the values of one table kept for the backward pass that stay in float32 under autocast."""
+    # These are cells and labels, the inducing points (about three of their vectors), the factors of scaling rules and,
+    # if so configured, in column attention: inputs, queries and outputs of tokens, and inputs, keys and values of
+    # labeled ones; the inducing points have both. Recomputed blocks keep only their inputs, which are not.
+    c, N, n = config, num_rows, train_size
+    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    cells = G * N * (c.group_size + (c.label_width + 1 if c.col_target_aware else 0))
+    if recomputed:
+        return cells
+    column = G * E * 3 * c.col_num_inducing
+    if c.col_attention_fp32:
+        column += G * E * (3 * N + 3 * n + 6 * c.col_num_inducing)
+    factors = register.scaling[c.icl_scaling].kept(D, c.icl_num_heads)
+    icl = D * factors * ((c.icl_num_blocks - 1) * N + (N - n))
+    return cells + c.col_num_blocks * column + icl

@@ -157,6 +157,13 @@ class Network(nn.Module, ABC):
         """
         return counted_costs(cls, config).kept_values(num_rows, train_size, num_features)
 
+    @classmethod
+    def kept_bytes(
+        cls, config: Any, num_rows: int, train_size: int, num_features: int, recomputed: bool, in_16_bits: bool
+    ) -> float:
+        """Count the bytes of `kept_values`: 4 each, or 2.2 by default under autocast, which leaves some in float32."""
+        return (2.2 if in_16_bits else 4) * cls.kept_values(config, num_rows, train_size, num_features, recomputed)
+
     @staticmethod
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
         """Count one table against the token budget of a pack: by default its cells and labels."""

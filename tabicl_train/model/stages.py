@@ -168,7 +168,8 @@ class ColumnEmbedding(nn.Module):
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
         """Turn the output of the last block into embeddings of cells, (tokens, E)."""
         if self.config.col_affine:
-            tokens = cells[:, :1] * self.ln_w(self.out_w(tokens)) + self.ln_b(self.out_b(tokens))
+            weight, bias = self.ln_w(self.out_w(tokens)), self.ln_b(self.out_b(tokens))
+            tokens = (cells[:, :1] * weight + bias).to(weight.dtype)  # under autocast, cells are float32
         return tokens
 
 

@@ -9,7 +9,7 @@ import torch
 from tabicl_train.model import attention
 from tabicl_train.model.attention import Attention, Rotary, RowSpans, attend, attend_in_rows, batch_limit
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.pack import Spans, within_rows
+from tabicl_train.model.pack import Spans, column_layout, within_rows
 
 
 def softmax_attention(q, k, v):
@@ -19,6 +19,9 @@ def softmax_attention(q, k, v):
 
 # sequences, queries and keys of each, first key, table; the keys of the second half are those of the first
 RUNS = [(3, 5, 4, 0, 0), (1, 7, 2, 12, 1), (3, 2, 4, 0, 0), (1, 1, 2, 12, 2)]
+
+
+TABLES = [(9, 5, 2), (9, 5, 1), (12, 4, 3)]  # rows, labeled rows, groups
 
 
 def expected_attention(q, kv, runs):
@@ -136,3 +139,34 @@ def test_attention_in_fp32_ignores_autocast():
         from_low = exact(x.bfloat16(), x.bfloat16(), *rest)
     assert low.dtype == high.dtype == from_low.dtype == torch.bfloat16  # as the tokens to which it is added
     assert torch.equal(high, expected.bfloat16()) and not torch.equal(low, high)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("grid", "elements"), [(65_535, 2**31), (2, 2**31), (65_535, 32 * 2 * 2 * (128 + 12)), (1, 1)])
+def test_more_sequences_than_a_launch_takes_are_divided_at_their_boundaries(grid, elements, shared, monkeypatch):
+    """On the branch of CUDA; in place of the kernel, one sequence after the other by the ends that it is given."""
+    generator = torch.Generator().manual_seed(0)
+    columns = column_layout(torch.tensor(TABLES), TABLES, 3)
+    spans = columns.to_inducing if shared else columns.from_inducing
+    q = torch.randn(*((len(TABLES), 3) if shared else (spans.queries,)), 2, 8, generator=generator)
+    if shared:
+        q[1] = q[0]  # as the tables have the same number of labeled rows
+    k, v = torch.randn(2, columns.labeled if shared else 3 * len(columns.table), 2, 8, generator=generator)
+    expected = attend(q, k, v, spans)
+    sizes = []
+
+    def kernel(q, k, v, query_ends, key_ends, most_queries, most_keys):
+        sizes.append(len(query_ends) - 1)
+        assert len(q) == query_ends[-1] and len(k) == len(v) == key_ends[-1] and query_ends[0] == key_ends[0] == 0
+        assert len(query_ends) == len(key_ends) and most_queries >= query_ends.diff().max()
+        bounds = zip(query_ends[:-1], query_ends[1:], key_ends[:-1], key_ends[1:], strict=True)
+        parts = [(q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1)) for a, b, c, d in bounds]
+        return torch.cat([softmax_attention(*part).transpose(0, 1).float() for part in parts])
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(attention, "launch", kernel)
+    monkeypatch.setattr(attention, "CUDA_GRID", grid)
+    monkeypatch.setattr(attention, "FLASH_BACKWARD", elements)
+    torch.testing.assert_close(attend(q, k, v, spans), expected)
+    assert sum(sizes) == len(spans.query_ends) - 1 and max(sizes) <= grid
+    assert (len(sizes) > 1) == (min(grid, elements) < 65_535)
