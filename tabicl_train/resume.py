@@ -350,14 +350,22 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
 def compared(values: dict) -> dict[str, Any]:
     """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older.
 
-    Those of the prior, the model, the curriculum and its stages are filled in, a change of which would be refused.
+    So a run that began before an option was added continues without a word about it. Only the options of a plug-in that
+    is not loaded stay as they are.
     """
     curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
     defaults = dataclasses.asdict(StageConfig())
     stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
     parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
-    with contextlib.suppress(ConfigError):  # of a plug-in that is not loaded
+    for section in dataclasses.fields(RunConfig):
+        has_fixed_options = dataclasses.is_dataclass(section.default_factory) and section.type != "Any"
+        if has_fixed_options and section.name not in parts:
+            parts[section.name] = dataclasses.asdict(section.default_factory()) | values.get(section.name, {})
+    with contextlib.suppress(ConfigError):
         parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
+    with contextlib.suppress(ConfigError):
+        optimizer = values["optimizer"]
+        parts["optimizer"] = dataclasses.asdict(optimizers.settings_of(optimizer["name"])()) | optimizer
     return flatten(values | parts)
 
 
