@@ -358,9 +358,10 @@ def compared(values: dict) -> dict[str, Any]:
     stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
     parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
     for section in dataclasses.fields(RunConfig):
-        has_fixed_options = dataclasses.is_dataclass(section.default_factory) and section.type != "Any"
+        has_fixed_options = section.type != "Any" and dataclasses.is_dataclass(section.default_factory)
         if has_fixed_options and section.name not in parts:
-            parts[section.name] = dataclasses.asdict(section.default_factory()) | values.get(section.name, {})
+            options: Any = section.default_factory
+            parts[section.name] = dataclasses.asdict(options()) | values.get(section.name, {})
     with contextlib.suppress(ConfigError):
         parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
     with contextlib.suppress(ConfigError):
