@@ -152,7 +152,7 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
         submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
     else:
         submitted = submit(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
-        queue.looked = -math.inf  # since the known jobs lack this one
+        queue.looked = -math.inf  # since the last answer lacks this one
     return Job(run_dir, options.cluster, submitted)
 
 
@@ -162,17 +162,17 @@ class Queue:
 
     # submitit itself asks sacct. Without SLURM's accounting, or for old jobs, that does not answer, and submitit takes
     # the jobs for pending ones.
-    known: set[str] = dataclasses.field(default_factory=set)
+    listed: set[str] = dataclasses.field(default_factory=set)
     looked: float = -math.inf
 
     def numbers(self) -> set[str]:
         if time.monotonic() - self.looked >= LOOK:
             command = ["squeue", "--me", "--noheader", "--format=%i"]
-            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the known jobs stay
+            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the last answer stays
                 listing = subprocess.run(command, capture_output=True, text=True, check=True)
-                self.known = set(listing.stdout.split())
+                self.listed = set(listing.stdout.split())
                 self.looked = time.monotonic()
-        return self.known
+        return self.listed
 
 
 queue = Queue()

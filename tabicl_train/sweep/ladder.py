@@ -28,17 +28,17 @@ class Ladder:
         What the losses are.
     points : pandas.DataFrame
         See `fit_scaling`.
-    found : mapping
+    stored : mapping
         What a study keeps as its attribute LADDER.
     """
 
-    def __init__(self, metric: str, points: pd.DataFrame, found: Mapping[str, Any]) -> None:
+    def __init__(self, metric: str, points: pd.DataFrame, stored: Mapping[str, Any]) -> None:
         self.metric = metric
         self.fit = fit_scaling(points, DRAWS)
-        self.forecast = self.fit.forecast(found["forecast"])
+        self.forecast = self.fit.forecast(stored["forecast"])
         self.notes = [
             f"{name}: tables of other sizes than those of the runs, which the law does not take into account"
-            for name in found["other_tables"]
+            for name in stored["other_tables"]
         ]
 
     @property
