@@ -35,9 +35,9 @@ __all__ = [
     "rng_at",
 ]
 
-GROUP = "tabicl_train.priors"
-PRIORS: dict[str, type[Prior] | str] = {}  # by name; "module:class" until it is used for the first time
-HOMES = {  # of what is imported on first use
+GROUP = "tabicl_train.priors"  # of entry points
+PRIORS: dict[str, type[Prior] | str] = {}  # by name; some as "module:class", which is imported when it is asked for
+HOMES = {  # the modules of names that are imported on first use
     "Prior": "priors.prior",
     "Realistic": "priors.prior",
     "Rejected": "priors.finish",
@@ -77,9 +77,10 @@ def register(name: str, cls: type[Prior] | str | None = None) -> Any:
         return lambda decorated: register(name, decorated)
     if not isinstance(cls, str) and not is_prior(cls):
         raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
-    known = PRIORS.get(name)
-    if known is not None and place_of(known) != place_of(cls):
-        raise PriorError(f"two priors are called {name!r}: {place_of(known)} and {place_of(cls)}; rename one of them")
+    registered = PRIORS.get(name, cls)
+    if place_of(registered) != place_of(cls):  # a module that is imported twice may register its priors again
+        places = f"{place_of(registered)} and {place_of(cls)}"
+        raise PriorError(f"two priors are called {name!r}: {places}; rename one of them")
     PRIORS[name] = cls
     return cls
 
@@ -92,7 +93,9 @@ def is_prior(value: object) -> bool:
 
 def place_of(cls: type[Prior] | str) -> str:
     """Return where a class is defined, "module:class"."""
-    return cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
+    if isinstance(cls, str):
+        return cls
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def prior_names() -> list[str]:
@@ -102,12 +105,15 @@ def prior_names() -> list[str]:
 
 def prior_class(name: str) -> type[Prior]:
     """Return the class of a prior; raises PriorError if there is none of this name, or its package is broken."""
-    known = PRIORS.get(name)
-    if known is not None and not isinstance(known, str):
-        return known
-    entry = EntryPoint(name, known, GROUP) if known is not None else installed_priors().get(name)
-    if entry is None:
-        raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
+    registered = PRIORS.get(name)
+    if registered is None:
+        entry = installed_priors().get(name)
+        if entry is None:
+            raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
+    elif isinstance(registered, str):
+        entry = EntryPoint(name, registered, GROUP)
+    else:
+        return registered
     try:
         cls = entry.load()
     except Exception as error:  # importing the package may fail in any way
@@ -136,7 +142,8 @@ def build_prior(name: str, **options) -> Prior:
     cls = prior_class(name)
     refuse_unknown(f"prior {name}", cls, options)
     for option, kind in get_type_hints(cls).items():
-        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values := options.get(option), dict):
+        values = options.get(option)
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values, dict):  # realism={"missing": 0.3}
             refuse_unknown(f"prior {name}: {option}", kind, values)
             options[option] = kind(**values)
     if problems := wrong_types(cls, options):
@@ -149,14 +156,17 @@ def build_prior(name: str, **options) -> Prior:
 
 def refuse_unknown(what: str, cls: type, options: Collection[str]) -> None:
     """Raise PriorError for options that are not fields of the class."""
-    known = [field.name for field in fields(cls) if field.init]
+    declared = [field.name for field in fields(cls) if field.init]
     unknown = []
     for option in options:
-        if option not in known:
-            near = get_close_matches(option, known, n=1)
-            unknown.append(f"{option!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        if option in declared:
+            continue
+        text = repr(option)
+        for suggestion in get_close_matches(option, declared, n=1):
+            text += f" (did you mean {suggestion!r}?)"
+        unknown.append(text)
     if unknown:
-        available = f"its options are: {', '.join(known)}" if known else "it has none"
+        available = f"its options are: {', '.join(declared)}" if declared else "it has none"
         raise PriorError(f"{what} has no option {', '.join(unknown)}; {available}")
 
 
@@ -175,8 +185,12 @@ def installed_priors() -> dict[str, EntryPoint]:
     """Return the priors that other packages register, by name; PriorError if a name is used twice."""
     entries: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
-        if entry.name in entries or entry.name in PRIORS:
-            other = package_of(entries[entry.name]) if entry.name in entries else "tabicl-train itself"
+        other = None
+        if entry.name in entries:
+            other = package_of(entries[entry.name])
+        elif entry.name in PRIORS:
+            other = "tabicl-train itself"
+        if other is not None:
             raise PriorError(f"two priors are called {entry.name!r}: of {package_of(entry)} and of {other}")
         entries[entry.name] = entry
     return entries

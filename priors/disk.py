@@ -39,7 +39,8 @@ __all__ = ["Disk"]
 Address = tuple[int, int, int]  # seed of the run, step, table of the step
 Request = tuple[Address, TableSpec]
 
-FORMAT, FORMAT_VERSION = "tabicl-train tables", 1
+FORMAT = "tabicl-train tables"
+FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
 SHARD_SIZE = 10  # steps of a shard
 REQUIRED = ("prior", "options", "seed")  # metadata that every shard has
@@ -75,14 +76,18 @@ class Disk(Prior):
             for path in shard_paths(Path(self.folder)):
                 shard = Shard(path)
                 shard.check_seed(seed)
-                stored.update(int(name.partition(".")[0]) for name in shard.metadata if name[0].isdigit())
+                for name in shard.metadata:
+                    if name[0].isdigit():  # a table, "step.number"
+                        step, _, _ = name.partition(".")
+                        stored[int(step)] += 1
         except PriorError as error:
             return [f"folder is {self.folder!r}; {error}"]
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
         if not missing:
             return []
+        # dump writes whole shards.
         first = missing[0] // SHARD_SIZE * SHARD_SIZE
-        steps = (missing[-1] // SHARD_SIZE + 1) * SHARD_SIZE - first  # whole shards
+        steps = (missing[-1] // SHARD_SIZE + 1) * SHARD_SIZE - first
         return [
             f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing, in "
             f"{missing[0]}..{missing[-1]} (tabicl-prior dump first_step={first} steps={steps} writes them)"
@@ -105,18 +110,20 @@ def write_shard(
     metadata = {**head, "format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION)}
     tensors: dict[str, np.ndarray] = {}
     for address, (spec, table) in sorted(tables.items()):
-        X, y = table.X.cpu().numpy(), table.y.cpu().numpy()
-        y = y.astype(np.uint8) if table.num_classes else y
-        plan = np.frombuffer(str(table.plan).encode(), np.uint8)
+        name = table_name(address)
         record = {
             "spec": asdict(spec),
             "num_classes": table.num_classes,
             "rejections": dict(table.rejections),
             "missing": table.missing,
         }
-        name = table_name(address)
         metadata[name] = json.dumps(record)
-        tensors |= {f"{name}.X": np.ascontiguousarray(X), f"{name}.y": y, f"{name}.plan": plan}
+        y = table.y.cpu().numpy()
+        if table.num_classes:
+            y = y.astype(np.uint8)
+        tensors[f"{name}.X"] = np.ascontiguousarray(table.X.cpu().numpy())
+        tensors[f"{name}.y"] = y
+        tensors[f"{name}.plan"] = np.frombuffer(str(table.plan).encode(), np.uint8)
     unfinished = scratch / path.name
     try:
         save_file(tensors, unfinished, with_checksum(metadata, tensors))
@@ -186,7 +193,8 @@ class Shard:
         text = self.metadata.get(table_name(address))
         if text is None:
             return None
-        record, requested = json.loads(text), json.loads(json.dumps(asdict(spec)))
+        record = json.loads(text)
+        requested = json.loads(json.dumps(asdict(spec)))  # with lists instead of tuples
         if record["spec"] != requested:
             raise PriorError(
                 f"table {address[2]} of step {address[1]} in shard {self.path} is from another curriculum: it is "
@@ -218,11 +226,16 @@ def read_table(folder: Path, address: Address, spec: TableSpec) -> Table:
     record = shard.record(address, spec)
     if record is None:
         raise PriorError(f"shard {path} holds no table {index} of step {step}; it was never dumped")
+    name = table_name(address)
     with shard.reading():
-        X, y, plan = (shard.file.get_tensor(f"{table_name(address)}.{part}") for part in ("X", "y", "plan"))
+        X = shard.file.get_tensor(f"{name}.X")
+        y = shard.file.get_tensor(f"{name}.y")
+        plan = shard.file.get_tensor(f"{name}.plan")
+    if record["num_classes"]:
+        y = y.astype(np.int64)
     return Table(
         X=torch.from_numpy(X),
-        y=torch.from_numpy(y.astype(np.int64) if record["num_classes"] else y),
+        y=torch.from_numpy(y),
         train_size=spec.train_size,
         num_classes=record["num_classes"],
         plan=plan.tobytes().decode(),
@@ -240,11 +253,29 @@ def dump(
     prepare: Callable[[], None] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Counter[str]:
-    """Write the requested tables, in the order of their steps, to shards of ten steps; count those written and kept."""
-    # A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
-    # shard is written by two of them. Each process holds one shard in memory (100 MB for ten steps of 64 tables of 1024
-    # rows and 50 features). total: number of requests, for the progress bar; prepare: called by each process before it
-    # unpickles the prior; facts: what else shards hold about the tables, and which those that are kept must have
+    """Write the requested tables, in the order of their steps, to shards of ten steps; count those written and kept.
+
+    A shard that has its tables already is kept. Several dumps may write to one folder at the same time, as long as no
+    shard is written by two of them. Each process holds one shard in memory: 100 MB for ten steps of 64 tables of 1024
+    rows and 50 features.
+
+    Parameters
+    ----------
+    prior : Prior
+        What draws the tables.
+    requests : iterable
+        The address and the spec of each table.
+    folder : str or Path
+        Where the shards are written.
+    processes : int
+        How many processes draw.
+    total : int, optional
+        Number of requests, for the progress bar.
+    prepare : callable, optional
+        What each process calls before it unpickles the prior.
+    facts : mapping, optional
+        What else shards tell about the tables; shards that are kept must tell the same.
+    """
     from joblib import Parallel, delayed
     from tqdm import tqdm
 
@@ -263,8 +294,13 @@ def dump(
     ):
         shards = groupby(requests, key=lambda request: shard_path(folder, request[0][1]))
         jobs = (delayed(fill_shard)(prior, head, list(shard), path, Path(scratch)) for path, shard in shards)
-        start = {"initializer": start_process, "initargs": (prepare,)}
-        pool = Parallel(processes, return_as="generator_unordered", batch_size=1, **start)
+        pool = Parallel(
+            processes,
+            return_as="generator_unordered",
+            batch_size=1,
+            initializer=start_process,
+            initargs=(prepare,),
+        )
         try:
             for tables, outcome in pool(jobs):
                 bar.update(tables)
@@ -294,7 +330,8 @@ def fill_shard(
 ) -> tuple[int, str]:
     """Write the shard of these tables unless it holds them; returns their number, and "written" or "kept"."""
     # Raises PriorError for a shard of another prior, seed or curriculum.
-    head = head | {"seed": str(requests[0][0][0])}
+    seed, _, _ = requests[0][0]  # all requests of a dump have one seed
+    head = head | {"seed": str(seed)}
     if path.exists():
         shard = Shard(path)
         for key, value in head.items():
@@ -305,7 +342,11 @@ def fill_shard(
                 stored = portable(stored)  # those of earlier versions hold folders
             if stored != value:
                 raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
-        if all([shard.record(address, spec) for address, spec in requests]):
+        records = [shard.record(address, spec) for address, spec in requests]  # each raises for another curriculum
+        if all(records):
             return len(requests), "kept"
-    write_shard(path, scratch, head, {address: (spec, prior.sample(spec, address)) for address, spec in requests})
+    tables = {}
+    for address, spec in requests:
+        tables[address] = spec, prior.sample(spec, address)
+    write_shard(path, scratch, head, tables)
     return len(requests), "written"

@@ -32,7 +32,9 @@ class Dummy(Prior):
     numeric_targets = True
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> DummyPlan:
-        num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1)) if spec.max_classes else 0
+        num_classes = 0
+        if spec.max_classes:
+            num_classes = int(rng_at(seed, "plan").integers(2, spec.max_classes + 1))
         return DummyPlan(seed, spec.num_rows, spec.num_features, num_classes)
 
     def execute(self, plan: DummyPlan) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -26,11 +26,19 @@ class Rejected(Exception):
 def finish(
     columns: torch.Tensor, target: torch.Tensor, num_classes: int, train_size: int, rng: np.random.Generator
 ) -> Table:
-    """Make a table of raw columns and a raw target."""
-    # Features and numeric targets are clamped and standardized over all rows, and constant features are dropped.
-    # Features and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different
-    # classes. Raises Rejected: "split" if no permutation helps, "target" for a numeric target that is constant or not
-    # finite, "nan" for a feature that is not finite, "constant" if all features are.
+    """Make a table of raw columns and a raw target.
+
+    Features and numeric targets are clamped and standardized over all rows, and constant features are dropped. Features
+    and classes are permuted; rows are permuted only if labeled and query rows would otherwise hold different classes.
+
+    Raises
+    ------
+    Rejected
+        - "split": no permutation of the rows helps,
+        - "target": a numeric target is constant or not finite,
+        - "nan": a feature is not finite,
+        - "constant": all features are constant.
+    """
     feature_order = rng.permutation(columns.shape[1])
     rows = None
     if num_classes == 0:
@@ -50,22 +58,22 @@ def finish(
     X = features[torch.from_numpy(kept)].T.contiguous()  # (N, M)
     if rows is not None:
         row_order = torch.from_numpy(rows)
-        X, y = X[row_order], y[row_order]
+        X = X[row_order]
+        y = y[row_order]
     return Table(X=X, y=y, train_size=train_size, num_classes=num_classes)
 
 
 def split_rows(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
     """Find an order of the rows in which labeled and query rows hold the same classes, at least two of them."""
     # Returns None if the rows can stay in order. Raises Rejected("split") if none of 10 permutations is valid.
-    rows = None
-    if (np.bincount(labels) == 1).any():
+    if (np.bincount(labels) == 1).any():  # the class of a single row cannot be on both sides
         raise Rejected("split")
-    for _ in range(1 + SPLIT_ATTEMPTS):
-        ordered = labels if rows is None else labels[rows]
-        if is_valid_split(ordered, num_classes, train_size):
-            return rows
-        rows = rng.permutation(len(labels))
-    raise Rejected("split")
+    if is_valid_split(labels, num_classes, train_size):
+        return None
+    rows = other_split(labels, num_classes, train_size, rng)
+    if rows is None:
+        raise Rejected("split")
+    return rows
 
 
 def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> bool:
@@ -119,7 +127,7 @@ def use_again(table: Table, rng: np.random.Generator) -> Table:
 
 
 def other_split(labels: np.ndarray, num_classes: int, train_size: int, rng: np.random.Generator) -> np.ndarray | None:
-    """Find a permutation of the rows that is a valid split; None if none of 10 is. Any is for a numeric target."""
+    """Find a permutation of the rows that is a valid split, as any is of numbers; None if none of 10 is."""
     for _ in range(SPLIT_ATTEMPTS):
         rows = rng.permutation(len(labels))
         if num_classes == 0 or is_valid_split(labels[rows], num_classes, train_size):

@@ -32,22 +32,28 @@ def statistics(table: Table) -> dict[str, float]:
     """Compute statistics of one table by name."""
     # The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors,
     # or for a numeric target R2, at least 0.
-    X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
+    X = table.X.cpu().numpy().copy()
+    y = table.y.cpu().numpy()
+    numeric = table.num_classes == 0
     fill(X, np.isnan(X), table.train_size)
-    distinct = np.array([len(np.unique(column)) for column in X.T])
     return {
         "rows": len(y),
         "labeled share": table.train_size / len(y),
         "features": X.shape[1],
         "missing cells": table.missing,
-        **(of_classes(y, table.num_classes) if table.num_classes else of_numbers(y)),
-        "categorical share": float((distinct <= FEW_VALUES).mean()),
-        **skills(X, y, table.train_size, table.num_classes == 0),
-        **learnable(X, y, table.num_classes == 0),
+        **(target_statistics(y) if numeric else class_statistics(y, table.num_classes)),
+        "categorical share": float((distinct_values(X) <= FEW_VALUES).mean()),
+        **skills(X, y, table.train_size, numeric),
+        **out_of_bag_score(X, y, numeric),
     }
 
 
-def of_classes(y: np.ndarray, num_classes: int) -> dict[str, float]:
+def distinct_values(X: np.ndarray) -> np.ndarray:
+    """The number of distinct values of each column of X (N, M), (M,)."""
+    return np.array([len(np.unique(column)) for column in X.T])
+
+
+def class_statistics(y: np.ndarray, num_classes: int) -> dict[str, float]:
     """Statistics of labels y (N,)."""
     counts = np.bincount(y, minlength=num_classes)
     return {
@@ -58,9 +64,9 @@ def of_classes(y: np.ndarray, num_classes: int) -> dict[str, float]:
     }
 
 
-def of_numbers(y: np.ndarray) -> dict[str, float]:
+def target_statistics(y: np.ndarray) -> dict[str, float]:
     """Statistics of a standardized target y (N,)."""
-    counts = np.unique(y, return_counts=True)[1]
+    _, counts = np.unique(y, return_counts=True)
     return {
         "distinct targets": len(counts),
         "commonest target": counts.max() / len(y),
@@ -72,79 +78,96 @@ def of_numbers(y: np.ndarray) -> dict[str, float]:
 
 
 def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict[str, float]:
-    """Compute the skill of two models by name."""
+    """Fit a linear model and trees to labeled rows, and return their skill on query rows by name."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    train, query = slice(max(0, train_size - SCORED_ROWS), train_size), slice(train_size, train_size + SCORED_ROWS)
-    trees = {"n_estimators": 50, "min_samples_leaf": 2, "random_state": 0}
+    train = slice(max(0, train_size - SCORED_ROWS), train_size)
+    query = slice(train_size, train_size + SCORED_ROWS)
+    tree_options = {"n_estimators": 50, "min_samples_leaf": 2, "random_state": 0}
     if numeric:
-        models = {"ridge regression": Ridge(), "extra trees": ExtraTreesRegressor(**trees)}
         score = r2
+        models = {"ridge regression": Ridge(), "extra trees": ExtraTreesRegressor(**tree_options)}
     else:
-        models = {"logistic regression": LogisticRegression(max_iter=200), "extra trees": ExtraTreesClassifier(**trees)}
         score = scaled_accuracy
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
-        fitted = {name: model.fit(X[train], y[train]) for name, model in models.items()}
-    return {f"skill of {name}": score(y[query], model.predict(X[query])) for name, model in fitted.items()}
+        models = {
+            "logistic regression": LogisticRegression(max_iter=200),
+            "extra trees": ExtraTreesClassifier(**tree_options),
+        }
+    skills = {}
+    for name, model in models.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of 200 iterations, which are enough here
+            model.fit(X[train], y[train])
+        skills[f"skill of {name}"] = score(y[query], model.predict(X[query]))
+    return skills
 
 
-def learnable(X: np.ndarray, y: np.ndarray, numeric: bool) -> dict[str, float]:
+def out_of_bag_score(X: np.ndarray, y: np.ndarray, numeric: bool) -> dict[str, float]:
     """Out-of-bag score of extra trees on all rows, by name: ROC AUC (of each class against the rest), or R2."""
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.metrics import roc_auc_score
 
-    X, y = X[:SCORED_ROWS], y[:SCORED_ROWS]
-    options = {"n_estimators": 100, "min_samples_leaf": 2, "random_state": 0, "bootstrap": True, "oob_score": True}
+    X = X[:SCORED_ROWS]
+    y = y[:SCORED_ROWS]
+    kind = ExtraTreesRegressor if numeric else ExtraTreesClassifier
+    trees = kind(n_estimators=100, min_samples_leaf=2, random_state=0, bootstrap=True, oob_score=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that all trees have seen
-        if numeric:
-            return {"R2 out of bag": r2(y, ExtraTreesRegressor(**options).fit(X, y).oob_prediction_)}
-        classes, counts = np.unique(y, return_counts=True)
-        votes = np.nan_to_num(ExtraTreesClassifier(**options).fit(X, y).oob_decision_function_)
-    aucs = [
-        roc_auc_score(y == label, vote)
-        for label, count, vote in zip(classes, counts, votes.T, strict=True)
-        if count < len(y)
-    ]
-    return {"ROC AUC out of bag": float(np.mean(aucs)) if aucs else 0.5}
+        trees.fit(X, y)
+    if numeric:
+        return {"R2 out of bag": r2(y, trees.oob_prediction_)}
+    classes = np.unique(y)
+    if len(classes) == 1:
+        return {"ROC AUC out of bag": 0.5}
+    votes = np.nan_to_num(trees.oob_decision_function_)
+    aucs = [roc_auc_score(y == label, vote) for label, vote in zip(classes, votes.T, strict=True)]
+    return {"ROC AUC out of bag": float(np.mean(aucs))}
 
 
 def histogram(name: str, values: np.ndarray) -> list[str]:
     """Return lines of a histogram from 0.5 (ROC AUC) or 0 (R2) to 1; smaller values are in the lowest bin."""
     low = 0.5 if name.startswith("ROC") else 0.0
     edges = np.linspace(low, 1.0, 11)
-    shares = np.histogram(np.clip(values, low, 1.0), edges)[0] / len(values)
-    bars = (f"  {edge:.2f} {share:6.1%} {'#' * round(100 * share)}" for edge, share in zip(edges, shares, strict=False))
-    return [f"\n{name}: share of the tables that extra trees learn so well", *(bar.rstrip() for bar in bars)]
+    counts, _ = np.histogram(np.clip(values, low, 1.0), edges)
+    lines = [f"\n{name}: share of the tables that extra trees learn so well"]
+    for edge, share in zip(edges[:-1], counts / len(values), strict=True):
+        lines.append(f"  {edge:.2f} {share:6.1%} {'#' * round(100 * share)}".rstrip())
+    return lines
 
 
 def scaled_accuracy(y: np.ndarray, predicted: np.ndarray) -> float:
+    """Accuracy, scaled to 0 for always predicting the commonest class; 0 if there is one class only."""
     base = np.bincount(y).max() / len(y)
-    return ((predicted == y).mean() - base) / (1 - base) if base < 1 else 0.0
+    if base == 1:
+        return 0.0
+    return ((predicted == y).mean() - base) / (1 - base)
 
 
 def r2(y: np.ndarray, predicted: np.ndarray) -> float:
+    """R2, at least 0; 0 for a constant target."""
     total = np.square(y - y.mean()).sum()
-    return max(1 - np.square(y - predicted).sum() / total, 0.0) if total > 0 else 0.0
+    if total > 0:
+        return max(1 - np.square(y - predicted).sum() / total, 0.0)
+    return 0.0
 
 
 def describe(tables: Iterable[Table]) -> str:
     """Return the distribution of each statistic, the accept rate, and the reasons for rejections, as text."""
-    rows, rejections = [], Counter[str]()
+    rows = []
+    rejections: Counter[str] = Counter()
     for table in tables:
         rows.append(statistics(table))
         rejections.update(table.rejections)
     heads = ["lowest", "10 %", "median", "90 %", "highest", "mean"]
     lines = [f"{'':28}" + "".join(f"{head:>10}" for head in heads)]
-    for name in rows[0]:
-        values = np.array([row[name] for row in rows], dtype=float)
-        figures = [*np.quantile(values, QUANTILES), values.mean()]
-        lines.append(f"{name:28}" + "".join(f"{figure:>10.5g}" for figure in np.round(figures, 3)))
-    for name in rows[0]:
+    values = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    for name, column in values.items():
+        figures = np.round([*np.quantile(column, QUANTILES), column.mean()], 3)
+        lines.append(f"{name:28}" + "".join(f"{figure:>10.5g}" for figure in figures))
+    for name, column in values.items():
         if name.endswith("out of bag"):
-            lines += histogram(name, np.array([row[name] for row in rows]))
+            lines += histogram(name, column)
     draws = len(rows) + rejections.total()
     lines.append(f"\n{len(rows)} tables from {draws} draws: {len(rows) / draws:.1%} accepted")
     for reason, count in rejections.most_common():
@@ -180,11 +203,12 @@ def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
     from tqdm import tqdm
 
     # A picture takes 0.3 s of CPU, and a process 2 s to start.
-    drawn = Parallel(min(cpu_count(), len(tables) // 8 or 1), return_as="generator")(
-        delayed(picture_of)(title, table) for title, table in tables
-    )
+    processes = min(cpu_count(), len(tables) // 8 or 1)
+    jobs = (delayed(picture_of)(title, table) for title, table in tables)
+    drawn = Parallel(processes, return_as="generator")(jobs)
     pictures = list(tqdm(drawn, total=len(tables), unit="picture"))
-    pictures += [np.full_like(pictures[0], 255)] * (-len(pictures) % COLUMNS)
+    white = np.full_like(pictures[0], 255)
+    pictures += [white] * (-len(pictures) % COLUMNS)
     rows = [np.concatenate(pictures[i : i + COLUMNS], axis=1) for i in range(0, len(pictures), COLUMNS)]
     path = path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,9 +232,11 @@ def picture_of(title: str, table: Table) -> np.ndarray:
 
 def plot_table(figure: Any, title: str, table: Table) -> None:
     """Fill a figure with the plots of one table; columns are standardized over all rows, missing cells filled."""
-    X, y = table.X.cpu().numpy().copy(), table.y.cpu().numpy()
+    X = table.X.cpu().numpy().copy()
+    y = table.y.cpu().numpy()
     fill(X, np.isnan(X), table.train_size)
-    X = (X - X.mean(axis=0)) / np.where(X.std(axis=0) > 0, X.std(axis=0), 1.0)
+    stds = X.std(axis=0)
+    X = (X - X.mean(axis=0)) / np.where(stds > 0, stds, 1.0)
     figure.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
     axes = figure.subplot_mosaic(
         [["scatter", "plan"], ["scatter", "plan"], ["target", "kinds"]], width_ratios=[1, 1.15]
@@ -236,33 +262,43 @@ def plot_table(figure: Any, title: str, table: Table) -> None:
 def plot_scatter(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     """Plot the two most informative columns, colored by class."""
     best = informative_columns(X, y)[:2]
-    X, y = spread(X[:POINTS, best]), y[:POINTS]
-    second = X[:, 1] if len(best) > 1 else np.linspace(-1, 1, len(y))  # with a single column, rows are spread evenly
+    X = spread(X[:POINTS, best])
+    y = y[:POINTS]
+    if len(best) > 1:
+        second = X[:, 1]
+        second_label = f"column {best[1]}, standardized"
+    else:
+        second = np.linspace(-1, 1, len(y))  # rows are spread evenly
+        second_label = "row"
     for c in np.unique(y):
         ax.scatter(X[y == c, 0], second[y == c], s=8, alpha=0.7, linewidths=0, color=f"C{c}")
     ax.set_xlabel(f"column {best[0]}, standardized", fontsize=8)
-    ax.set_ylabel(f"column {best[1]}, standardized" if len(best) > 1 else "row", fontsize=8)
+    ax.set_ylabel(second_label, fontsize=8)
 
 
 def plot_target(ax: Any, X: np.ndarray, y: np.ndarray) -> None:
     """Plot a numeric target against the most informative column, colored by the second."""
     best = informative_columns(X, y)[:2]
-    X, y = spread(X[:POINTS, best]), y[:POINTS]
+    X = spread(X[:POINTS, best])
+    y = y[:POINTS]
     ax.scatter(X[:, 0], y, c=X[:, -1], s=8, alpha=0.7, linewidths=0)
-    color = f" (color: column {best[1]})" if len(best) > 1 else ""
-    ax.set_xlabel(f"column {best[0]}, standardized{color}", fontsize=8)
+    label = f"column {best[0]}, standardized"
+    if len(best) > 1:
+        label += f" (color: column {best[1]})"
+    ax.set_xlabel(label, fontsize=8)
     ax.set_ylabel("target", fontsize=8)
 
 
 def spread(X: np.ndarray) -> np.ndarray:
     """Add a little noise to columns of few values, so that equal points do not hide each other."""
-    few = np.array([len(np.unique(column)) <= FEW_VALUES for column in X.T])
-    return X + few * 0.03 * np.ptp(X, axis=0) * np.random.default_rng(0).uniform(-1, 1, X.shape)
+    few = distinct_values(X) <= FEW_VALUES
+    noise = np.random.default_rng(0).uniform(-1, 1, X.shape)
+    return X + few * 0.03 * np.ptp(X, axis=0) * noise
 
 
 def plot_kinds(ax: Any, X: np.ndarray) -> None:
     """Plot the number of distinct values of each column, sorted."""
-    distinct = np.sort([len(np.unique(column)) for column in X.T])
+    distinct = np.sort(distinct_values(X))
     few = distinct <= FEW_VALUES
     position = np.arange(len(distinct))
     ax.bar(position[few], distinct[few], width=1.0, color="tab:orange")
@@ -280,7 +316,9 @@ def plot_plan(ax: Any, plan: Any) -> None:
     if hasattr(plan, "nodes"):
         plot_graph(ax, plan.nodes)
         return
-    lines = [piece for line in str(plan).splitlines() for piece in textwrap.wrap(line, 58, subsequent_indent="  ")]
+    lines: list[str] = []
+    for line in str(plan).splitlines():
+        lines += textwrap.wrap(line, 58, subsequent_indent="  ")
     ax.text(0, 1, "\n".join(lines[:PLAN_LINES]), fontsize=6, va="top", family="monospace", transform=ax.transAxes)
 
 
@@ -292,38 +330,68 @@ def plot_graph(ax: Any, nodes: list) -> None:
     for node in nodes:
         graph.add_node(node.index, names=[column.name for column in node.columns])
     for node in nodes:
-        edges = [(parent, node.index, type(function).__name__.lower()) for parent, function in node.edges()]
-        graph.add_weighted_edges_from(edges, "kind")
+        for parent, function in node.edges():
+            graph.add_edge(parent, node.index, kind=type(function).__name__.lower())
     place = nx.multipartite_layout(graph, subset_key=dict(enumerate(nx.topological_generations(graph))))
     layers = sorted({x for x, _ in place.values()})
-    few = graph.number_of_edges() <= 8 and len(layers) <= 3  # else the kinds of edges would overlap
-    # Edges are curved, so that those over two layers do not hide behind nodes.
-    arrows = {"node_size": 45, "edge_color": "0.6", "width": 0.8, "arrowsize": 8, "connectionstyle": "arc3,rad=0.12"}
-    nx.draw_networkx_edges(graph, place, ax=ax, alpha=1.0 if few else 0.35, **arrows)
-    if few:
+
+    names_edges = graph.number_of_edges() <= 8 and len(layers) <= 3  # else the names of their kinds would overlap
+    curved = "arc3,rad=0.12"  # so that edges over two layers do not hide behind nodes
+    nx.draw_networkx_edges(
+        graph,
+        place,
+        ax=ax,
+        alpha=1.0 if names_edges else 0.35,
+        node_size=45,
+        edge_color="0.6",
+        width=0.8,
+        arrowsize=8,
+        connectionstyle=curved,
+    )
+    if names_edges:
         kinds = nx.get_edge_attributes(graph, "kind")
         nx.draw_networkx_edge_labels(
-            graph, place, kinds, ax=ax, font_size=6, font_color="0.35", rotate=False, connectionstyle="arc3,rad=0.12"
+            graph, place, kinds, ax=ax, font_size=6, font_color="0.35", rotate=False, connectionstyle=curved
         )
+
     names = nx.get_node_attributes(graph, "names")
-    colors = ["tab:red" if "y" in names[i] else "tab:blue" if names[i] else "0.8" for i in graph]
+    colors = [node_color(names[index]) for index in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)
-    most, size = (2, 7) if len(layers) <= 5 and len(graph) <= 12 else (1, 5)  # names in a label, its font size
-    for index, position in place.items():  # alternately above and below, so that labels of neighboring layers fit
+    is_small = len(layers) <= 5 and len(graph) <= 12
+    for index, position in place.items():
+        # Alternately above and below, so that the labels of neighboring layers fit.
         above = layers.index(position[0]) % 2 == 0
         ax.annotate(
-            node_label(names[index], most), position, (0, 4 if above else -4), textcoords="offset points",
-            fontsize=size, ha="center", va="bottom" if above else "top", zorder=5,
+            node_label(names[index], most=2 if is_small else 1),
+            position,
+            (0, 4 if above else -4),
+            textcoords="offset points",
+            fontsize=7 if is_small else 5,
+            ha="center",
+            va="bottom" if above else "top",
+            zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.3},
-        )  # fmt: skip
+        )
     ax.margins(0.15)
     ax.set_axis_off()
+
+
+def node_color(names: list[str]) -> str:
+    """Red for a node that holds the target, blue for one that holds features, gray for one that holds no column."""
+    if "y" in names:
+        return "tab:red"
+    if names:
+        return "tab:blue"
+    return "0.8"
 
 
 def node_label(names: list[str], most: int) -> str:
     """Name the columns of a node, the target first, at most `most` of them."""
     names = sorted(names, key=lambda name: name != "y")
-    return ", ".join(names[:most]) + (f" +{len(names) - most}" if len(names) > most else "")
+    label = ", ".join(names[:most])
+    if len(names) > most:
+        label += f" +{len(names) - most}"
+    return label
 
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
@@ -332,11 +400,12 @@ def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
         f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(str(table.plan))}</pre></details>"
         for title, table in tables
     )
-    title, picture = f"{len(tables)} tables", base64.b64encode(png).decode()
+    heading = f"{len(tables)} tables"
+    picture = base64.b64encode(png).decode()
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{heading}</title>'
         "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
-        f"overflow-x:auto}}</style><h1>{title}</h1>"
+        f"overflow-x:auto}}</style><h1>{heading}</h1>"
         "<p>Left: the two columns most informative about the class, rows colored by class, and its balance; or "
         "the numeric target against the most informative column, rows colored by the second, and its histogram. "
         "Right: the causal graph (red: holds the target y; blue: holds features x; gray: neither) or the first "

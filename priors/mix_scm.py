@@ -40,7 +40,7 @@ class MixSCM(Prior):
         from priors import prior_class  # not at the top: it imports this module to find the priors
 
         problems = self.realism.problems() + skill_problems(self.min_skill)
-        total = 0.0
+        total = 0.0  # of the weights
         for name, options in self.components.items():
             if name == "mix_scm":
                 problems.append("components.mix_scm: a mixture cannot be part of a mixture")
@@ -69,7 +69,10 @@ class MixSCM(Prior):
     def priors(self) -> dict[str, Prior]:
         """The components, sorted by name, so that draws do not depend on the order of the configuration."""
         inherited = {"realism": self.realism, "min_skill": self.min_skill}
-        return {name: build_component(name, self.components[name], inherited) for name in sorted(self.components)}
+        priors = {}
+        for name in sorted(self.components):
+            priors[name] = build_component(name, self.components[name], inherited)
+        return priors
 
     @property
     def shares(self) -> dict[str, float]:
@@ -93,13 +96,15 @@ class MixSCM(Prior):
             raise PriorError("; ".join(problems))
         if not mix:
             return self
-        components = {name: {**own, "weight": mix.get(name, 0.0)} for name, own in self.components.items()}
+        components = {}
+        for name, options in self.components.items():
+            components[name] = {**options, "weight": mix.get(name, 0.0)}
         return self.with_priors(self.priors, components)
 
     def with_priors(self, priors: dict[str, Prior], components: dict[str, dict[str, Any]] | None = None) -> MixSCM:
-        """Return a mixture of these priors, with these options and weights."""
+        """Return a mixture of these priors, with these options and weights, by default its own."""
         other = replace(self, components=components or self.components)
-        other.priors = priors
+        other.priors = priors  # instead of those that the cached property would build
         return other
 
     @property
@@ -109,17 +114,20 @@ class MixSCM(Prior):
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """Draw the table at an address; see Prior.sample."""
+        weights = dict(spec.mix)
+        if not weights:
+            weights = {name: options["weight"] for name, options in self.components.items()}
+        thresholds = np.cumsum([weights.get(name, 0.0) for name in self.priors])
+        # The tables of a group draw the same number, and so the same component.
         address = as_seed(seed if spec.group_seed is None else spec.group_seed)
-        own = {name: options["weight"] for name, options in self.components.items()}
-        shares = dict(spec.mix) or own
-        weights = np.cumsum([shares.get(name, 0.0) for name in self.priors])
-        draw = rng_at(address, "component").random() * weights[-1]
-        name, prior = list(self.priors.items())[np.searchsorted(weights, draw, side="right")]
+        draw = rng_at(address, "component").random() * thresholds[-1]
+        name = list(self.priors)[np.searchsorted(thresholds, draw, side="right")]
         try:
-            table = prior.sample(replace(spec, mix=()), seed)
+            table = self.priors[name].sample(replace(spec, mix=()), seed)
         except PriorError as error:
             raise PriorError(f"component {name}: {error}") from None
-        table.source = (name, "" if table.source is None else table.source[1])
+        path = "" if table.source is None else table.source[1]
+        table.source = (name, path)
         return table
 
 
@@ -127,5 +135,7 @@ def build_component(name: str, options: dict[str, Any], inherited: dict[str, Any
     """Build a component from its options and weight; a synthetic one inherits the options that it does not set."""
     from priors import build_prior, prior_class  # not at the top: they import this module to find the priors
 
-    own = {option: value for option, value in options.items() if option != "weight"}
-    return build_prior(name, **(inherited if issubclass(prior_class(name), Realistic) else {}) | own)
+    prior_options = dict(inherited) if issubclass(prior_class(name), Realistic) else {}
+    prior_options.update(options)
+    prior_options.pop("weight", None)
+    return build_prior(name, **prior_options)

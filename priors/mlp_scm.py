@@ -120,7 +120,8 @@ class MLPPlan:
             lines.append("features: the causes; target: the last layer")
         else:
             lines.append(f"features: variables {', '.join(map(str, self.features))}; target: variable {self.target}")
-        return "\n".join([*lines, str(self.discretization)])
+        lines.append(str(self.discretization))
+        return "\n".join(lines)
 
 
 @dataclass
@@ -142,23 +143,33 @@ class MLPSCM(Realistic):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> MLPPlan:
         """Draw the network, and which of its variables are columns; see `Prior.plan`."""
+        # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
         group = draw_hyperparameters(scm.group_rng(spec, seed))
         rng = rng_at(seed, "mlp_scm plan")
-        num_causes = group.num_causes if self.causal else spec.num_features
-        hidden = max(group.hidden, 2 * spec.num_features + 1) if self.causal else group.hidden
-        widths = [hidden] * group.num_layers + ([] if self.causal else [1])
-        layers = tuple(
-            plan_layer(rng, group, i, num_inputs, num_units)
-            for i, (num_inputs, num_units) in enumerate(zip([num_causes, *widths], widths, strict=False))
-        )
-        features, target = None, sum(widths[1:]) - 1
         if self.causal:
-            features, target = pick_variables(rng, spec.num_features, target + 1, group)
+            num_causes = group.num_causes
+            hidden = max(group.hidden, 2 * spec.num_features + 1)  # so that one layer has variables enough
+            widths = [hidden] * group.num_layers
+        else:
+            num_causes = spec.num_features
+            widths = [group.hidden] * group.num_layers + [1]
+
+        layers = []
+        num_inputs = num_causes
+        for i, num_units in enumerate(widths):
+            layers.append(plan_layer(rng, group, i, num_inputs, num_units))
+            num_inputs = num_units
+
+        num_variables = sum(widths[1:])
+        features = None
+        target = num_variables - 1
+        if self.causal:
+            features, target = pick_variables(rng, spec.num_features, num_variables, group)
         return MLPPlan(
             seed=seed,
             num_rows=spec.num_rows,
             causes=scm.plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
-            layers=layers,
+            layers=tuple(layers),
             features=features,
             target=target,
             discretization=scm.plan_discretization(spec, seed, group.boundaries),
@@ -167,13 +178,18 @@ class MLPSCM(Realistic):
     def execute(self, plan: MLPPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
         causes = scm.sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
-        variables = [plan.target] if plan.features is None else [*plan.features, plan.target]
-        values = run_network(plan, causes, variables)
-        columns = causes if plan.features is None else values[:, :-1]
-        return scm.discretize(columns, values[:, -1], plan.discretization, plan.seed)
+        if plan.features is None:
+            columns = causes
+            target = run_network(plan, causes, [plan.target])[:, 0]
+        else:
+            variables = run_network(plan, causes, [*plan.features, plan.target])
+            columns = variables[:, :-1]
+            target = variables[:, -1]
+        return scm.discretize(columns, target, plan.discretization, plan.seed)
 
 
 def draw_hyperparameters(rng: np.random.Generator) -> Hyperparameters:
+    """Draw the hyperparameters of a group, in the order of the fields."""
     return Hyperparameters(
         num_causes=scm.scaled_count(rng, 12, 1, lower=1),
         num_layers=scm.scaled_count(rng, 6, 1, lower=2),
@@ -194,17 +210,27 @@ def draw_hyperparameters(rng: np.random.Generator) -> Hyperparameters:
 def plan_layer(
     rng: np.random.Generator, group: Hyperparameters, index: int, num_inputs: int, num_units: int
 ) -> MLPLayer:
-    first = index == 0
-    max_blocks = int(np.ceil(np.sqrt(min(num_inputs, num_units))))
-    return MLPLayer(
-        activation=None if first else plan_activation(rng, group.activation_weights),
+    """Draw a layer; the first one, of index 0, has no activation, no dropout and no noise."""
+    layer = MLPLayer(
+        activation=None,
         num_inputs=num_inputs,
         num_units=num_units,
         weight_std=group.weight_std,
-        blocks=int(rng.integers(1, max_blocks + 1)) if group.block_wise else 0,
-        dropout=0.0 if first or group.block_wise else group.weight_dropout,
-        noise=replace(group.noise, std=0.0) if first else group.noise,
+        blocks=0,
+        dropout=0.0,
+        noise=replace(group.noise, std=0.0),
     )
+    if index > 0:
+        layer = replace(
+            layer,
+            activation=plan_activation(rng, group.activation_weights),
+            dropout=0.0 if group.block_wise else group.weight_dropout,
+            noise=group.noise,
+        )
+    if group.block_wise:
+        max_blocks = int(np.ceil(np.sqrt(min(num_inputs, num_units))))
+        layer = replace(layer, blocks=int(rng.integers(1, max_blocks + 1)))
+    return layer
 
 
 def pick_variables(
@@ -215,8 +241,10 @@ def pick_variables(
         picked = rng.permutation(num_features + 1) + rng.integers(num_variables - num_features - 1)
     else:
         picked = rng.permutation(num_variables - 1)[: num_features + 1]
-    first, *rest = picked.tolist()
-    return tuple(rest), num_variables - 1 if group.target_last else first
+    target, *features = picked.tolist()
+    if group.target_last:
+        target = num_variables - 1
+    return tuple(features), target
 
 
 def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> torch.Tensor:
@@ -243,9 +271,11 @@ def run_network(plan: MLPPlan, causes: torch.Tensor, variables: list[int]) -> to
 def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
     """Map x (N, num_inputs) at random to units (all, or only those given), plus noise, float32 (N, number of units)."""
     # There is no bias, since the standardization of the next activation, or of the columns, would remove it.
-    weight, noise_stds = draw_weight(layer, rng), layer.noise.draw_stds(rng, layer.num_units)
+    weight = draw_weight(layer, rng)
+    noise_stds = layer.noise.draw_stds(rng, layer.num_units)
     if units is not None:
-        weight, noise_stds = weight[:, units], noise_stds[units]
+        weight = weight[:, units]
+        noise_stds = noise_stds[units]
     if layer.noise.std == 0:
         return x @ weight
     noise = normals(rng, len(x), weight.shape[1])
@@ -257,11 +287,12 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
     # If the number of blocks does not divide a side of the matrix, the remaining inputs are unused and the remaining
     # units hold noise alone, as in tabicl 2.2.0.
     if layer.blocks:
-        height, width = layer.num_inputs // layer.blocks, layer.num_units // layer.blocks
-        kept = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
-        filled = normals(rng, layer.blocks, height, width) * (layer.weight_std / kept**0.5)
+        height = layer.num_inputs // layer.blocks
+        width = layer.num_units // layer.blocks
+        filled_share = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
+        blocks = normals(rng, layer.blocks, height, width) * (layer.weight_std / filled_share**0.5)
         weight = torch.zeros(layer.num_inputs, layer.num_units)
-        for k, block in enumerate(filled):
+        for k, block in enumerate(blocks):
             weight[k * height : (k + 1) * height, k * width : (k + 1) * width] = block
         return weight
     weight = normals(rng, layer.num_inputs, layer.num_units) * layer.weight_std
@@ -315,20 +346,23 @@ class FourierFunction:
         """Compute f of every entry of float32 x: tabulated over the range of x, then interpolated linearly."""
         # Computing 256 sines for every value takes 50 times as long. On a grid x = a + b (a coarse, b fine), the sine
         # of (f a + p) + f b is a sum of two products, so the table is one matrix product.
-        low, high = (float(bound) for bound in x.aminmax())
+        low, high = map(float, x.aminmax())
         if not np.isfinite(high - low):
             return torch.full_like(x, torch.nan)
         size = math.isqrt(int((high - low) / GRID_STEP) + 2) + 1  # of either grid: size^2 points reach beyond `high`
-        coarse = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
-        fine = np.outer(GRID_STEP * np.arange(size), self.frequencies)
-        coarse, fine = coarse.astype(np.float32), fine.astype(np.float32)  # (size, 256)
-        left = np.concatenate((np.sin(coarse), np.cos(coarse)), 1) * np.tile(self.amplitudes, 2).astype(np.float32)
-        right = np.concatenate((np.cos(fine), np.sin(fine)), 1)
+        coarse_angles = np.outer(low + GRID_STEP * size * np.arange(size), self.frequencies) + self.phases
+        coarse_angles = coarse_angles.astype(np.float32)  # (size, 256)
+        fine_angles = np.outer(GRID_STEP * np.arange(size), self.frequencies).astype(np.float32)  # (size, 256)
+        amplitudes = np.tile(self.amplitudes, 2).astype(np.float32)
+        left = np.concatenate((np.sin(coarse_angles), np.cos(coarse_angles)), 1) * amplitudes
+        right = np.concatenate((np.cos(fine_angles), np.sin(fine_angles)), 1)
         table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)  # (size^2,)
 
+        # Interpolate between the grid points below and above each value.
         position = (x - low).mul_(1 / GRID_STEP)
         cell = position.to(torch.int32)
-        fraction = position.sub_(cell)
+        fraction = position.sub_(cell).view(-1)
         cell = cell.view(-1)
-        below, above = table.index_select(0, cell), table[1:].index_select(0, cell)
-        return torch.lerp(below, above, fraction.view(-1)).view_as(x)
+        below = table.index_select(0, cell)
+        above = table[1:].index_select(0, cell)
+        return torch.lerp(below, above, fraction).view_as(x)

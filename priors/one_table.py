@@ -33,7 +33,7 @@ class OneTable(Prior, DividedTables):
 
     numeric_targets = True
     kind_of_clusters = "rows"
-    shared = ("task", "known_rows")
+    shared = ("task", "rows_in_memory")
 
     file: str = ""
     """The table: a .csv, .parquet, .arrow or .feather file."""
@@ -74,14 +74,13 @@ class OneTable(Prior, DividedTables):
         from priors.real.tasks import guess
 
         task = guess(index_file(Path(self.file), csv_format(self.separator, self.decimal)))
-        target, is_guessed = self.target or task.target, not self.target
-        return replace(
-            task, target=target, drop=tuple(self.drop), categorical=tuple(self.categorical), is_guessed=is_guessed
-        )
+        if self.target:
+            task = replace(task, target=self.target, is_guessed=False)
+        return replace(task, drop=tuple(self.drop), categorical=tuple(self.categorical))
 
     def ineligible(self, max_classes: int) -> list[str]:
         """Return why the table cannot train a network with so many classes (0: that predicts numbers)."""
-        facts = next(facts for facts in self.task.columns if facts.name == self.task.target)
+        facts = next(column for column in self.task.columns if column.name == self.task.target)
         target = f"the target {facts.name!r} of {self.file}"
         is_number = facts.kind == "number" and facts.name not in self.categorical
         if max_classes == 0 and not is_number:
@@ -99,20 +98,23 @@ class OneTable(Prior, DividedTables):
         """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
         from priors.real.draws import own_rows, read_columns
 
-        if numeric not in self.known_rows:
+        if numeric not in self.rows_in_memory:
             columns = read_columns(Path(self.file).parent, self.task.entry)
-            fractions = self.validation_fraction, self.test_fraction
-            self.known_rows[numeric] = own_rows(self.task, columns, numeric, *fractions)
-        return self.known_rows[numeric]
+            self.rows_in_memory[numeric] = own_rows(
+                self.task, columns, numeric, self.validation_fraction, self.test_fraction
+            )
+        return self.rows_in_memory[numeric]
 
     @cached_property
-    def known_rows(self) -> dict[bool, OwnRows]:
-        """Results of `rows`."""
+    def rows_in_memory(self) -> dict[bool, OwnRows]:
+        """What `rows` has returned, by its argument."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, without the table in memory."""
-        return {name: value for name, value in vars(self).items() if name != "known_rows"}
+        state = vars(self).copy()
+        state.pop("rows_in_memory", None)
+        return state
 
     def clusters(self, table: Table) -> list[Hashable]:
         """Return the numbers of the query rows in the file, from 0."""
@@ -144,11 +146,13 @@ class OneTable(Prior, DividedTables):
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table; see Prior.attempt."""
-        own, rng = self.rows(numeric=spec.max_classes == 0), rng_at(seed, "rows")
-        training, rows = own.sides[TRAINING], replace(own.rows, keeps_missing=spec.keeps_missing)
+        divided = self.rows(numeric=spec.max_classes == 0)
+        rows = replace(divided.rows, keeps_missing=spec.keeps_missing)
+        training = divided.sides[TRAINING]
+        rng = rng_at(seed, "rows")
         if self.side == TRAINING:
             table = rows.draw(training, spec.num_rows, spec.train_size, spec.num_features, rng)
-        else:
-            table = rows.draw_for(own.sides[self.side], training, spec.num_rows, rng)
+        else:  # rows of validation or the test, predicted from rows of training
+            table = rows.draw_for(divided.sides[self.side], training, spec.num_rows, rng)
         table.source = (NAME, self.task.entry.path)
         return table

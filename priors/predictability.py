@@ -20,7 +20,8 @@ from priors.table import Table
 # highest among the rejected was 1.1), and none accepted whose score was below -3 after 12 trees.
 STAGES = (1, 3, 6, 12, 25)
 CERTAIN = 2.5  # z-score above which a table is accepted early
-HOPELESS, HOPELESS_AFTER = -3.5, 12  # z-score below which a table is rejected early, from this number of trees on
+HOPELESS = -3.5  # z-score below which a table is rejected early
+HOPELESS_AFTER = 12  # trees, at least, before a table is rejected early
 FIRST_ROWS = 1024  # random rows of a longer table on which it may be accepted even earlier
 RESAMPLES = 200
 MAX_FAILURES = 10  # 5 % of the resamples
@@ -38,26 +39,33 @@ def check_predictability(table: Table, rng: np.random.Generator) -> None:
     resamples of its rows the trees' squared error is not below that of the mean.
     """
     kind = ExtraTrees if table.num_classes else NumericExtraTrees
-    X, y = table.X.numpy(), table.y.numpy()
+    X = table.X.numpy()
+    y = table.y.numpy()
     if len(y) > FIRST_ROWS:
         rows = rng.choice(len(y), FIRST_ROWS, replace=False)
-        if kind(X[rows], y[rows], rng).grow(STAGES[1]).z_score() > CERTAIN:
+        trees = kind(X[rows], y[rows], rng)
+        trees.grow(STAGES[1])
+        if trees.z_score() > CERTAIN:
             return
     trees = kind(X, y, rng)
     for num_trees in STAGES[:-1]:
-        z = trees.grow(num_trees - trees.size).z_score()
+        trees.grow(num_trees - trees.size)
+        z = trees.z_score()
         if z > CERTAIN:
             return
         if z < HOPELESS and num_trees >= HOPELESS_AFTER:
             raise Rejected("unpredictable")
-    if trees.grow(STAGES[-1] - trees.size).failures(RESAMPLES) >= MAX_FAILURES:
+    trees.grow(STAGES[-1] - trees.size)
+    if trees.failures(RESAMPLES) >= MAX_FAILURES:
         raise Rejected("unpredictable")
 
 
 def check_skill(table: Table, least: float, rng: np.random.Generator) -> None:
     """Raise Rejected("skill") if 12 extremely randomized trees have less skill out of bag than `least`."""
     kind = ExtraTrees if table.num_classes else NumericExtraTrees
-    if kind(table.X.numpy(), table.y.numpy(), rng).grow(SKILL_TREES).skill() < least:
+    trees = kind(table.X.numpy(), table.y.numpy(), rng)
+    trees.grow(SKILL_TREES)
+    if trees.skill() < least:
         raise Rejected("skill")
 
 
@@ -70,11 +78,14 @@ class ExtraTrees:
     """
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
-        self.X, self.rng, self.size = np.ascontiguousarray(X, dtype=np.float32), rng, 0
+        self.X = np.ascontiguousarray(X, dtype=np.float32)
+        self.rng = rng
+        self.size = 0
         self.counts = np.zeros(len(y), np.int32)
-        self.begin(y)
+        self.set_target(y)
 
-    def begin(self, y: np.ndarray) -> None:
+    def set_target(self, y: np.ndarray) -> None:
+        """Set y, the target as the trees read it, and votes, of zeros."""
         present, self.y = np.unique(y, return_inverse=True)
         self.votes: np.ndarray = np.zeros((len(y), len(present)), np.float32)
 
@@ -90,22 +101,30 @@ class ExtraTrees:
 
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
         """Squared errors of the mean and of the predictions, float64, of the rows that have a prediction."""
-        target, seen = np.eye(self.votes.shape[1])[self.y], self.counts > 0
+        seen = self.counts > 0
+        target = np.eye(self.votes.shape[1])[self.y]
         predictions = self.votes[seen] / self.counts[seen, None]
-        return np.square(target - target.mean(0)).sum(1)[seen], np.square(target[seen] - predictions).sum(1)
+        of_mean = np.square(target - target.mean(0)).sum(1)[seen]
+        of_trees = np.square(target[seen] - predictions).sum(1)
+        return of_mean, of_trees
 
     def skill(self) -> float:
         """2 ROC AUC - 1, as the mean over the classes, each against the rest; 0 is guessing, 1 perfect."""
         seen = self.counts > 0
-        y, votes = self.y[seen], self.votes[seen] / self.counts[seen, None]
+        y = self.y[seen]
+        votes = self.votes[seen] / self.counts[seen, None]
         skills = []
         for label, vote in enumerate(votes.T):
-            own = y == label
-            pairs = int(own.sum()) * int((~own).sum())
-            if pairs:
-                others = np.sort(vote[~own])  # a tenth of the time of scipy's rankdata
-                wins = (others.searchsorted(vote[own], "left") + others.searchsorted(vote[own], "right")).sum() / 2
-                skills.append(2 * wins / pairs - 1)
+            positive = vote[y == label]
+            negative = vote[y != label]
+            pairs = len(positive) * len(negative)
+            if pairs == 0:
+                continue
+            negative = np.sort(negative)  # a tenth of the time of scipy's rankdata
+            lower = negative.searchsorted(positive, "left")  # negative rows with a lower vote, of each positive one
+            lower_or_equal = negative.searchsorted(positive, "right")
+            wins = (lower + lower_or_equal).sum() / 2  # a tie is half a win
+            skills.append(2 * wins / pairs - 1)
         return float(np.mean(skills)) if skills else 0.0
 
     def failures(self, resamples: int) -> int:
@@ -117,16 +136,18 @@ class ExtraTrees:
 
     def z_score(self) -> float:
         """By how much the trees' squared error is below that of the mean: mean over rows, in standard errors."""
-        mean, model = self.errors()
-        gain = mean - model
-        return float(gain.mean() / max(gain.std() / math.sqrt(len(gain)), 1e-12))
+        of_mean, of_trees = self.errors()
+        gain = of_mean - of_trees
+        standard_error = gain.std() / math.sqrt(len(gain))
+        return float(gain.mean() / max(standard_error, 1e-12))
 
 
 class NumericExtraTrees(ExtraTrees):
     """An ensemble that predicts numbers: y float32 (N,), rows of a target of variance 1; votes are float32 (N,)."""
 
-    def begin(self, y: np.ndarray) -> None:
-        self.y, self.votes = y, np.zeros(len(y), np.float32)
+    def set_target(self, y: np.ndarray) -> None:
+        self.y = y
+        self.votes = np.zeros(len(y), np.float32)
 
     def grow_one(self, seed: int) -> None:
         grow_numeric_tree(self.X, self.y, seed, self.votes, self.counts)
@@ -134,25 +155,30 @@ class NumericExtraTrees(ExtraTrees):
     def errors(self) -> tuple[np.ndarray, np.ndarray]:
         seen = self.counts > 0
         y = self.y.astype(float)
-        return np.square(y - y.mean())[seen], np.square(y[seen] - self.votes[seen] / self.counts[seen])
+        predictions = self.votes[seen] / self.counts[seen]
+        of_mean = np.square(y - y.mean())[seen]
+        of_trees = np.square(y[seen] - predictions)
+        return of_mean, of_trees
 
     def skill(self) -> float:
         """R2, below 0 for predictions that are worse than the mean."""
-        mean, model = self.errors()
-        return 1 - model.sum() / mean.sum()
+        of_mean, of_trees = self.errors()
+        return 1 - of_trees.sum() / of_mean.sum()
 
     def z_score(self) -> float:
         """As of classes, but 0 while the rows that have a prediction hold less than half of the target's variance.
 
         They may lack the few outliers that decide about the table; 1 table of 400 was accepted for that reason.
         """
-        mean, _ = self.errors()
-        return super().z_score() if mean.sum() > LEAST_VARIANCE * len(mean) else 0.0
+        of_mean, _ = self.errors()
+        if of_mean.sum() > LEAST_VARIANCE * len(of_mean):
+            return super().z_score()
+        return 0.0
 
     def failures(self, resamples: int) -> int:
         """The resamples are drawn: a few outliers may dominate the improvement, which is then far from normal."""
-        mean, model = self.errors()
-        return count_failures(mean - model, resamples, self.rng.integers(1, 2**63))
+        of_mean, of_trees = self.errors()
+        return count_failures(of_mean - of_trees, resamples, self.rng.integers(1, 2**63))
 
 
 @njit(inline="always")
@@ -175,7 +201,7 @@ def first_state(seed):
 
 @njit(inline="always")
 def draw_bag(N, seed):
-    """How often a bootstrap sample holds each of N rows, float32 (N,), and the state of the random numbers."""
+    """Return how often a bootstrap sample holds each of N rows, float32 (N,), and the state of the random numbers."""
     state = first_state(seed)
     weight = np.zeros(N, np.float32)
     for _ in range(N):
@@ -246,7 +272,8 @@ def grow_tree(X, y, seed, votes, counts):
 
     All features of a row are compared at once, which is vectorized.
     """
-    (N, M), C = X.shape, votes.shape[1]
+    N, M = X.shape
+    C = votes.shape[1]
     weight, state = draw_bag(N, seed)
     feature, threshold, bounds, rows, spare = plant(weight)
     share = np.zeros((NODES, C), np.float32)
@@ -269,14 +296,18 @@ def grow_tree(X, y, seed, votes, counts):
         state = draw_cuts(X, rows[start:stop], state, low, high, cut)
         left[:] = np.float32(0.0)
         for j in range(start, stop):
-            row, w, of_class = X[rows[j]], weight[rows[j]], left[y[rows[j]]]
+            row = X[rows[j]]
+            w = weight[rows[j]]
+            left_of_class = left[y[rows[j]]]
             for f in range(M):
-                of_class[f] += w if row[f] <= cut[f] else np.float32(0.0)
+                left_of_class[f] += w if row[f] <= cut[f] else np.float32(0.0)
         best = np.float32(-1.0)
         for f in range(M):
             if not high[f] > low[f] + np.float32(1e-7):
                 continue
-            left_weight, left_square, right_square = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+            left_weight = np.float32(0.0)
+            left_square = np.float32(0.0)
+            right_square = np.float32(0.0)
             for k in range(C):
                 left_weight += left[k, f]
                 left_square += left[k, f] * left[k, f]
@@ -325,7 +356,8 @@ def grow_numeric_tree(X, y, seed, votes, counts):
         start, stop = bounds[node]
         if start == stop:
             continue
-        all_weight, total = np.float32(0.0), np.float32(0.0)
+        all_weight = np.float32(0.0)
+        total = np.float32(0.0)
         varies = False
         for j in range(start, stop):
             all_weight += weight[rows[j]]
@@ -339,12 +371,13 @@ def grow_numeric_tree(X, y, seed, votes, counts):
         left_weight[:] = np.float32(0.0)
         left_sum[:] = np.float32(0.0)
         for j in range(start, stop):
-            row, w = X[rows[j]], weight[rows[j]]
-            v = w * y[rows[j]]
+            row = X[rows[j]]
+            w = weight[rows[j]]
+            weighted_y = w * y[rows[j]]
             for f in range(M):
-                left = row[f] <= cut[f]
-                left_weight[f] += w if left else np.float32(0.0)
-                left_sum[f] += v if left else np.float32(0.0)
+                is_left = row[f] <= cut[f]
+                left_weight[f] += w if is_left else np.float32(0.0)
+                left_sum[f] += weighted_y if is_left else np.float32(0.0)
         best = np.float32(-1.0)
         for f in range(M):
             if not high[f] > low[f] + np.float32(1e-7):

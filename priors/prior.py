@@ -125,7 +125,8 @@ class Prior:
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table with its plan, or raise Rejected; seed: the table's address and the number of the attempt."""
         plan = self.plan(spec, seed)
-        table = self.finished(*self.execute(plan), spec, seed)
+        columns, target, num_classes = self.execute(plan)
+        table = self.finished(columns, target, num_classes, spec, seed)
         self.accept(table, seed)
         table.plan = plan
         return table
@@ -169,10 +170,10 @@ class Prior:
                 continue
             table.rejections = rejections
             return table
-        reasons = ", ".join(f"{reason} {count}x" for reason, count in rejections.most_common())
-        raise PriorError(
-            f"{MAX_REJECTIONS} draws in a row were rejected for {spec} ({reasons}); {explain(rejections, spec)}"
-        )
+        by_frequency = rejections.most_common()
+        reasons = ", ".join(f"{reason} {count}x" for reason, count in by_frequency)
+        advice = advice_on(by_frequency[0][0], spec)
+        raise PriorError(f"{MAX_REJECTIONS} draws in a row were rejected for {spec} ({reasons}); {advice}")
 
 
 @dataclass
@@ -192,8 +193,11 @@ class Realistic(Prior):
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the changes of `realism`."""
         changes = self.realism.draw(spec, seed)
-        plan = self.plan(changes.planned, seed)
-        table = self.finished(*changes.change(*self.execute(plan)), spec, seed)
+        plan = self.plan(changes.planned, seed)  # of more rows, or fewer columns, than the finished table
+        columns, target, num_classes = self.execute(plan)
+        columns, target = changes.change(columns, target, num_classes)
+        table = self.finished(columns, target, num_classes, spec, seed)
+        # Filters see a table without NaN, the same one whether missing cells stay missing or not.
         missing = changes.fill_missing(table)
         self.accept(table, seed)
         if missing is not None and spec.keeps_missing:
@@ -211,18 +215,25 @@ class Realistic(Prior):
 
 def skill_problems(min_skill: float) -> list[str]:
     """List what is wrong with a least skill, as messages for the user."""
-    fine = type(min_skill) in (int, float) and 0 <= min_skill < 1
-    return [] if fine else [f"min_skill is {min_skill!r}; it must lie in 0..1, 1 excluded"]
+    if type(min_skill) in (int, float) and 0 <= min_skill < 1:
+        return []
+    return [f"min_skill is {min_skill!r}; it must lie in 0..1, 1 excluded"]
 
 
-def explain(rejections: Counter[str], spec: TableSpec) -> str:
-    """Suggest a setting to change for the commonest reason."""
-    reason = rejections.most_common(1)[0][0]
-    return {
-        "split": f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
-        "labeled share toward one half, or lower max_classes",
-        "unpredictable": "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off",
-        "skill": "nothing learns as much as min_skill asks for: raise num_rows, or lower min_skill",
-        "classes": "nearly all rows of each real table belong to one class: raise num_rows",
-        "target": "the numeric target is constant or not finite: raise num_rows, or use the prior's default options",
-    }.get(reason, "raise num_rows or num_features, or use the prior's default options")
+def advice_on(reason: str, spec: TableSpec) -> str:
+    """Suggest a setting to change if draws are rejected for this reason."""
+    match reason:
+        case "split":
+            return (
+                f"num_rows or train_size is too small for up to {spec.max_classes} classes: raise num_rows, move the "
+                "labeled share toward one half, or lower max_classes"
+            )
+        case "unpredictable":
+            return "the filter of unpredictable tables rejects all: raise num_rows or switch the filter off"
+        case "skill":
+            return "nothing learns as much as min_skill asks for: raise num_rows, or lower min_skill"
+        case "classes":
+            return "nearly all rows of each real table belong to one class: raise num_rows"
+        case "target":
+            return "the numeric target is constant or not finite: raise num_rows, or use the prior's default options"
+    return "raise num_rows or num_features, or use the prior's default options"

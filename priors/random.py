@@ -52,12 +52,25 @@ class Key(np.random.bit_generator.ISeedSequence):
 def lasting_rng(
     address: Seed, name: str, seed: tuple[int, ...], attempts: int = LASTING_ATTEMPTS
 ) -> np.random.Generator:
-    """Return a generator that is the same for so many attempts at a table; seed: of Prior.plan, with the attempt last.
+    """Return a generator of decisions that stay the same for so many attempts at a table.
 
     A rejected table is drawn again with the same number of classes and, at first, with the same hyperparameters, as in
-    tabicl 2.2.0; otherwise settings that are often rejected would become rare. Some never make a valid table.
+    tabicl 2.2.0; otherwise settings that are often rejected would become rare. But some settings never make a valid
+    table, so that after a number of attempts they are drawn again.
+
+    Parameters
+    ----------
+    address : int or tuple of int
+        Of the table, or of the group that shares the decisions.
+    name : str
+        What is drawn.
+    seed : tuple of int
+        That of `Prior.plan`, whose last entry is the number of the attempt.
+    attempts : int
+        How many attempts see the same generator.
     """
-    return rng_at(address, name, seed[-1] // attempts)
+    attempt = seed[-1]
+    return rng_at(address, name, attempt // attempts)
 
 
 def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -92,4 +105,6 @@ def one_thread() -> Iterator[None]:
 
 def as_seed(seed: int | Iterable[int]) -> tuple[int, ...]:
     """Return the seed as a tuple of Python ints; 7 and (7,) are the same address."""
-    return tuple(int(part) for part in seed) if isinstance(seed, Iterable) else (int(seed),)
+    if isinstance(seed, Iterable):
+        return tuple(map(int, seed))
+    return (int(seed),)

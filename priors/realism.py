@@ -64,18 +64,23 @@ class Realism:
 
     def problems(self) -> list[str]:
         """What is wrong with the values, as messages for the user."""
-        return [
-            f"realism.{name} is {value!r}; it must lie in 0..1"
-            for name, value in vars(self).items()
-            if not (value is None and name == "strength") and (type(value) not in (int, float) or not 0 <= value <= 1)
-        ]
+        problems = []
+        for name, value in vars(self).items():
+            if name == "strength" and value is None:
+                continue
+            if type(value) not in (int, float) or not 0 <= value <= 1:
+                problems.append(f"realism.{name} is {value!r}; it must lie in 0..1")
+        return problems
 
     def draw(self, spec: TableSpec, seed: tuple[int, ...]) -> Changes:
-        """Which changes a table gets, and how strong; each has a generator of its own, so that none changes others."""
+        """Draw which changes a table gets, and how strong they are."""
         strengths = {}
         for name, probability in vars(self).items():
-            if name == "strength" or not probability or (name == "imbalance" and spec.max_classes == 0):
+            if name == "strength" or not probability:
                 continue
+            if name == "imbalance" and spec.max_classes == 0:
+                continue
+            # Each change has a generator of its own, so that switching one on leaves the others as they are.
             rng = lasting_rng(seed[:-1], f"realism {name}", seed)
             if rng.random() < probability:
                 strengths[name] = rng.random() if self.strength is None else self.strength
@@ -84,7 +89,15 @@ class Realism:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of one table, which Realistic.attempt makes at three places; applied: what was done, in lines"""
+    """The changes of one table. `Realistic.attempt` makes them at three places, in this order:
+
+    1. `planned` asks the prior for more rows, or fewer columns,
+    2. `change` takes its raw columns and target,
+    3. `fill_missing` takes the finished table.
+
+    strengths: of the changes that the table gets, by the name of their option
+    applied: what was done, in lines for the user
+    """
 
     strengths: dict[str, float]
     spec: TableSpec
@@ -94,7 +107,9 @@ class Changes:
     @property
     def planned(self) -> TableSpec:
         """What the prior is to plan and compute."""
-        rows = self.spec.num_rows * (DRAWN_ROWS if "imbalance" in self.strengths else 1)
+        rows = self.spec.num_rows
+        if "imbalance" in self.strengths:
+            rows *= DRAWN_ROWS
         features = self.spec.num_features
         if "irrelevant" in self.strengths and features >= FEWEST_FEATURES:
             features = max(1, round(features * between(RELEVANT_SHARES, self.strengths["irrelevant"])))
@@ -102,13 +117,14 @@ class Changes:
 
     def change(
         self, columns: torch.Tensor, target: torch.Tensor, num_classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Change what Prior.execute returns."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Change the columns and the target that `Prior.execute` returns."""
         raw = Raw(columns.numpy(), target.numpy(), num_classes, self.spec)
         for name, change in CHANGES.items():
             if name in self.strengths:
-                self.applied.append(change(raw, self.strengths[name], rng_at(self.seed, f"realism {name}")))
-        return torch.from_numpy(raw.columns), torch.from_numpy(raw.target), num_classes
+                text = change(raw, self.strengths[name], rng_at(self.seed, f"realism {name}"))
+                self.applied.append(text)
+        return torch.from_numpy(raw.columns), torch.from_numpy(raw.target)
 
     def fill_missing(self, table: Table) -> torch.Tensor | None:
         """Give missing cells of a finished table the mean of their column, and return which they are: bool (N, M)."""
@@ -124,7 +140,10 @@ class Changes:
 
     def describe(self, plan: Any) -> Any:
         """The text of the plan, with what was done to the table; the plan itself if nothing was."""
-        return "\n".join([str(plan), *(f"realism: {line}" for line in self.applied)]) if self.strengths else plan
+        if not self.strengths:
+            return plan
+        lines = [f"realism: {line}" for line in self.applied]
+        return "\n".join([str(plan), *lines])
 
 
 @dataclass
@@ -148,13 +167,16 @@ class Raw:
 
     def take(self, rows: np.ndarray) -> None:
         """Keep these rows, in this order."""
-        self.columns, self.target = self.columns[rows], self.target[rows]
+        self.columns = self.columns[rows]
+        self.target = self.target[rows]
 
 
-def some_columns(number: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of about this share of the columns, at least one."""
+def pick_columns(number: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Draw the indices of about this share of the columns, at least one."""
     picked = np.flatnonzero(rng.random(number) < share)
-    return picked if len(picked) else rng.integers(number, size=1)
+    if len(picked) == 0:
+        return rng.integers(number, size=1)
+    return picked
 
 
 def ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -168,16 +190,21 @@ def ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def unbalance(raw: Raw, strength: float, rng: np.random.Generator) -> str:
     """Keep num_rows of the rows, so that rare classes become rarer."""
+    # The log weights of the classes, in the order of their sizes, are random from -depth to 0.
     depth = DEPTHS[0] + (DEPTHS[1] - DEPTHS[0]) * strength
     places = np.sort(rng.random(raw.num_classes))
-    log_weights = np.empty(raw.num_classes)
     by_size = np.argsort(np.bincount(raw.target, minlength=raw.num_classes))
+    log_weights = np.empty(raw.num_classes)
     log_weights[by_size] = depth * (places - places[-1]) / np.ptp(places)
-    keys = log_weights[raw.target] + rng.gumbel(size=len(raw.target))  # the largest ones: a draw without replacement
+    # The rows with the largest sums of log weight and Gumbel noise are a weighted draw without replacement.
+    keys = log_weights[raw.target] + rng.gumbel(size=len(raw.target))
     for label in range(raw.num_classes):
-        keys[np.flatnonzero(raw.target == label)[:KEPT_CLASS_ROWS]] = np.inf
-    raw.take(np.sort(np.argpartition(-keys, raw.num_rows)[: raw.num_rows]))
-    return f"rows kept by class in the ratio {', '.join(f'{w:.2g}' for w in np.exp(log_weights))}"
+        first_rows = np.flatnonzero(raw.target == label)[:KEPT_CLASS_ROWS]
+        keys[first_rows] = np.inf
+    kept = np.argpartition(-keys, raw.num_rows)[: raw.num_rows]
+    raw.take(np.sort(kept))
+    ratio = ", ".join(f"{weight:.2g}" for weight in np.exp(log_weights))
+    return f"rows kept by class in the ratio {ratio}"
 
 
 def make_levels(raw: Raw, strength: float, rng: np.random.Generator) -> str:
@@ -188,7 +215,7 @@ def make_levels(raw: Raw, strength: float, rng: np.random.Generator) -> str:
     """
     most = max(2, raw.num_rows // ROWS_OF_LEVEL)
     levels = min(round(between(LEVELS, strength)), most)
-    picked = some_columns(raw.columns.shape[1], rng.uniform(0.1, 0.5), rng)
+    picked = pick_columns(raw.columns.shape[1], rng.uniform(0.1, 0.5), rng)
     picked = picked[is_numeric(raw.columns[:, picked])]
     by_target = rng.random() < 0.5
     outcome = raw.target
@@ -210,11 +237,12 @@ def make_levels(raw: Raw, strength: float, rng: np.random.Generator) -> str:
 
 def rank_levels(codes: np.ndarray, outcome: np.ndarray, train_size: int, levels: int) -> np.ndarray:
     """Number levels (N,) in the order of their mean outcome (N,) over the labeled rows."""
-    labeled = codes[:train_size]
-    rows = np.bincount(labeled, minlength=levels)
-    totals = np.bincount(labeled, weights=outcome[:train_size], minlength=levels)
-    overall = outcome[:train_size].mean()
-    means = np.where(rows > 0, totals / np.maximum(rows, 1), overall)  # a level without labeled rows is average
+    codes_labeled = codes[:train_size]
+    outcome_labeled = outcome[:train_size]
+    rows = np.bincount(codes_labeled, minlength=levels)
+    totals = np.bincount(codes_labeled, weights=outcome_labeled, minlength=levels)
+    # A level without labeled rows is average.
+    means = np.where(rows > 0, totals / np.maximum(rows, 1), outcome_labeled.mean())
     ranks = np.empty(levels, np.int64)
     ranks[np.argsort(means, kind="stable")] = np.arange(levels)
     return ranks[codes]
@@ -258,12 +286,12 @@ def draw_noise(rows: int, rng: np.random.Generator) -> np.ndarray:
 def duplicate(raw: Raw, strength: float, rng: np.random.Generator) -> str:
     """Put copies of other rows in the place of some, with the target; part of them with one value changed."""
     rows, features = raw.columns.shape
-    share = between(COPIED_SHARES, strength)
-    number = max(1, round(share * rows))
+    number = max(1, round(between(COPIED_SHARES, strength) * rows))
     order = rng.permutation(rows)
     copies = order[:number]
     originals = rng.choice(order[number:], number)
-    raw.columns[copies], raw.target[copies] = raw.columns[originals], raw.target[originals]
+    raw.columns[copies] = raw.columns[originals]
+    raw.target[copies] = raw.target[originals]
     changed = copies[rng.random(number) < rng.random()]
     columns = rng.integers(features, size=len(changed))
     raw.columns[changed, columns] = raw.columns[rng.integers(rows, size=len(changed)), columns]
@@ -281,9 +309,12 @@ def shift(raw: Raw, strength: float, rng: np.random.Generator) -> str:
         picked = rng.permutation(varying)[:number]
         z = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()
         score = z @ rng.standard_normal(len(picked))
+        # The train_size rows with the lowest keys are labeled; on either side rows stay in their order.
         keys = slope * ranks(score[None], rng)[0] + rng.gumbel(size=len(score))
-        order = np.argpartition(keys, raw.train_size)
-        order = np.concatenate([np.sort(order[: raw.train_size]), np.sort(order[raw.train_size :])])
+        by_key = np.argpartition(keys, raw.train_size)
+        labeled = np.sort(by_key[: raw.train_size])
+        queries = np.sort(by_key[raw.train_size :])
+        order = np.concatenate([labeled, queries])
         if raw.num_classes == 0 or is_valid_split(raw.target[order], raw.num_classes, raw.train_size):
             raw.take(order)
             return f"query rows lie toward one end of columns {', '.join(map(str, picked))}, with slope {slope:.1f}"
@@ -302,17 +333,19 @@ def round_numbers(raw: Raw, strength: float, rng: np.random.Generator) -> str:
 
 def change_columns(raw: Raw, strength: float, rng: np.random.Generator, changes: tuple[Change, ...]) -> str:
     """Apply one of the changes to each of some numeric columns, standardized; the others stay as they are."""
-    picked = some_columns(raw.columns.shape[1], rng.uniform(0.2, 1.0), rng)
-    kinds = rng.integers(len(changes), size=len(picked))
+    picked = pick_columns(raw.columns.shape[1], rng.uniform(0.2, 1.0), rng)
+    kinds = rng.integers(len(changes), size=len(picked))  # number of the change of each column
     numeric = is_numeric(raw.columns[:, picked])
-    picked, kinds = picked[numeric], kinds[numeric]
+    picked = picked[numeric]
+    kinds = kinds[numeric]
     values = clamp_and_standardize(torch.from_numpy(raw.columns[:, picked])).numpy()  # (N, K)
     texts = []
     for kind, change in enumerate(changes):
-        own = kinds == kind
-        if own.any():
-            raw.columns[:, picked[own]] = change(values[:, own], strength, rng)
-            texts.append(f"{change.__name__.replace('_', ' ')}: columns {', '.join(map(str, picked[own]))}")
+        of_kind = kinds == kind
+        if of_kind.any():
+            columns = picked[of_kind]
+            raw.columns[:, columns] = change(values[:, of_kind], strength, rng)
+            texts.append(f"{change.__name__.replace('_', ' ')}: columns {', '.join(map(str, columns))}")
     return "; ".join(texts) or "no numeric column changed"
 
 
@@ -325,7 +358,8 @@ def is_numeric(columns: np.ndarray) -> np.ndarray:
 
 def between(bounds: tuple[float, float], strength: float) -> float:
     """The geometric interpolation between two positive numbers."""
-    return bounds[0] * (bounds[1] / bounds[0]) ** strength
+    weak, strong = bounds
+    return weak * (strong / weak) ** strength
 
 
 def stretch_both_tails(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
@@ -345,16 +379,19 @@ def round_to_step(z: np.ndarray, strength: float, rng: np.random.Generator) -> n
 def round_to_digits(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     digits = 2 if strength < 0.5 else 1
     scale = np.float32(10) ** rng.random(z.shape[1], dtype=np.float32)  # where the powers of ten lie
-    x = (z + rng.uniform(0, 2, (z.shape[1],)).astype(np.float32)) * scale
-    unit = np.float32(10) ** (np.floor(np.log10(np.maximum(np.abs(x), 1e-3))) - np.float32(digits - 1))
+    offset = rng.uniform(0, 2, (z.shape[1],)).astype(np.float32)
+    x = (z + offset) * scale
+    exponent = np.floor(np.log10(np.maximum(np.abs(x), 1e-3)))  # of the first digit
+    unit = np.float32(10) ** (exponent - np.float32(digits - 1))
     return np.rint(x / unit) * unit
 
 
 def round_to_heaps(z: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     step = np.float32(between(STEPS, strength))
     is_heaped = rng.random(z.shape, dtype=np.float32) < rng.uniform(0.3, 0.9)
-    fine = step / HEAP
-    return np.where(is_heaped, np.rint(z / step) * HEAP, np.rint(z / fine)) * fine
+    fine_step = step / HEAP
+    number_of_fine_steps = np.where(is_heaped, np.rint(z / step) * HEAP, np.rint(z / fine_step))
+    return number_of_fine_steps * fine_step
 
 
 def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
@@ -368,15 +405,18 @@ def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random
         for _ in range(blocks):
             length = max(1, round(len(X) * rate / blocks * rng.uniform(0.5, 1.5)))
             start = rng.integers(len(X) - length + 1)
-            missing[start : start + length, some_columns(X.shape[1], column_share, rng)] = True
+            columns = pick_columns(X.shape[1], column_share, rng)
+            missing[start : start + length, columns] = True
     else:
-        columns = some_columns(X.shape[1], column_share, rng)
+        columns = pick_columns(X.shape[1], column_share, rng)
         rates = (rate * rng.uniform(0.5, 1.5, (len(columns), 1))).astype(np.float32)
-        if mechanism != "at random":
-            drivers = columns if mechanism == "by its own value" else rng.integers(X.shape[1], size=len(columns))
+        if mechanism == "by its own value":
+            rates = chances(X[:, columns].T, rates, rng)
+        elif mechanism == "by another value":
+            drivers = rng.integers(X.shape[1], size=len(columns))
             rates = chances(X[:, drivers].T, rates, rng)
         missing[:, columns] = (rng.random((len(columns), len(X)), dtype=np.float32) < rates).T
-    for column in np.flatnonzero(missing[:train_size].all(0)):
+    for column in np.flatnonzero(missing[:train_size].all(0)):  # a column keeps one labeled value at least
         missing[rng.integers(train_size), column] = False
     return missing, f"{missing.mean():.1%} of the cells missing {mechanism}"
 
@@ -392,8 +432,9 @@ def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> 
 
 def fill(X: np.ndarray, missing: np.ndarray, train_size: int) -> None:
     """Give missing cells of X (N, M), in place, the mean of the labeled rows of their column that are not missing."""
-    known = ~missing[:train_size]
-    means = np.where(known, X[:train_size], 0.0).sum(0, dtype=np.float64) / known.sum(0)
+    present = ~missing[:train_size]
+    sums = np.where(present, X[:train_size], 0.0).sum(0, dtype=np.float64)
+    means = sums / present.sum(0)
     np.copyto(X, means.astype(X.dtype), where=missing)
 
 

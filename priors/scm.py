@@ -39,9 +39,10 @@ def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) ->
     # Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
     mean = log_uniform(rng, min_mean, max_mean)
     std = mean * log_uniform(rng, 0.01, 1.0)
-    while (draw := rng.normal(mean, std)) < 0:
-        pass
-    return float(draw)
+    while True:
+        draw = rng.normal(mean, std)
+        if draw >= 0:
+            return float(draw)
 
 
 def scaled_count(rng: np.random.Generator, max_mean: float, min_mean: float, lower: int) -> int:
@@ -78,17 +79,18 @@ def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_mom
     """Draw causes; with random_moments, normal ones have a mean m ~ N(0,1) and a standard deviation |m N(0,1)|."""
     if sampling == "mixed":
         # Kinds are tried in this order; each leaves a cause to the next one with a probability of its own.
-        normal, categorical, zipf = rng.uniform(0, 0.66, 3)
-        draws = rng.random((3, number))
-        kinds = np.select(
-            [draws[0] > normal, draws[1] > categorical, draws[2] > zipf], ["normal", "categorical", "zipf"], "uniform"
-        ).tolist()
+        tried = ["normal", "categorical", "zipf"]
+        leave_to_next = rng.uniform(0, 0.66, 3)
+        takes_cause = rng.random((3, number)) > leave_to_next[:, None]
+        kinds = np.select(list(takes_cause), tried, default="uniform").tolist()
     else:
         kinds = [sampling] * number
-    means, stds = np.zeros(number), np.ones(number)
     if random_moments:
         means = rng.standard_normal(number)
         stds = np.abs(means * rng.standard_normal(number))
+    else:
+        means = np.zeros(number)
+        stds = np.ones(number)
     return Causes(tuple(kinds), means, stds)
 
 
@@ -131,12 +133,16 @@ class LayerNoise:
     varies: bool
 
     def __str__(self) -> str:
-        return f"noise {'up to about ' if self.varies else ''}{self.std:.2g}"
+        if self.varies:
+            return f"noise up to about {self.std:.2g}"
+        return f"noise {self.std:.2g}"
 
     def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> torch.Tensor:
         """Draw the standard deviation of each output's noise, float32 (num_outputs,)."""
         stds = torch.full((num_outputs,), self.std)
-        return stds.mul_(normals(rng, num_outputs).abs()) if self.varies else stds
+        if self.varies:
+            stds *= normals(rng, num_outputs).abs()
+        return stds
 
 
 @dataclass(frozen=True)
@@ -162,24 +168,28 @@ class Discretization:
         if self.num_classes:
             text = f"target cut into {self.num_classes} classes by {self.boundaries}"
         if self.categories:
-            text += "; columns cut into categories: " + ", ".join(
-                f"{category.column} ({category.levels} {category.order})" for category in self.categories
-            )
+            columns = [f"{category.column} ({category.levels} {category.order})" for category in self.categories]
+            text += f"; columns cut into categories: {', '.join(columns)}"
         return text
 
 
 def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str) -> Discretization:
+    """Draw the number of classes, and which columns become categories."""
     num_classes = 0
     if spec.max_classes:
         rng = lasting_rng(seed[:-1], "classes", seed)
-        num_classes = 2 if rng.random() < 0.5 else int(rng.integers(2, spec.max_classes + 1))
+        is_binary = rng.random() < 0.5
+        num_classes = 2 if is_binary else int(rng.integers(2, spec.max_classes + 1))
+
     rng = rng_at(seed, "discretisation")
     categories = []
     if rng.random() < CATEGORICAL_SHARE:
         share = rng.random()
         for column in np.flatnonzero(rng.random(spec.num_features) < share):
             levels = max(2, round(rng.gamma(1, 10)))
-            order = ("ascending", "descending")[rng.integers(2)] if rng.random() < ORDERED_SHARE else "shuffled"
+            order = "shuffled"
+            if rng.random() < ORDERED_SHARE:
+                order = ("ascending", "descending")[rng.integers(2)]
             categories.append(Category(int(column), levels, order))
     return Discretization(boundaries, num_classes, tuple(categories))
 

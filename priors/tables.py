@@ -96,18 +96,27 @@ class Tables(Prior, DividedTables):
     def sides(self) -> dict[str, list[RealTask]]:
         """The tables by what they are drawn for; if validation would have none, it gets those of the test."""
         sides: dict[str, list[RealTask]] = {TRAINING: [], VALIDATION: [], TEST: []}
-        for task in self.contents[1]:
-            place = task.place / 2**64
-            fractions = self.validation_fraction, self.validation_fraction + self.test_fraction
-            sides[VALIDATION if place < fractions[0] else TEST if place < fractions[1] else TRAINING].append(task)
+        _, tasks, _ = self.contents
+        for task in tasks:
+            place = task.place / 2**64  # uniform in [0, 1)
+            if place < self.validation_fraction:
+                sides[VALIDATION].append(task)
+            elif place < self.validation_fraction + self.test_fraction:
+                sides[TEST].append(task)
+            else:
+                sides[TRAINING].append(task)
         if self.validation_fraction > 0 and not sides[VALIDATION]:
-            sides[VALIDATION], sides[TEST] = sides[TEST], []
+            sides[VALIDATION] = sides[TEST]
+            sides[TEST] = []
         return sides
 
     @cached_property
     def most_rows(self) -> dict[bool, np.ndarray]:
         """The largest number of rows for which a table can be drawn, by whether its target is a number."""
-        return {n: np.array([task.most_rows(n) for task in self.tasks], dtype=int) for n in (False, True)}
+        most_rows = {}
+        for numeric in (False, True):
+            most_rows[numeric] = np.array([task.most_rows(numeric) for task in self.tasks], dtype=int)
+        return most_rows
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -123,16 +132,21 @@ class Tables(Prior, DividedTables):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for worker processes, without the tables in memory."""
-        return {name: value for name, value in vars(self).items() if name != "cache"}
+        state = vars(self).copy()
+        state.pop("cache", None)
+        return state
 
     @property
     def kind_of_clusters(self) -> str:  # type: ignore[override]
         """Families if there are any, else tables."""
-        return "families" if any(task.family for task in self.tasks) else "tables"
+        if any(task.family for task in self.tasks):
+            return "families"
+        return "tables"
 
     def clusters(self, table: Table) -> list[Hashable]:
         """Return the family of the table, or its file, for each query row."""
-        return [table.plan.task.cluster] * (len(table.y) - table.train_size)
+        query_rows = len(table.y) - table.train_size
+        return [table.plan.task.cluster] * query_rows
 
     def sources(self) -> dict[Source, int]:
         """Return the tables that training draws, with their numbers of rows."""
@@ -140,45 +154,55 @@ class Tables(Prior, DividedTables):
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int]:
         """Return how many tables are long enough for a draw, and how many there are."""
-        return int((self.most_rows[numeric] >= rows).sum()), len(self.tasks)
+        long_enough = int((self.most_rows[numeric] >= rows).sum())
+        return long_enough, len(self.tasks)
 
     def fingerprint(self) -> str:
-        """Return a hash of the tables and of what is predicted in them."""
+        """Return a hash of the tables of all sides and of what is predicted in them."""
         from priors.real.tasks import fingerprint
 
-        return fingerprint(self.contents[1])
+        _, tasks, _ = self.contents
+        return fingerprint(tasks)
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the tables and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
 
         entries, tasks, left_out = self.contents
-        rows = sum(task.entry.rows for task in tasks)
-        lines = [f"{self.folder}: {len(tasks)} tables with {rows:,} rows, from {len(entries)} files"]
-        longest = sorted(tasks, key=lambda task: -task.entry.rows)
-        lines.append(f"rows: {shortened((f'{task.entry.path} {task.entry.rows:,}' for task in longest), most)}")
+        total_rows = sum(task.entry.rows for task in tasks)
+        lines = [f"{self.folder}: {len(tasks)} tables with {total_rows:,} rows, from {len(entries)} files"]
+
+        longest_first = sorted(tasks, key=lambda task: -task.entry.rows)
+        lengths = [f"{task.entry.path} {task.entry.rows:,}" for task in longest_first]
+        lines.append(f"rows: {shortened(lengths, most)}")
+
         for side in (VALIDATION, TEST):
-            if paths := sorted({task.entry.path for task in self.sides[side]}):
+            paths = sorted({task.entry.path for task in self.sides[side]})  # a file may have several targets
+            if paths:
                 lines.append(f"{len(paths)} for {side}: {shortened(paths, most)}")
         if self.sides[VALIDATION] and not self.sides[TEST]:
             lines.append(f"none for the final test: raise {key}.test_fraction, or add tables")
-        if guessed := [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]:
+
+        guessed = [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]
+        if guessed:
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
-        return lines + columns_left_out(tasks, most) + identifiers(tasks, "the column drop of tasks.csv")
+        lines += columns_left_out(tasks, most)
+        lines += identifiers(tasks, "the column drop of tasks.csv")
+        return lines
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table; see Prior.attempt."""
         from priors.real.draws import draw_table
 
-        numeric = spec.max_classes == 0
-        chances = np.cumsum(np.where(self.most_rows[numeric] >= spec.num_rows, self.weights, 0.0))
-        if len(chances) == 0 or chances[-1] == 0:
-            longest = self.most_rows[numeric].max(initial=0)
+        most_rows = self.most_rows[spec.max_classes == 0]
+        thresholds = np.cumsum(np.where(most_rows >= spec.num_rows, self.weights, 0.0))
+        if len(thresholds) == 0 or thresholds[-1] == 0:
+            longest = most_rows.max(initial=0)
             raise PriorError(f"no table has {spec.num_rows} rows with a target; the longest one has {longest}")
         rng = rng_at(seed, "table")
-        task = self.tasks[np.searchsorted(chances, rng.random() * chances[-1], side="right")]
+        task = self.tasks[np.searchsorted(thresholds, rng.random() * thresholds[-1], side="right")]
         table = draw_table(task, self.cache.columns(task.entry), spec, rng)
         table.source = (NAME, task.entry.path)
         return table

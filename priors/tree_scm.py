@@ -43,7 +43,8 @@ class TreePlan:
     def __str__(self) -> str:
         lines = [f"tree_scm {self.seed}: {self.num_rows} rows", str(self.causes)]
         lines += [f"layer {i}: {layer}" for i, layer in enumerate(self.layers)]
-        return "\n".join([*lines, str(self.discretization)])
+        lines.append(str(self.discretization))
+        return "\n".join(lines)
 
 
 @dataclass
@@ -61,6 +62,7 @@ class TreeSCM(Realistic):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         """Draw the causes and the sizes of the trees; see `Prior.plan`."""
+        # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
         group = scm.group_rng(spec, seed)
         noise = scm.LayerNoise(std=scm.scaled_normal(group, 0.3, 1e-4), varies=scm.choose(group, (True, False)))
         cause_sampling = scm.choose(group, scm.CAUSE_SAMPLINGS)
@@ -68,21 +70,22 @@ class TreeSCM(Realistic):
         boundaries = scm.choose(group, ("value", "rank"))
 
         rng = rng_at(seed, "tree_scm plan")
-        widths = [int(rng.integers(3, 10))] * int(rng.integers(1, 3)) + [1]
-        layers = tuple(
-            TreeLayer(
+        hidden = int(rng.integers(3, 10))
+        num_hidden_layers = int(rng.integers(1, 3))
+        layers = []
+        for i, width in enumerate([hidden] * num_hidden_layers + [1]):
+            layer = TreeLayer(
                 num_outputs=width,
                 num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
                 depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),
                 noise=noise if i > 0 else replace(noise, std=0.0),
             )
-            for i, width in enumerate(widths)
-        )
+            layers.append(layer)
         return TreePlan(
             seed=seed,
             num_rows=spec.num_rows,
             causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
-            layers=layers,
+            layers=tuple(layers),
             discretization=scm.plan_discretization(spec, seed, boundaries),
         )
 

@@ -59,7 +59,7 @@ class PlainActivation:
 
     @classmethod
     def draw(cls, scalars: Scalars, kinds: tuple[str, ...] = PLAIN_KINDS) -> PlainActivation:
-        kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]
+        kind = kinds[scalars.integer(LOCAL, 0, len(kinds))]  # uniform, even with the corrected preset
         if kind == "fixed":
             return cls(scalars.choice("activation", FIXED))
         if kind == "integer_power":
@@ -67,7 +67,9 @@ class PlainActivation:
         return cls(kind, scalars.real("activation.power", 0.1, 10.0, log=True))
 
     def __str__(self) -> str:
-        return self.name if self.name in FIXED else f"{self.name} {self.power:.2g}"
+        if self.name in FIXED:
+            return self.name
+        return f"{self.name} {self.power:.2g}"
 
     def __call__(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The function of contiguous float32 x, which it may overwrite; along dim lie the features of one row."""
@@ -114,19 +116,21 @@ class Activation:
 
     @classmethod
     def draw(cls, scalars: Scalars) -> Activation:
-        return cls(PlainActivation.draw(scalars, KINDS), scalars.real("activation.scale", 1.0, 10.0, log=True))
+        plain = PlainActivation.draw(scalars, KINDS)
+        scale = scalars.real("activation.scale", 1.0, 10.0, log=True)
+        return cls(plain, scale)
 
     def __str__(self) -> str:
         return str(self.plain)
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         rows = rng.integers(x.shape[1], size=x.shape[0])
+        scale = np.float32(self.scale)
         out = torch.empty_like(x)
-        given = (x.numpy(), out.numpy(), rows, np.float32(self.scale))
-        if self.plain.name in CODES:
-            activate(*given, CODES[self.plain.name], np.float32(self.plain.power))
+        if self.plain.name in CODES:  # all of it in one compiled loop
+            activate(x.numpy(), out.numpy(), rows, scale, CODES[self.plain.name], np.float32(self.plain.power))
             return out
-        shift(*given)
+        shift(x.numpy(), out.numpy(), rows, scale)
         out = self.plain(out, 0)
         standardize_features(out.numpy(), out.numpy())
         return out
@@ -310,16 +314,16 @@ def rank_features(x):
     for start in range(0, rows, BLOCK):
         size = min(start + BLOCK, rows) - start
         for i in range(n):
-            own = x[i, start : start + size]
+            ranked = x[i, start : start + size]
             rank[:] = np.float32(0.0)
             for k in range(n):
                 other = x[k, start : start + size]
-                if k < i:
+                if k < i:  # of equal values the first counts as smaller
                     for j in range(size):
-                        rank[j] += np.float32(1.0) if other[j] <= own[j] else np.float32(0.0)
+                        rank[j] += np.float32(1.0) if other[j] <= ranked[j] else np.float32(0.0)
                 else:
                     for j in range(size):
-                        rank[j] += np.float32(1.0) if other[j] < own[j] else np.float32(0.0)
+                        rank[j] += np.float32(1.0) if other[j] < ranked[j] else np.float32(0.0)
             for j in range(size):
                 out[i, start + j] = np.int64(rank[j])
     return out

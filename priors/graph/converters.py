@@ -47,10 +47,13 @@ class Numeric:
         if mode == "identity":
             return cls(mode)
         a = scalars.real("numeric.a", 0.2, 5.0, log=True)
-        return cls(mode, a, scalars.real("numeric.b", 0.2, 5.0, log=True), warp_flow)
+        b = scalars.real("numeric.b", 0.2, 5.0, log=True)
+        return cls(mode, a, b, warp_flow)
 
     def __str__(self) -> str:
-        return "numeric" if self.mode == "identity" else f"numeric warp({self.a:.2g}, {self.b:.2g})"
+        if self.mode == "identity":
+            return "numeric"
+        return f"numeric warp({self.a:.2g}, {self.b:.2g})"
 
 
 def convert_numeric(x: torch.Tensor, converters: list[Numeric]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,10 +61,12 @@ def convert_numeric(x: torch.Tensor, converters: list[Numeric]) -> tuple[torch.T
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
-    a, b = (np.array([getattr(converters[i], name) for i in warped], np.float32) for name in "ab")
+    a = np.array([converters[i].a for i in warped], np.float32)
+    b = np.array([converters[i].b for i in warped], np.float32)
     y = x.clone()
     warp_features(y.numpy(), np.array(warped), a, b)
-    return (y, y) if converters[warped[0]].warp_flow else (y, x)
+    warp_flow = converters[warped[0]].warp_flow  # all warps of a table have the same
+    return y, (y if warp_flow else x)
 
 
 @dataclass
@@ -89,39 +94,45 @@ class Categorical:
 
     @classmethod
     def draw(cls, scalars: Scalars, cardinality: int, num_rows: int) -> Categorical:
-        converter = cls(scalars.choice("categorical", CATEGORICAL_MODES), cardinality, cardinality)
-        if converter.mode.startswith("neighbor"):
+        mode = scalars.choice("categorical", CATEGORICAL_MODES)
+        converter = cls(mode, cardinality, width=cardinality)
+        if mode.startswith("neighbor"):
             if scalars.flag("categorical.narrow"):
                 converter.width = scalars.integer(LOCAL, 1, cardinality, log=True)
             converter.p = scalars.real("categorical.p", 0.5, 4.0, log=True)
-            if converter.mode == "neighbor_func":
+            if mode == "neighbor_func":
                 converter.function = draw_cheap_function(scalars, converter.width, converter.width, num_rows)
         else:
             converter.factor = scalars.real("categorical.factor", 0.1, 10.0, log=True)
             converter.shares = Weights.draw(scalars, cardinality)
-            if converter.mode == "softmax_disc":
+            if mode == "softmax_disc":
                 converter.embedding = Points.draw(scalars, cardinality, cardinality)
         return converter
 
     def __str__(self) -> str:
-        return f"{self.cardinality} categories {self.mode}" + (f"({self.function})" if self.function else "")
+        text = f"{self.cardinality} categories {self.mode}"
+        if self.function:
+            text += f"({self.function})"
+        return text
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N)."""
+        # `points`: a point of each category, (width, categories)
         if self.mode.startswith("neighbor"):
-            centers = x[:, distinct_rows(x.shape[1], min(self.cardinality, x.shape[1]), rng)]
-            index = nearest_centers(x, centers, self.p)
-            table = centers
+            num_rows = x.shape[1]
+            points = x[:, distinct_rows(num_rows, min(self.cardinality, num_rows), rng)]
+            index = nearest_centers(x, points, self.p)
         else:
             index = self.sample_softmax(x, rng)
-            table = self.embedding.compute(self.cardinality, rng) if self.embedding else None
-        match self.mode.split("_")[1]:
+            points = self.embedding.compute(self.cardinality, rng) if self.embedding else None
+        _, _, flow = self.mode.partition("_")
+        match flow:
             case "id":
                 return index, x
             case "disc":
-                return index, table.index_select(1, index)
+                return index, points.index_select(1, index)
             case "func":
-                return index, self.function(table.index_select(1, index), rng)
+                return index, self.function(points.index_select(1, index), rng)
         return index, index.to(x.dtype).expand_as(x)
 
     def sample_softmax(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

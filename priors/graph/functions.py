@@ -36,8 +36,12 @@ def nearest_centers(x: torch.Tensor, centers: torch.Tensor, p: float) -> torch.T
 
 def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
     """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
-    chunks = -(-x.shape[1] // max(64, CHUNK // width))
-    return x.split(-(-x.shape[1] // chunks), dim=1) if chunks > 1 else (x,)  # of equal length
+    num_rows = x.shape[1]
+    most_rows = max(64, CHUNK // width)
+    chunks = math.ceil(num_rows / most_rows)
+    if chunks <= 1:
+        return (x,)
+    return x.split(math.ceil(num_rows / chunks), dim=1)  # of equal length
 
 
 def combine_features(
@@ -116,7 +120,8 @@ class Tree:
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Tree:
         trees = round(scalars.real("tree.trees", 1, 128, log=True))
-        return cls(trees, scalars.integer("tree.depth", 1, 8), m)
+        depth = scalars.integer("tree.depth", 1, 8)
+        return cls(trees, depth, m)
 
     def __str__(self) -> str:
         return f"tree({self.trees} of depth {self.depth})"
@@ -140,14 +145,16 @@ class Discretize:
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Discretize:
         centers = scalars.integer("discretize.centers", 2, min(num_rows, 256), log=True)
-        return cls(centers, scalars.real("discretize.p", 0.5, 4.0, log=True), Linear.draw(scalars, n, m, num_rows))
+        p = scalars.real("discretize.p", 0.5, 4.0, log=True)
+        return cls(centers, p, Linear.draw(scalars, n, m, num_rows))
 
     def __str__(self) -> str:
         return f"discretize({self.centers} centers, p {self.p:.2g}, {self.linear})"
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         centers = x[:, distinct_rows(x.shape[1], self.centers, rng)]
-        return self.linear(centers, rng).index_select(1, nearest_centers(x, centers, self.p))
+        values = self.linear(centers, rng)  # (m, centers)
+        return values.index_select(1, nearest_centers(x, centers, self.p))
 
 
 @dataclass
@@ -170,14 +177,16 @@ class GP:
 
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> GP:
-        gp = cls(m, scalars.real("gp.decay", 2.0, 20.0, log=True), scalars.flag("gp.product_kernel"))
+        decay = scalars.real("gp.decay", 2.0, 20.0, log=True)
+        gp = cls(m, decay, product_kernel=scalars.flag("gp.product_kernel"))
         if not gp.product_kernel:
             gp.axes = Weights.draw(scalars, n)
             gp.scale = scalars.real("gp.scale", 0.5, 10.0, log=True)
         return gp
 
     def __str__(self) -> str:
-        return f"gp({'product, ' if self.product_kernel else ''}decay {self.decay:.2g}, scale {self.scale:.2g})"
+        kernel = "product, " if self.product_kernel else ""
+        return f"gp({kernel}decay {self.decay:.2g}, scale {self.scale:.2g})"
 
     def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draws from the density (decay - 1) (1 + r)^-decay, float32 of this shape."""
@@ -189,8 +198,15 @@ class GP:
         """float32 (256, n), in radians per unit of the inputs."""
         if self.product_kernel:
             return self.radii(rng, (self.features, n))
-        given = (np.float32(self.decay), np.float32(self.scale), self.axes.slope, self.axes.spread)
-        radial, mixing = kernels.mixed_frequencies(self.features, n, *given, random_key(rng))
+        radial, mixing = kernels.mixed_frequencies(
+            self.features,
+            n,
+            np.float32(self.decay),
+            np.float32(self.scale),
+            self.axes.slope,
+            self.axes.spread,
+            random_key(rng),
+        )
         return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -224,14 +240,17 @@ class Quadratic:
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         if x.shape[0] > self.max_inputs:
             x = x[distinct_rows(x.shape[0], self.max_inputs, rng)]
+        # The sum over i <= j of (M_ij + M_ji) z_i z_j: one matrix product, with half of the products z_i z_j
         matrices = self.matrices.compute(rng)  # (m, s, s)
         i, j = np.triu_indices(self.matrices.n)
-        pairs = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])  # one matmul, half the products
+        pair_weights = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])
+        pair_weights = torch.from_numpy(np.ascontiguousarray(pair_weights))
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
-        weights = torch.from_numpy(np.ascontiguousarray(pairs))
-        return combine_features(
-            weights, lambda chunk: torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy())), z
-        )
+
+        def products(chunk: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy()))
+
+        return combine_features(pair_weights, products, z)
 
 
 @dataclass
@@ -253,7 +272,8 @@ class EM:
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> EM:
         components = scalars.integer("em.components", 2, max(16, 2 * m), log=True)
         spread = scalars.real("em.spread", 0.0, 1.0)
-        p, q = scalars.real("em.p", 1.0, 4.0, log=True), scalars.real("em.q", 1.0, 2.0)
+        p = scalars.real("em.p", 1.0, 4.0, log=True)
+        q = scalars.real("em.q", 1.0, 2.0)
         return cls(components, spread, p, q, Linear.draw(scalars, components, m, num_rows))
 
     def __str__(self) -> str:
@@ -268,8 +288,14 @@ class EM:
 
     def assignment(self, x: torch.Tensor, centers: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         """Shares (k, N) of the components, which sum to one; x (n, N), centers (n, k), sigma (k, 1)."""
-        given = (x.contiguous().numpy(), centers.T.contiguous().numpy(), sigma.numpy()[:, 0])
-        return torch.from_numpy(kernels.soft_assignment(*given, np.float32(self.p), np.float32(self.q)))
+        shares = kernels.soft_assignment(
+            x.contiguous().numpy(),
+            centers.T.contiguous().numpy(),
+            sigma.numpy()[:, 0],
+            np.float32(self.p),
+            np.float32(self.q),
+        )
+        return torch.from_numpy(shares)
 
 
 @dataclass
@@ -280,13 +306,16 @@ class Product:
 
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, num_rows: int) -> Product:
-        return cls((draw_cheap_function(scalars, n, m, num_rows), draw_cheap_function(scalars, n, m, num_rows)))
+        first = draw_cheap_function(scalars, n, m, num_rows)
+        second = draw_cheap_function(scalars, n, m, num_rows)
+        return cls((first, second))
 
     def __str__(self) -> str:
         return " * ".join(map(str, self.factors))
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        return self.factors[0](x, rng).mul_(self.factors[1](x, rng))
+        first, second = self.factors
+        return first(x, rng).mul_(second(x, rng))
 
 
 Function = Linear | MLP | Tree | Discretize | GP | Quadratic | EM | Product
@@ -323,8 +352,9 @@ class Points:
     @classmethod
     def draw(cls, scalars: Scalars, n: int, size: int) -> Points:
         """Decide the law of `size` points of dimension n."""
-        points = cls(scalars.choice("points", BASES), n, draw_function(scalars, n, n, size))
-        if points.base == "correlated":
+        base = scalars.choice("points", BASES)
+        points = cls(base, n, draw_function(scalars, n, n, size))
+        if base == "correlated":
             points.gaussian = scalars.flag("points.gaussian")
             points.axes = Weights.draw(scalars, n)
         return points
@@ -349,4 +379,5 @@ class Points:
             x = normals(rng, self.n, size)
         else:
             x = torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
-        return (normals(rng, self.n, self.n) * torch.from_numpy(self.axes.compute(rng))) @ x
+        transformation = normals(rng, self.n, self.n) * torch.from_numpy(self.axes.compute(rng))
+        return transformation @ x

@@ -29,7 +29,9 @@ class MixturePoints:
     @classmethod
     def draw(cls, scalars: Scalars, dim: int = 3) -> MixturePoints:
         components = scalars.integer("mixture.components", 1, 16, log=True)
-        return cls(dim, Weights.draw(scalars, components), Weights.draw(scalars, dim, batch=components))
+        shares = Weights.draw(scalars, components)
+        shapes = Weights.draw(scalars, dim, batch=components)
+        return cls(dim, shares, shapes)
 
     def compute(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """float32 (dim, size)."""
@@ -60,7 +62,7 @@ class Matrix:
 
     @classmethod
     def draw(cls, scalars: Scalars, n: int, m: int, batch: int = 1, kinds: tuple[str, ...] = KINDS) -> Matrix:
-        kind = scalars.choice("matrix" if kinds is KINDS else "inner_matrix", kinds)
+        kind = scalars.choice("matrix" if kinds is KINDS else "inner_matrix", kinds)  # inner: of another activation
         matrix = cls(kind, batch, n, m)
         if kind == "weights":
             matrix.weights = Weights.draw(scalars, m, batch * n)
@@ -70,12 +72,14 @@ class Matrix:
             matrix.points = (MixturePoints.draw(scalars), MixturePoints.draw(scalars))
             matrix.decay = scalars.real("matrix.decay", 0.1, 10.0, log=True)
         elif kind == "activation":
-            matrix.inner = cls.draw(scalars, n, m, batch, KINDS[:-1])
+            matrix.inner = cls.draw(scalars, n, m, batch, KINDS[:-1])  # any kind but "activation"
             matrix.activation = PlainActivation.draw(scalars)
         return matrix
 
     def __str__(self) -> str:
-        return f"{self.activation} of {self.inner}" if self.inner else self.kind
+        if self.inner:
+            return f"{self.activation} of {self.inner}"
+        return self.kind
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), each row of L2 norm 1."""
@@ -87,19 +91,24 @@ class Matrix:
 
     def _raw(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, n, m), before noise is added and rows are normalized."""
-        shape, weights = (self.batch, self.n, self.m), self.weights
-        if self.kind == "gaussian":
-            return normal_array(rng, *shape)
-        if self.kind == "weights":
-            return weighted_normals(self.m, weights.slope, weights.spread, random_key(rng)).reshape(shape)
-        if self.kind == "singular_values":
-            given = (self.n, weights.size, self.m, weights.slope, weights.spread)
-            return weighted_products(*given, random_key(rng)).reshape(shape)
-        if self.kind == "kernel":
-            a = self.points[0].compute(rng, self.batch * self.n)
-            b = self.points[1].compute(rng, self.batch * self.m)
-            return kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng)).reshape(shape)
-        return self.activation(torch.from_numpy(self.inner.compute(rng)), -1).numpy()
+        shape = (self.batch, self.n, self.m)
+        weights = self.weights
+        match self.kind:
+            case "gaussian":
+                return normal_array(rng, *shape)
+            case "weights":
+                matrix = weighted_normals(self.m, weights.slope, weights.spread, random_key(rng))
+            case "singular_values":
+                matrix = weighted_products(self.n, weights.size, self.m, weights.slope, weights.spread, random_key(rng))
+            case "kernel":
+                of_rows, of_columns = self.points
+                a = of_rows.compute(rng, self.batch * self.n)
+                b = of_columns.compute(rng, self.batch * self.m)
+                matrix = kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng))
+            case "activation":
+                inner = torch.from_numpy(self.inner.compute(rng))
+                return self.activation(inner, -1).numpy()
+        return matrix.reshape(shape)
 
 
 @njit("f4[:, ::1](i8, f8[::1], f8[::1], u8)", cache=True)

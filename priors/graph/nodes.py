@@ -21,7 +21,8 @@ from priors.table import TableSpec
 TARGET = -1  # the index of the target among the columns
 MULTI_FUNCTIONS = ("concat", "aggregate")
 AGGREGATIONS = ("sum", "product", "max", "logsumexp")
-MAX_CARDINALITY, RELEASED_CARDINALITY = 200, 9  # largest numbers of categories of a feature, of either preset
+MAX_CARDINALITY = 200  # largest number of categories of a feature
+RELEASED_CARDINALITY = 9  # the same in the released preset
 MAX_NODES = 32  # of the graph, before those that no column depends on are removed
 
 
@@ -67,16 +68,19 @@ class Node:
 
     def __str__(self) -> str:
         if self.points:
-            how = str(self.points)
+            values = str(self.points)
         else:
             parents = [f"{parent} {function}" for parent, function in self.edges()]
-            how = f"{self.combine} of " + "; ".join(parents)
-        columns = "".join(f"\n    {column}" for column in self.columns)
-        return f"node {self.index} (width {self.width}): {how}{columns}"
+            values = f"{self.combine} of {'; '.join(parents)}"
+        lines = [f"node {self.index} (width {self.width}): {values}"]
+        lines += [f"    {column}" for column in self.columns]
+        return "\n".join(lines)
 
     def edges(self) -> list[tuple[int, Function]]:
         """Each parent with the function that reads it."""
-        functions = self.functions * len(self.parents) if self.combine == "concat" else self.functions
+        functions = self.functions
+        if self.combine == "concat":  # one function reads all parents
+            functions = functions * len(self.parents)
         return list(zip(self.parents, functions, strict=True))
 
 
@@ -107,47 +111,55 @@ class GraphPlan:
 
 
 def draw_cardinalities(scalars: Scalars, num_features: int, limit: int) -> list[int]:
-    """Number of categories of each categorical feature, at most `limit`; the remaining features are numeric."""
+    """Draw the number of categories of each categorical feature, at most `limit`; other features are numeric."""
     share = min(max(scalars.real(LOCAL, -0.5, 1.2), 0.0), 1.0)
-    categorical = round(num_features * share)
-    local = scalars.integer(LOCAL, 0, categorical + 1, edges=True)
-    cardinalities = [scalars.integer(LOCAL, 2, limit + 1, log=True) for _ in range(local)]
-    meta_limit = min(9, limit)
-    return cardinalities + [
-        scalars.integer("cardinality", 2, meta_limit + 1, log=True) for _ in range(categorical - local)
-    ]
+    num_categorical = round(num_features * share)
+    # Those of some features are independent, those of the others follow one distribution of the table, up to 9.
+    num_independent = scalars.integer(LOCAL, 0, num_categorical + 1, edges=True)
+    shared_limit = min(9, limit)
+    cardinalities = []
+    for feature in range(num_categorical):
+        if feature < num_independent:
+            cardinalities.append(scalars.integer(LOCAL, 2, limit + 1, log=True))
+        else:
+            cardinalities.append(scalars.integer("cardinality", 2, shared_limit + 1, log=True))
+    return cardinalities
 
 
 def draw_parents(rng: np.random.Generator, num_nodes: int, offset: float = 0.0) -> list[list[int]]:
-    """The parents of each node of a random Cauchy DAG.
+    """Draw the parents of each node of a random Cauchy DAG.
 
     Edge i -> j (i < j) has probability sigmoid(A + offset + B_j + C_i), with A, B_j and C_i standard Cauchy.
     """
-    a, b, c = rng.standard_cauchy(), rng.standard_cauchy(num_nodes), rng.standard_cauchy(num_nodes)
+    a = rng.standard_cauchy()
+    b = rng.standard_cauchy(num_nodes)
+    c = rng.standard_cauchy(num_nodes)
     logits = np.clip(a + offset + b[:, None] + c[None, :], -700, 700)
     edges = rng.random((num_nodes, num_nodes)) < 1 / (1 + np.exp(-logits))  # [child, parent]
-    return [np.flatnonzero(edges[j, :j]).tolist() for j in range(num_nodes)]
+    return [np.flatnonzero(edges[child, :child]).tolist() for child in range(num_nodes)]
 
 
 def ancestors(parents: list[list[int]]) -> list[int]:
-    """Bit masks: bit i of entry j is set if i is j or an ancestor of j."""
+    """Return the node itself and its ancestors, for each node, as a bit mask: bit i of entry j is set if i is one."""
     masks: list[int] = []
-    for j, parents_of_j in enumerate(parents):
-        mask = 1 << j
-        for i in parents_of_j:
-            mask |= masks[i]
+    for node, its_parents in enumerate(parents):
+        mask = 1 << node
+        for parent in its_parents:
+            mask |= masks[parent]
         masks.append(mask)
     return masks
 
 
 def place_columns(scalars: Scalars, num_nodes: int, count: int) -> list[int]:
-    """The node of each of `count` columns: uniform over a random subset of the nodes."""
-    candidates = scalars.integer("column_nodes", 1, num_nodes + 1)
-    nodes = scalars.rng.permutation(num_nodes)[:candidates]
-    return nodes[scalars.rng.integers(candidates, size=count)].tolist()
+    """Draw the node of each of `count` columns: uniform over a random subset of the nodes."""
+    num_candidates = scalars.integer("column_nodes", 1, num_nodes + 1)
+    candidates = scalars.rng.permutation(num_nodes)[:num_candidates]
+    return candidates[scalars.rng.integers(num_candidates, size=count)].tolist()
 
 
 def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
+    """Draw the columns of a table, a graph, the nodes that hold the columns, and the functions of the nodes."""
+    # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
     released = prior.preset == "released"
     scalars = Scalars(rng_at(seed, "plan"), skewed_choices=not released)
     num_classes = scalars.integer(LOCAL, 2, spec.max_classes + 1) if spec.max_classes else 0
@@ -155,30 +167,38 @@ def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         limit = scalars.integer("cardinality_limit", 2, RELEASED_CARDINALITY + 1, log=True)
     else:
         limit = scalars.integer(LOCAL, 2, MAX_CARDINALITY + 1, log=True)
-    num_rows, num_features = spec.num_rows, spec.num_features
+    num_rows = spec.num_rows
+    num_features = spec.num_features
     cardinalities = draw_cardinalities(scalars, num_features, limit)
+
+    # The graph, and the nodes of the columns. Sets of nodes are bit masks.
     while True:
         num_nodes = scalars.integer("nodes", 2, MAX_NODES + 1, log=True)
         parents = draw_parents(scalars.rng, num_nodes)
         masks = ancestors(parents)
         feature_nodes = place_columns(scalars, num_nodes, num_features)
         target_node = place_columns(scalars, num_nodes, 1)[0]
-        needed = 0
+        behind_target = masks[target_node]
+        behind_features = 0
         for node in feature_nodes:
-            needed |= masks[node]
-        if not prior.filter_unpredictable_graphs or needed & masks[target_node]:
+            behind_features |= masks[node]
+        if not prior.filter_unpredictable_graphs or behind_features & behind_target:
             break
-    needed |= masks[target_node]
 
-    columns: list[list[Column]] = [[] for _ in range(num_nodes)]
+    columns: list[list[Column]] = [[] for _ in range(num_nodes)]  # of each node
     for column in draw_columns(scalars, num_rows, num_features, cardinalities, num_classes, released):
-        columns[target_node if column.index == TARGET else feature_nodes[column.index]].append(column)
+        node = target_node if column.index == TARGET else feature_nodes[column.index]
+        columns[node].append(column)
 
+    # The nodes that are computed: those behind the target first, parents before their children.
+    needed = behind_features | behind_target
+    first = [i for i in range(num_nodes) if behind_target >> i & 1]
+    others = [i for i in range(num_nodes) if (needed & ~behind_target) >> i & 1]
     nodes: list[Node] = []
     widths: dict[int, int] = {}
-    computed = [i for i in range(num_nodes) if needed >> i & 1]
-    for index in sorted(computed, key=lambda i: not masks[target_node] >> i & 1):
-        widths[index] = scalars.integer("width", 1, 32, log=True) + sum(c.converter.width for c in columns[index])
+    for index in first + others:
+        width_of_columns = sum(column.converter.width for column in columns[index])
+        widths[index] = scalars.integer("width", 1, 32, log=True) + width_of_columns
         nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, prior.node_noise))
     return GraphPlan(seed, num_rows, num_features, num_classes, num_nodes, nodes)
 
@@ -186,12 +206,18 @@ def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
 def draw_columns(
     scalars: Scalars, num_rows: int, num_features: int, cardinalities: list[int], num_classes: int, warp_flow: bool
 ) -> list[Column]:
-    """Numeric columns, then categorical ones; of either kind the target is the last."""
-    numeric = [*range(len(cardinalities), num_features)] + ([TARGET] if num_classes == 0 else [])
-    categorical = [*enumerate(cardinalities)] + ([(TARGET, num_classes)] if num_classes else [])
-    return [Column(i, Numeric.draw(scalars, warp_flow)) for i in numeric] + [
-        Column(i, Categorical.draw(scalars, size, num_rows)) for i, size in categorical
-    ]
+    """Draw numeric columns, then categorical ones; of either kind the target is the last."""
+    # The first features are the categorical ones.
+    columns = []
+    for index in range(len(cardinalities), num_features):
+        columns.append(Column(index, Numeric.draw(scalars, warp_flow)))
+    if num_classes == 0:
+        columns.append(Column(TARGET, Numeric.draw(scalars, warp_flow)))
+    for index, cardinality in enumerate(cardinalities):
+        columns.append(Column(index, Categorical.draw(scalars, cardinality, num_rows)))
+    if num_classes > 0:
+        columns.append(Column(TARGET, Categorical.draw(scalars, num_classes, num_rows)))
+    return columns
 
 
 def draw_node(
@@ -218,10 +244,11 @@ def draw_node(
         node.points = Points.draw(scalars, width, num_rows)
     elif scalars.choice("combine", MULTI_FUNCTIONS) == "concat":
         node.combine = "concat"
-        node.functions = [draw_function(scalars, sum(widths[i] for i in parents), width, num_rows)]
+        width_of_parents = sum(widths[parent] for parent in parents)
+        node.functions = [draw_function(scalars, width_of_parents, width, num_rows)]
     else:
         node.combine = scalars.choice("aggregation", AGGREGATIONS)
-        node.functions = [draw_function(scalars, widths[i], width, num_rows) for i in parents]
+        node.functions = [draw_function(scalars, widths[parent], width, num_rows) for parent in parents]
     return node
 
 
@@ -232,11 +259,17 @@ def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
     # A numeric target is the last column: its index, -1, modulo their number.
     columns = torch.empty(plan.num_features + numeric_target, plan.num_rows)
     labels = torch.empty(0)
-    last_reader = {parent: node.index for node in plan.nodes for parent in node.parents}
+    last_reader: dict[int, int] = {}  # of the values of a node, after which they are dropped
+    for node in plan.nodes:
+        for parent in node.parents:
+            last_reader[parent] = node.index
+
     values: dict[int, torch.Tensor] = {}
     for node in plan.nodes:
         x = compute_node(node, values, plan.num_rows, rng)  # (width, N)
         scale_features(x.numpy(), node.weights.compute(rng)[0])
+
+        # Numeric columns, all at once: the first slices of x, each of width 1.
         numeric = [column for column in node.columns if isinstance(column.converter, Numeric)]
         if numeric:
             part = x[: len(numeric)]
@@ -244,6 +277,8 @@ def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
             columns.index_copy_(0, torch.tensor([column.index % len(columns) for column in numeric]), raw)
             if flow is not part:
                 part.copy_(flow)
+
+        # Categorical columns, the next slices.
         start = len(numeric)
         for column in node.columns[start:]:
             part = x[start : start + column.converter.width]
@@ -256,13 +291,18 @@ def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
             if flow is not part:
                 part.copy_(flow)
             start += column.converter.width
+
+        # What the children read.
         if node.noise:
             x += normals(rng, *x.shape).mul_(node.noise)
         values[node.index] = x.mul_(node.importance)
         for parent in node.parents:
             if last_reader[parent] == node.index:
                 del values[parent]
-    return (columns[:-1].T, columns[-1]) if numeric_target else (columns.T, labels)
+
+    if numeric_target:
+        return columns[:-1].T, columns[-1]
+    return columns.T, labels
 
 
 def check_classes(labels: torch.Tensor) -> None:
@@ -278,11 +318,12 @@ def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, rng
     if node.points:
         return node.points.compute(num_rows, rng)
     if node.combine == "concat":
-        return node.functions[0](torch.cat([values[parent] for parent in node.parents]), rng)
-    out = None
-    for parent, function in node.edges():
-        y = function(values[parent], rng)
-        out = y if out is None else combine(node.combine, out, y)
+        all_parents = torch.cat([values[parent] for parent in node.parents])
+        return node.functions[0](all_parents, rng)
+    (first_parent, first_function), *other_edges = node.edges()
+    out = first_function(values[first_parent], rng)
+    for parent, function in other_edges:
+        out = combine(node.combine, out, function(values[parent], rng))
     return out
 
 

@@ -5,6 +5,7 @@ The two need each other: a random weight has two scalars, and a categorical choi
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ class Scalars:
     def beta(self, name: str) -> tuple[float, float]:
         """The parameters (a, b) of the name's Beta distribution in this table."""
         if name not in self._beta:
-            t, log_s = self.rng.random(), self.rng.uniform(math.log(0.1), math.log(1e4))
-            self._beta[name] = (math.exp(log_s) * t, math.exp(log_s) * (1 - t))
+            t = self.rng.random()
+            s = math.exp(self.rng.uniform(math.log(0.1), math.log(1e4)))
+            self._beta[name] = (s * t, s * (1 - t))
         return self._beta[name]
 
     def unit(self, name: str) -> float:
@@ -55,10 +57,12 @@ class Scalars:
     def real(self, name: str, low: float, high: float, log: bool = False, edges: bool = False) -> float:
         """One draw in [low, high], linear in the logarithm if `log`; edges: both ends have a mass of their own."""
         units = self._units.get(name)
-        u = units.pop() if units else self.unit(name)  # one of 500 draws a table
+        u = units.pop() if units else self.unit(name)  # the call is avoided, since there are 500 draws a table
         if edges:
             u = min(max(1.2 * u - 0.1, 0.0), 1.0)
-        return low * (high / low) ** u if log else low + (high - low) * u
+        if log:
+            return low * (high / low) ** u
+        return low + (high - low) * u
 
     def reals(
         self, name: str, size: int, low: float, high: float, log: bool = False, edges: bool = False
@@ -66,10 +70,16 @@ class Scalars:
         """float64 (size,): draws as of `real`."""
         if size == 1:  # the commonest case: 1 us instead of 7
             return np.array([self.real(name, low, high, log, edges)])
-        u = self.rng.random(size) if name == LOCAL else self.rng.beta(*self.beta(name), size)
+        if name == LOCAL:
+            u = self.rng.random(size)
+        else:
+            a, b = self.beta(name)
+            u = self.rng.beta(a, b, size)
         if edges:
             u = np.clip(1.2 * u - 0.1, 0.0, 1.0)
-        return low * (high / low) ** u if log else low + (high - low) * u
+        if log:
+            return low * (high / low) ** u
+        return low + (high - low) * u
 
     def integer(self, name: str, low: int, high: int, log: bool = False, edges: bool = False) -> int:
         """One integer in low..high-1."""
@@ -81,10 +91,11 @@ class Scalars:
             return options[int(self.rng.random() * len(options))]
         key = (name, len(options))
         if key not in self._thresholds:
-            self._thresholds[key] = np.cumsum(Weights.draw(self, len(options)).compute(self.rng)[0]).tolist()
+            weights = Weights.draw(self, len(options)).compute(self.rng)[0]
+            self._thresholds[key] = np.cumsum(weights).tolist()
         thresholds = self._thresholds[key]
         u = self.rng.random() * thresholds[-1]
-        return next(option for option, threshold in zip(options, thresholds, strict=True) if u <= threshold)
+        return options[bisect.bisect_left(thresholds, u)]  # the first whose threshold is u or more
 
     def flag(self, name: str) -> bool:
         return self.choice(name, (False, True))
@@ -104,7 +115,8 @@ class Weights:
     @classmethod
     def draw(cls, scalars: Scalars, size: int, batch: int = 1) -> Weights:
         slope = scalars.reals("weights.slope", batch, 0.1 / math.log(1 + size), 6.0, log=True, edges=True)
-        return cls(size, slope, scalars.reals("weights.spread", batch, 1e-4, 10.0, log=True))
+        spread = scalars.reals("weights.spread", batch, 1e-4, 10.0, log=True)
+        return cls(size, slope, spread)
 
     def compute(self, rng: np.random.Generator) -> np.ndarray:
         """float32 (batch, size)."""

@@ -29,22 +29,25 @@ class Averages(Callback):
 
     def load_state_dict(self, state: dict) -> None:
         """Load averages; one that is switched off or missing starts with the next step in which it is on."""
-        self.ema, self.since = state.get("ema", {}) if self.config.ema else {}, state.get("since", 0)
+        self.ema = state.get("ema", {}) if self.config.ema else {}
+        self.since = state.get("since", 0)
         self.points = state.get("points", []) if self.config.last else []
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Add the weights after a step."""
-        step, module = state.step, state.module
-        weights = module.model.state_dict()
+        step = state.step
+        device = state.module.device
+        weights = state.module.model.state_dict()
         if self.config.ema:
             if not self.ema:
-                self.ema, self.since = {name: w.clone() for name, w in weights.items()}, step - 1
+                self.ema = {name: tensor.clone() for name, tensor in weights.items()}
+                self.since = step - 1
             # They are in host memory after loading from a checkpoint.
-            self.ema = {name: w.to(module.device) for name, w in self.ema.items()}
+            self.ema = {name: tensor.to(device) for name, tensor in self.ema.items()}
             steps = step - self.since
             # A smaller decay in the first steps reduces the weight of the initial weights.
             decay = min(self.config.ema, (1 + steps) / (10 + steps))
             torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
         if self.config.last and step % self.config.every == 0:
-            self.points.append({name: w.to("cpu", copy=True) for name, w in weights.items()})
+            self.points.append({name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
             del self.points[: -self.config.last]

@@ -126,7 +126,10 @@ class RunContext:
 
     def find(self, cls: type[C]) -> C | None:
         """Return the callback of a class, if the run has one on this rank."""
-        return next((callback for callback in self.callbacks if isinstance(callback, cls)), None)
+        for callback in self.callbacks:
+            if isinstance(callback, cls):
+                return callback
+        return None
 
 
 class Callback:
@@ -219,10 +222,12 @@ class Callbacks:
 
     def agree_to_stop(self, item: StepItem | None) -> Reason | None:
         """Return why all ranks stop, if one of them has no tables (`item` is None) or was asked to stop."""
-        ranks, loader = self.context.ranks, self.context.loader
+        ranks = self.context.ranks
         if not ranks.any(item is None or self.context.stop.asked):
             return None
-        return Reason.NO_TABLES if ranks.any(loader.unavailable) else Reason.STOPPED
+        if ranks.any(self.context.loader.unavailable):
+            return Reason.NO_TABLES
+        return Reason.STOPPED
 
     def end(self, state: TrainState, reason: Reason) -> Reason:
         for method in self._methods("end"):

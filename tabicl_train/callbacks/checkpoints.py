@@ -37,13 +37,18 @@ class CheckpointFiles:
         curriculum: CurriculumConfig,
         on_saved: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.config, self.curriculum, self.on_saved = config, curriculum, on_saved
+        self.config = config
+        self.curriculum = curriculum
+        self.on_saved = on_saved  # called by the thread with the step of a checkpoint that is on disk
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the schedule saves a checkpoint after `step` steps."""
-        return step > 0 and (step % self.config.every == 0 or last_of_stage(self.curriculum, step - 1) is not None)
+        if step == 0:
+            return False
+        ends_stage = last_of_stage(self.curriculum, step - 1) is not None
+        return ends_stage or step % self.config.every == 0
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
         """Copy the tensors to host memory, and write them in the thread, also under a second name if one is given."""
@@ -51,10 +56,12 @@ class CheckpointFiles:
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
+        """Write a checkpoint, and remove those that it makes superfluous; the thread calls this."""
         try:
             # The file of the stage is first, so that it exists even after a kill in between.
-            for name in (second_name, path) if second_name else (path,):
-                save_atomically(content, name)
+            if second_name is not None:
+                save_atomically(content, second_name)
+            save_atomically(content, path)
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise SaveFailed(
@@ -62,14 +69,23 @@ class CheckpointFiles:
                 "command continues from the newest one"
             ) from None
         self.on_saved(step_of(path))
-        # Checkpoints of later steps are damaged, or the run would have continued from them, so they are not counted.
-        steps = {step_of(other): other for other in saved(path.parent) if step_of(other) <= step_of(path)}
-        permanent = self.config.permanent_every
-        passing = [step for step in steps if permanent is None or step % permanent]
+        self.remove_old(path)
+
+    def remove_old(self, newest: Path) -> None:
+        """Remove all checkpoints but the permanent ones, and the last checkpoint.keep of the others."""
+        permanent_every = self.config.permanent_every
+        passing = []
+        for path in saved(newest.parent):
+            step = step_of(path)
+            if step > step_of(newest):  # it is damaged, or the run would have continued from it: it does not count
+                continue
+            if permanent_every is None or step % permanent_every:
+                passing.append(path)
         # A checkpoint that is not due was saved at a preemption, and goes first.
-        passing.sort(key=lambda step: (self.is_due(step), step))
-        for step in set(passing[: -self.config.keep]) - {step_of(path)}:
-            steps[step].unlink(missing_ok=True)
+        passing.sort(key=lambda path: (self.is_due(step_of(path)), step_of(path)))
+        for path in passing[: -self.config.keep]:
+            if path != newest:
+                path.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raise SaveFailed if the last save has failed; does not wait for it."""
@@ -78,7 +94,8 @@ class CheckpointFiles:
 
     def wait(self) -> None:
         """Wait until the last save is on disk; raises SaveFailed."""
-        pending, self.pending = self.pending, None
+        pending = self.pending
+        self.pending = None
         if pending is not None:
             pending.result()
 
@@ -97,8 +114,9 @@ class Checkpoints(Callback):
     @cached_property
     def writer(self) -> CheckpointFiles:
         """What writes the files."""
-        config, status = self.context.config, self.context.status
-        return CheckpointFiles(config.checkpoint, config.curriculum, lambda step: status.write(saved=step))
+        config = self.context.config
+        status = self.context.status
+        return CheckpointFiles(config.checkpoint, config.curriculum, on_saved=lambda step: status.write(saved=step))
 
     def start(self, state: TrainState) -> None:
         """Remember that the checkpoint of a resumed run is on disk."""
@@ -132,15 +150,19 @@ class Checkpoints(Callback):
         if self.context.ranks.rank > 0:
             return
         folder = self.context.records.folder / "checkpoints"
-        stage = last_of_stage(self.context.config.curriculum, state.step - 1) if state.step else None
-        second_name = folder / f"stage-{stage}.ckpt" if stage else None
+        second_name = None
+        if state.step > 0:
+            stage = last_of_stage(self.context.config.curriculum, state.step - 1)
+            if stage:
+                second_name = folder / f"stage-{stage}.ckpt"
         self.writer.save(content, folder / f"step-{state.step:08d}.ckpt", second_name)
 
     def content(self, state: TrainState) -> dict[str, Any]:
         """Return the content of a checkpoint; all ranks call this."""
-        curriculum, step = self.context.config.curriculum, state.step
-        steps = sum(stage.steps for stage in curriculum.stages.values())
-        stage, _, stage_step = stage_at(curriculum, min(step, steps - 1))
+        step = state.step
+        curriculum = self.context.config.curriculum
+        total_steps = sum(stage.steps for stage in curriculum.stages.values())
+        stage, _, stage_step = stage_at(curriculum, min(step, total_steps - 1))
         run = {
             "step": step,
             "stage": stage,
@@ -189,7 +211,9 @@ def why_not_loadable(state: Any) -> str | None:
     except Exception as error:
         file.seek(0)
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-        return f"it holds {', '.join(unknown)}" if unknown else first_line(error)
+        if unknown:
+            return f"it holds {', '.join(unknown)}"
+        return first_line(error)
     return None
 
 
@@ -200,7 +224,7 @@ def with_empty_tensors(value: Any) -> Any:
     if type(value) is dict:
         return {key: with_empty_tensors(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(with_empty_tensors(inner) for inner in value)
+        return type(value)(map(with_empty_tensors, value))
     return value
 
 
@@ -209,7 +233,7 @@ def to_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):  # an OrderedDict, as that of the weights, too
-        return {key: to_host(v) for key, v in value.items()}
+        return {key: to_host(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(to_host(v) for v in value)
+        return type(value)(map(to_host, value))
     return copy.deepcopy(value)

@@ -45,8 +45,10 @@ NO_GAIN = "no gain found: the weights you started from stay the best ones"
 
 def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
     """Whether the run has a final test, and that of this step has not been written."""
-    started = settings.every > 0 and (records.folder / START_FILE).exists()
-    return started and (records.json(TEST) or {}).get("step") != step
+    if settings.every == 0 or not (records.folder / START_FILE).exists():
+        return False
+    written = records.json(TEST) or {}
+    return written.get("step") != step
 
 
 class FinalTest(Callback):

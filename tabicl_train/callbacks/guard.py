@@ -73,24 +73,28 @@ class Guard(Callback):
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Keep the values of a step on the device; at a logged one, compare with the limits."""
-        module, step = state.module, state.step
+        module = state.module
         scale = module.loss_scale.scale if module.loss_scale.enabled else module.loss.new_zeros(())
         self.unread.append((item.step, torch.stack([module.loss, module.grad_norm, scale])))
-        if step in self.context.logged:
-            self.read_steps()
-            self.stop_if_skipped(step)
-            reason = self.passed_limit(module.model, self.average) if step >= self.limits.after else None
-            if reason is None:
-                self.warned = False
-            else:
-                self.act(state, reason)
+        if state.step not in self.context.logged:
+            return
+        self.read_steps()
+        self.stop_if_skipped(state.step)
+        reason = None
+        if state.step >= self.limits.after:
+            reason = self.passed_limit(module.model, self.average)
+        if reason is None:
+            self.warned = False
+        else:
+            self.act(state, reason)
 
     def read_steps(self) -> None:
         """Read the values of the steps since the last call from the device."""
         if not self.unread:
             return
-        values = torch.stack([v for _, v in self.unread]).tolist()
-        for (step, _), (loss, norm, scale) in zip(self.unread, values, strict=True):
+        steps = [step for step, _ in self.unread]
+        values = torch.stack([values_of_step for _, values_of_step in self.unread]).tolist()
+        for step, (loss, norm, scale) in zip(steps, values, strict=True):
             if math.isfinite(loss) and math.isfinite(norm):
                 self.average = follow(self.average, loss, MEMORY)
                 self.low = min(self.average, follow(self.low, self.average, LOW_MEMORY))
@@ -108,18 +112,26 @@ class Guard(Callback):
         """Write a line of incidents.jsonl: the step's address, the shapes of its tables, and facts."""
         if self.context.ranks.rank > 0:
             return
-        stream, records = self.context.stream, self.context.records
+        stream = self.context.stream
+        records = self.context.records
         plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
-        groups = [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups]
-        line = {"step": step, "stage": plan.stage, "seed": stream.seed, "reason": reason, **facts}
-        words = ["tabicl-replay", f"run_dir={records.folder}", f"step={step}", *plugins.arguments(hashes=False)]
-        command = shlex.join(words)
-        line |= {"replay": command, "groups": groups}
-        records.append_line("incidents.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **line})
+        replay = ["tabicl-replay", f"run_dir={records.folder}", f"step={step}", *plugins.arguments(hashes=False)]
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "step": step,
+            "stage": plan.stage,
+            "seed": stream.seed,
+            "reason": reason,
+            **facts,
+            "replay": shlex.join(replay),
+            "groups": [{"tables": list(group.tables), **dataclasses.asdict(group.spec)} for group in plan.groups],
+        }
+        records.append_line("incidents.jsonl", line)
 
     def stop_if_skipped(self, step: int) -> None:
         """Raise Diverged if too many steps in a row were skipped since the last call."""
-        longest, self.longest = self.longest, 0
+        longest = self.longest
+        self.longest = 0
         if longest >= self.limits.skipped_in_a_row:
             folder = self.context.records.folder
             checkpoints = self.context.find(Checkpoints)
@@ -146,7 +158,8 @@ class Guard(Callback):
         if action == "warn" and self.warned:
             return
         self.warned = True
-        self.report(step - 1, reason, action=action, **({"back_to": good["global_step"]} if good else {}))
+        facts = {} if good is None else {"back_to": good["global_step"]}
+        self.report(step - 1, reason, action=action, **facts)
         info(f"guard     step {step}: {reason}; {action}")
         if action == "stop":
             advice = ["raise the stage's weight_decay", "bound the multiplier (model.scaling_bound)"]
@@ -214,9 +227,9 @@ class Guard(Callback):
             except (DamagedCheckpoint, OSError) as error:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue
-            own = content["callbacks"]["Guard"]
-            average = own["average"]
-            if average is not None and average > (own["low"] + self.limits.loss) / 2:
+            guard_then = content["callbacks"]["Guard"]
+            average = guard_then["average"]
+            if average is not None and average > (guard_then["low"] + self.limits.loss) / 2:
                 continue
             weights = {name.removeprefix("model."): value for name, value in content["state_dict"].items()}
             candidate.load_state_dict(weights)
@@ -257,4 +270,7 @@ def failure_of(run_dir: Path) -> str | None:
 
 
 def follow(average: float | None, value: float, memory: float) -> float:
-    return value if average is None else memory * average + (1 - memory) * value
+    """Return a moving average after one more value, which is the average if it is the first."""
+    if average is None:
+        return value
+    return memory * average + (1 - memory) * value

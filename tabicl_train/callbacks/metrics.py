@@ -53,7 +53,6 @@ COLUMNS = (
     "step", "stage", "loss", "guess_loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait",
     "accept_rate", "skipped", "clipped", "tflops_per_s", "peak_share", "memory_gb",
 )  # fmt: skip
-SCALING = ("step", "stage", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest", "gate_mean", "gate_std")
 PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is not a terminal
 
 
@@ -62,14 +61,20 @@ class Progress:
 
     def __init__(self, curriculum: CurriculumConfig, total: int, flops: Callable[[StageConfig], float]) -> None:
         # Work is counted in the expected FLOPs of a stage, `flops`, since steps of later stages take longer.
-        self.curriculum, self.total, self.flops = curriculum, total, flops
-        self.smooth = math.nan
+        self.curriculum = curriculum
+        self.total = total  # optimizer steps of the run
+        self.flops = flops
+        self.smooth = math.nan  # the moving average of the loss
 
     def start(self, step: int) -> None:
-        stages = self.curriculum.stages.items()
-        self.step_flops = {name: self.flops(stage) / stage.steps for name, stage in stages}
-        self.started, self.last_line = time.perf_counter(), -math.inf
-        self.first_work, self.rows = self.work(step), 0
+        """Begin to show progress after so many optimizer steps."""
+        self.step_flops = {}  # of a step, by stage
+        for name, stage in self.curriculum.stages.items():
+            self.step_flops[name] = self.flops(stage) / stage.steps
+        self.started = time.perf_counter()
+        self.last_line = -math.inf  # when the last plain line was printed
+        self.first_work = self.work(step)
+        self.rows = 0
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
         self.bar = None
         if sys.stderr.isatty():
@@ -78,9 +83,11 @@ class Progress:
     def work(self, step: int, until_stage: str | None = None) -> float:
         """Return the expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
         work = 0.0
+        steps_left = step
         for name, stage in self.curriculum.stages.items():
-            work += min(step, stage.steps) * self.step_flops[name]
-            step -= min(step, stage.steps)
+            steps_in_stage = min(steps_left, stage.steps)
+            work += steps_in_stage * self.step_flops[name]
+            steps_left -= steps_in_stage
             if name == until_stage:
                 break
         return work
@@ -88,12 +95,16 @@ class Progress:
     def time_left(self, row: dict) -> str:
         """Format the time left of the run, and of the current stage unless it is the last one."""
         done = self.work(row["step"])
-        pace = (time.perf_counter() - self.started) / (done - self.first_work)
-        run, stage = self.work(self.total) - done, self.work(self.total, row["stage"]) - done
-        text = f"{tqdm.format_interval(pace * run)} left"
-        return text if stage >= run else f"{text} ({tqdm.format_interval(pace * stage)} of {row['stage']})"
+        seconds_per_flop = (time.perf_counter() - self.started) / (done - self.first_work)
+        left_of_run = self.work(self.total) - done
+        left_of_stage = self.work(self.total, row["stage"]) - done
+        text = f"{tqdm.format_interval(seconds_per_flop * left_of_run)} left"
+        if left_of_stage < left_of_run:
+            text += f" ({tqdm.format_interval(seconds_per_flop * left_of_stage)} of {row['stage']})"
+        return text
 
     def show(self, row: dict) -> None:
+        """Show a row of metrics.csv."""
         # The loss of a step is noisy, as its tables may be easy or hard; half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]
@@ -107,7 +118,8 @@ class Progress:
         if self.rows > 1:
             text += f", {self.time_left(row)}"
         else:  # the estimate leaves out the time before the first row, in which workers start and blocks are compiled
-            self.started, self.first_work = time.perf_counter(), self.work(row["step"])
+            self.started = time.perf_counter()
+            self.first_work = self.work(row["step"])
         if self.bar is not None:
             self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
             self.bar.update(row["step"] - self.bar.n)
@@ -185,8 +197,8 @@ class Metrics(Callback):
         """Return the row of a logged step; all ranks call this."""
         seconds = time.perf_counter() - self.started
         guess = sum(guess_losses(module, item))
-        own = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
-        cells, flops, drawn, rejected, guess = self.context.ranks.sum(own).tolist()
+        sums = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
+        cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()  # of all ranks from here on
         peak = peak_flops(module.device, module.precision.name)
         return {
             "step": step,
@@ -213,11 +225,12 @@ class Metrics(Callback):
 
 def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
     """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
-    return [
-        module.model.guess_loss(y, n)
-        for pack in item.packs
-        for (_, n, _), y in zip(pack.shapes, pack.y.cpu().split([N for N, _, _ in pack.shapes]), strict=True)
-    ]
+    losses = []
+    for pack in item.packs:
+        targets = pack.y.cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
+        for (_, labeled, _), y in zip(pack.shapes, targets, strict=True):
+            losses.append(module.model.guess_loss(y, labeled))
+    return losses
 
 
 def step_flops(config: NetworkConfig, pack: Pack) -> float:
@@ -229,7 +242,8 @@ def peak_memory(device: torch.device) -> float:
     """Return the peak memory of this process so far, in bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Diagnostics(Callback):
@@ -253,10 +267,21 @@ class Diagnostics(Callback):
         largest = max(labeled)
         rows = []
         for name, scaling in state.network.named_scalings():
-            base = [scaling.multipliers(n).abs().max().item() for n in (smallest, largest)]
-            gate = gate_statistics(scaling.gate_sums)
-            scaling.gate_sums = None
-            rows.append(dict(zip(SCALING, (step, item.stage, name, smallest, largest, *base, *gate), strict=True)))
+            gate_mean, gate_std = gate_statistics(scaling.gate_sums)
+            scaling.gate_sums = None  # measured in logged steps only, see before_step
+            rows.append(
+                {
+                    "step": step,
+                    "stage": item.stage,
+                    "layer": name,
+                    "n_smallest": smallest,
+                    "n_largest": largest,
+                    "at_smallest": scaling.multipliers(smallest).abs().max().item(),
+                    "at_largest": scaling.multipliers(largest).abs().max().item(),
+                    "gate_mean": gate_mean,
+                    "gate_std": gate_std,
+                }
+            )
         if rows:
             self.context.records.append_rows("scaling.csv", *rows)
             self.context.records.log_metrics({f"multiplier/{row['layer']}": row["at_largest"] for row in rows}, step)
@@ -264,8 +289,9 @@ class Diagnostics(Callback):
 
 def gate_statistics(sums: Tensor) -> tuple[float, float] | tuple[str, str]:
     """Return mean and standard deviation of a gate from Scaling.gate_sums; empty cells without a gate."""
-    mean, square, passes = sums.tolist()
+    sum_of_means, sum_of_squares, passes = sums.tolist()
     if passes == 0:
         return "", ""
-    mean, square = mean / passes, square / passes
+    mean = sum_of_means / passes
+    square = sum_of_squares / passes
     return mean, max(square - mean**2, 0.0) ** 0.5

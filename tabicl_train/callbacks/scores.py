@@ -50,17 +50,18 @@ def score_network(
     """Score a network in evaluation mode on drawn tables, public real ones of at most `real_rows` rows, and probes."""
     # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
     # is called before each set of tables, and may raise an exception to stop.
-    found = []
+    scored = []
     for part, item in items:
         before_each()
-        found.append(score_item(network, part, item, precision))
+        scored.append(score_item(network, part, item, precision))
     for task in real_tasks(network.config.is_regression, real_rows):
         before_each()
-        found.append(score_real(network, task, precision))
-    for probe in probe_tasks(network.config.is_regression) if with_probes else []:
-        before_each()
-        found.append(score_probe(network, probe))
-    return found
+        scored.append(score_real(network, task, precision))
+    if with_probes:
+        for probe in probe_tasks(network.config.is_regression):
+            before_each()
+            scored.append(score_probe(network, probe))
+    return scored
 
 
 def score_packs(
@@ -74,7 +75,8 @@ def score_packs(
     measure = measure_numbers if network.config.is_regression else is_correct
     row_losses = []
     means_of_tables = []
-    for pack in (pack.to(device) for pack in packs):
+    for pack_on_host in packs:
+        pack = pack_on_host.to(device)
         with precision.autocast(device.type):
             predictions = predict(network, pack).float()  # (query rows, outputs)
         losses = network.row_losses(predictions, pack)
@@ -87,7 +89,9 @@ def score_packs(
     guess_loss = statistics.fmean(guess_losses)
 
     if not network.config.is_regression:
-        loss, accuracy = (statistics.fmean(column.tolist()) for column in columns)
+        of_loss, of_correct = columns
+        loss = statistics.fmean(of_loss.tolist())
+        accuracy = statistics.fmean(of_correct.tolist())
         return {"loss": loss, "accuracy": accuracy, "guess_loss": guess_loss}, row_losses
     of_loss, of_crps, of_squared_error, of_target, of_squared_target, of_coverage = columns
     # The mean of the variances within tables, not that of the targets of all tables.
@@ -105,15 +109,20 @@ def score_packs(
 
 
 def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
+    """Return whether the prediction is correct, of each row."""
     return ((logits.argmax(-1) == y).float(),)
 
 
 def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
     in_order = quantiles.sort(1).values
-    low, high = (in_order[:, place(level, in_order.shape[1])] for level in INTERVAL)
+    crps = 2 * pinball(in_order, y)
     error = (in_order.mean(1) - y).square()
-    return 2 * pinball(in_order, y), error, y, y.square(), ((low <= y) & (y <= high)).float()
+    lowest_level, highest_level = INTERVAL
+    low = in_order[:, place(lowest_level, in_order.shape[1])]
+    high = in_order[:, place(highest_level, in_order.shape[1])]
+    is_covered = ((low <= y) & (y <= high)).float()
+    return crps, error, y, y.square(), is_covered
 
 
 def place(level: float, num_quantiles: int) -> int:
@@ -140,13 +149,13 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
     return Scored(part, item.packs[0].shapes[0][0], scores, losses)
 
 
-def cluster_means(found: Iterable[Scored], part: str) -> dict[Hashable, float]:
+def cluster_means(scored: Iterable[Scored], part: str) -> dict[Hashable, float]:
     """Return the mean loss of each cluster of a part of the prior, without sets outside the trained range."""
     by_cluster: dict[Hashable, list[float]] = {}
-    for scored in found:
-        if scored.data != part or scored.trained_range == OUTSIDE:
+    for one in scored:
+        if one.data != part or one.trained_range == OUTSIDE:
             continue
-        for cluster, loss in scored.losses:
+        for cluster, loss in one.losses:
             by_cluster.setdefault(cluster, []).append(loss)
     return {cluster: statistics.fmean(losses) for cluster, losses in by_cluster.items()}
 
@@ -175,9 +184,9 @@ def diabetes(rows: int) -> Pack:
     """Load at most so many rows of scikit-learn's set diabetes, standardized by its labeled rows."""
     from sklearn.datasets import load_diabetes
 
-    X, y = (torch.from_numpy(values) for values in load_diabetes(return_X_y=True))
-    chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:rows]
-    table = torch.cat([X, y[:, None]], 1)[chosen]  # (rows, features and target)
+    X, y = load_diabetes(return_X_y=True)
+    table = torch.cat([torch.from_numpy(X), torch.from_numpy(y)[:, None]], 1)  # (rows, features and target)
+    table = table[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:rows]]
     n = len(table) - round(QUERY_SHARE * len(table))
     table = ((table - table[:n].mean(0)) / table[:n].std(0)).float()
     return Pack.of([(table[:, :-1], table[:, -1], n)])
@@ -219,10 +228,13 @@ def score_estimator(network: Network, task: Any) -> dict[str, float | None]:
     from tabicl_train.prediction.classifier import TabICLClassifier
     from tabicl_train.prediction.regressor import TabICLRegressor
 
-    is_regression = network.config.is_regression
-    make = TabICLRegressor if is_regression else TabICLClassifier
-    estimator = make(network, n_estimators=1, device=str(next(network.parameters()).device))
-    columns = ESTIMATOR_NUMBER_SCORES if is_regression else ESTIMATOR_CLASS_SCORES
+    device = str(next(network.parameters()).device)
+    if network.config.is_regression:
+        columns = ESTIMATOR_NUMBER_SCORES
+        estimator = TabICLRegressor(network, n_estimators=1, device=device)
+    else:
+        columns = ESTIMATOR_CLASS_SCORES
+        estimator = TabICLClassifier(network, n_estimators=1, device=device)
     try:
         (scores,) = score_task(task, {"": lambda: estimator}, splits=1)
     except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers

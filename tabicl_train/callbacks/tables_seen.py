@@ -39,50 +39,60 @@ class TablesSeen(Callback):
         return torch.zeros(len(self.sizes), 2, dtype=torch.int64)
 
     @cached_property
-    def own(self) -> Tensor:
+    def unmerged(self) -> Tensor:
         """Those of this rank since then."""
         return torch.zeros_like(self.merged)
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Count the tables of a step; the guard, after the step, may go back to earlier counts."""
         for (source, rows), count in item.sources.items():
-            self.own[self.numbers[source]] += torch.tensor([count, count * rows])
+            self.unmerged[self.numbers[source]] += torch.tensor([count, count * rows])
 
     def merge(self) -> None:
         """Add the counts of all ranks; all ranks call this after the same step."""
-        self.merged += self.context.ranks.sum(self.own.clone())
-        self.own.zero_()
+        self.merged += self.context.ranks.sum(self.unmerged.clone())
+        self.unmerged.zero_()
 
     def state_dict(self) -> dict:
         """Return the counts of all ranks as one text, since copying 30,000 entries is slow."""
         self.merge()
-        counts = zip(self.sizes, self.merged.tolist(), strict=True)
-        return {"counts": json.dumps([[*source, *numbers] for source, numbers in counts])}
+        counts = []
+        for (component, table), (draws, rows) in zip(self.sizes, self.merged.tolist(), strict=True):
+            counts.append([component, table, draws, rows])
+        return {"counts": json.dumps(counts)}
 
     def load_state_dict(self, state: dict) -> None:
         """Continue from the counts in a checkpoint, if any; those of missing tables are dropped."""
         self.merged.zero_()
-        self.own.zero_()
-        for component, table, *counts in json.loads(state.get("counts", "[]")):
-            if (number := self.numbers.get((component, table))) is not None:
-                self.merged[number] = torch.tensor(counts)
+        self.unmerged.zero_()
+        for component, table, draws, rows in json.loads(state.get("counts", "[]")):
+            number = self.numbers.get((component, table))
+            if number is not None:
+                self.merged[number] = torch.tensor([draws, rows])
 
     def end(self, state: TrainState, reason: Reason) -> None:
         """Print which tables were seen."""
         self.merge()
-        if self.context.ranks.rank == 0 and (line := self.line()):
-            info(f"seen      {line}")
+        if self.context.ranks.rank == 0:
+            line = self.line()
+            if line is not None:
+                info(f"seen      {line}")
 
     def line(self) -> str | None:
         """Describe the share of real tables, and the epochs over them; None before the first draw."""
-        draws, rows = self.merged.T.tolist()
-        if not any(draws):
+        draws = 0
+        real_draws = 0
+        epochs = {}  # rows drawn for each of its rows, by real table
+        for ((_, table), size), (table_draws, rows) in zip(self.sizes.items(), self.merged.tolist(), strict=True):
+            draws += table_draws
+            if table:  # a real one
+                real_draws += table_draws
+                epochs[table] = rows / size
+        if draws == 0:
             return None
-        sources = list(zip(self.sizes.items(), draws, rows, strict=True))
-        epochs = {table: drawn / size for ((_, table), size), _, drawn in sources if table}
-        real = sum(count for ((_, table), _), count, _ in sources if table)
-        most = max(epochs, key=epochs.__getitem__)
-        text = (
-            f"{real / sum(draws):.0%} real tables, {statistics.median(epochs.values()):.3g} epochs over the median one"
+        median = statistics.median(epochs.values())
+        most_drawn = max(epochs, key=epochs.__getitem__)
+        return (
+            f"{real_draws / draws:.0%} real tables, {median:.3g} epochs over the median one, "
+            f"{epochs[most_drawn]:.3g} over the most drawn: {most_drawn}"
         )
-        return f"{text}, {epochs[most]:.3g} over the most drawn: {most}"

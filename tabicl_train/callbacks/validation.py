@@ -268,7 +268,11 @@ class Validation(Callback):
             network, self.items, settings.real_rows, settings.probes, module.precision, self.check_stop
         )
         trained = self.trained_range(module)
-        return [replace(one, trained_range=self.position(one.data, one.rows, one.sizes, trained)) for one in scored]
+        marked = []
+        for one in scored:
+            position_of_set = self.position(one.data, one.rows, one.sizes, trained)
+            marked.append(replace(one, trained_range=position_of_set))
+        return marked
 
     def trained_range(self, module: Pretraining) -> TrainedRange:
         """Return the range of the whole run, which is the same at each validation."""
@@ -335,8 +339,8 @@ class Validation(Callback):
             return True
         settings = self.context.config.validation
         best_step = self.history(step).best_step if self.context.best_file.exists() else None
-        of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best_step]
-        if not is_improvement(rows, of_best, settings):
+        rows_of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best_step]
+        if not is_improvement(rows, rows_of_best, settings):
             return False
         start = self.losses_of_start(module)
         if start is not None and all(map(math.isfinite, start.values())):
@@ -344,7 +348,7 @@ class Validation(Callback):
             after = np.array([losses[cluster] for cluster in start])
             if not paired_gain(before, after).exceeds_error:
                 return False
-        if of_best and tables_of(of_best, settings.best) != tables_of(rows, settings.best):
+        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
             info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 
@@ -354,8 +358,9 @@ class Validation(Callback):
         if best == REAL or not self.context.start_file.exists():
             return None
         if self.start_losses is None:  # the run was resumed
+            _, weights = load_checkpoint(str(self.context.start_file))
             network = copy.deepcopy(module.model).eval()
-            network.load_state_dict(load_checkpoint(str(self.context.start_file))[1])
+            network.load_state_dict(weights)
             self.start_losses = cluster_means(self.score(network, module), best)
         return self.start_losses
 
@@ -386,14 +391,15 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
     """Describe the means of a validation, and how many public data sets and probes lie inside the trained range."""
     texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
     for kind, name, names in ((REAL, "real data", "real data sets"), (PROBES, "probes", "probes")):
-        of_kind = [row for row in rows if kind_of(row["data"]) == kind]
-        inside = [row for row in of_kind if counts(row)]
-        if not of_kind:
+        rows_of_kind = [row for row in rows if kind_of(row["data"]) == kind]
+        if not rows_of_kind:
             continue
-        if not inside:
-            texts.append(f"none of {len(of_kind)} {names} is inside the trained range")
+        total = len(rows_of_kind)
+        inside = sum(counts(row) for row in rows_of_kind)
+        if inside == 0:
+            texts.append(f"none of {total} {names} is inside the trained range")
             continue
-        sets = name if len(inside) == len(of_kind) else f"{len(inside)} of {len(of_kind)} {names}"
+        sets = name if inside == total else f"{inside} of {total} {names}"
         text = f"{real_score(rows)} on {sets} {means[kind]:.4f}"
         if kind == PROBES:
             text += f" (possible {mean_possible(rows):.4f})"
@@ -410,12 +416,17 @@ def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
 def validation_values(rows: list[dict[str, Any]], means: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
     """Return the values to log, by the names in run_dir/records.py."""
     values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
-    if (possible := mean_possible(rows)) is not None:
+    possible = mean_possible(rows)
+    if possible is not None:
         values["validation/mean/probes_possible"] = possible
     for row in rows:
-        name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']}_{row['rows']}"
-        if kind_of(row["data"]) == PROBES:
+        kind = kind_of(row["data"])
+        if kind == REAL:
+            name = row["data"]
+        elif kind == PROBES:
             name = f"probes/{row['data'].removeprefix(PROBE).replace(' ', '_')}"
+        else:
+            name = f"{row['data']}_{row['rows']}"
         for score in columns:
             if row[score] is not None:
                 values[f"validation/{name}/{score}"] = row[score]

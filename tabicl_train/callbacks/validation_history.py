@@ -30,50 +30,78 @@ class History:
 def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
     """Read rows of validation.csv up to the step `until`."""
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
-    scores, tables = read_scores(rows), set[tuple]()
-    best, since, without = math.nan, "", 0
-    for step, of_step in scores.items():
-        if settings.best not in of_step:
+    scores = read_scores(rows)
+
+    # Count the validations since the best score; where the tables change, scores are compared anew.
+    tables: set[tuple] = set()
+    best_score = math.nan
+    best_at: int | None = None
+    without_better = 0
+    for step, scores_of_step in scores.items():
+        if settings.best not in scores_of_step:
             continue
-        if (scored := tables_of((row for row in rows if int(row["step"]) == step), settings.best)) != tables:
-            best, since, without, tables = math.nan, "", 0, scored
-        if is_better(of_step[settings.best], best, settings.best):
-            best, since, without = of_step[settings.best], f" since that of step {step}", 0
+        score = scores_of_step[settings.best]
+        rows_of_step = [row for row in rows if int(row["step"]) == step]
+        tables_of_step = tables_of(rows_of_step, settings.best)
+        if tables_of_step != tables:
+            tables = tables_of_step
+            best_score = math.nan
+            best_at = None
+            without_better = 0
+        if is_better(score, best_score, settings.best):
+            best_score = score
+            best_at = step
+            without_better = 0
         else:
-            without += 1
+            without_better += 1
+
     ended = None
-    if 0 < settings.patience <= without:
-        without_better = f"no better score in {counted(without, 'validation')}{since}"
-        ended = f"{without_better} (validation.patience={settings.patience})"
-    return History(scores, max((int(row["step"]) for row in rows if int(row["is_best"])), default=None), ended)
+    if 0 < settings.patience <= without_better:
+        since = "" if best_at is None else f" since that of step {best_at}"
+        ended = f"no better score in {counted(without_better, 'validation')}{since}"
+        ended += f" (validation.patience={settings.patience})"
+    best_step = max((int(row["step"]) for row in rows if int(row["is_best"])), default=None)
+    return History(scores, best_step, ended)
 
 
 def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
     """Return the scores of a History: means over the sets inside the trained range."""
-    by_step: dict[int, dict[str, list[float]]] = {}
+    by_step: dict[int, dict[str, list[float]]] = {}  # by step and kind of data
     for row in rows:
-        of_step = by_step.setdefault(int(row["step"]), {})
+        by_kind = by_step.setdefault(int(row["step"]), {})
         if counts(row):
             kind = kind_of(row["data"])
-            score = float(row[judged_by(row) if kind in (REAL, PROBES) else "loss"])
-            of_step.setdefault(kind, []).append(score)
-    return {
-        step: {kind: statistics.fmean(values) for kind, values in scores.items()} for step, scores in by_step.items()
-    }
+            column = judged_by(row) if kind in (REAL, PROBES) else "loss"
+            by_kind.setdefault(kind, []).append(float(row[column]))
+    means = {}
+    for step, by_kind in by_step.items():
+        means[step] = {kind: statistics.fmean(scores) for kind, scores in by_kind.items()}
+    return means
 
 
 def is_better(score: float, best: float, kind: str) -> bool:
     """Whether a score beats the best one so far: a lower loss, or a higher score on real data."""
-    if not math.isfinite(score) or not math.isfinite(best):
-        return math.isfinite(score)
+    if not math.isfinite(score):
+        return False
+    if not math.isfinite(best):
+        return True
     return score > best if kind == REAL else score < best
 
 
-def is_improvement(rows: list[Row], of_best: list[Row], settings: ValidationConfig) -> bool:
+def is_improvement(rows: list[Row], rows_of_best: list[Row], settings: ValidationConfig) -> bool:
     """Whether the rows of a validation beat those of the best weights so far; always if the tables have changed."""
-    score, best = (next(iter(read_scores(some).values()), {}).get(settings.best, math.nan) for some in (rows, of_best))
-    same = tables_of(rows, settings.best) == tables_of(of_best, settings.best)
-    return is_better(score, best if same else math.nan, settings.best)
+    score = score_of(rows, settings.best)
+    best = math.nan
+    if tables_of(rows, settings.best) == tables_of(rows_of_best, settings.best):
+        best = score_of(rows_of_best, settings.best)
+    return is_better(score, best, settings.best)
+
+
+def score_of(rows: list[Row], kind: str) -> float:
+    """Return the score of one validation on this kind of data; nan without any."""
+    for scores in read_scores(rows).values():
+        return scores.get(kind, math.nan)
+    return math.nan
 
 
 def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
@@ -93,7 +121,9 @@ def real_score(rows: list[Row]) -> str:
 
 def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
     """Return a warning if the score on real data, of this name, fell in each of the last validations, or None."""
-    last = [score.get(REAL, math.nan) for score in scores.values()][-FALLS - 1 :]
-    if len(last) <= FALLS or not all(a > b for a, b in itertools.pairwise(last)):
+    real_scores = [scores_of_step.get(REAL, math.nan) for scores_of_step in scores.values()]
+    last = real_scores[-FALLS - 1 :]
+    if len(last) <= FALLS or not all(earlier > later for earlier, later in itertools.pairwise(last)):
         return None
-    return f"the mean {name} on real data fell {FALLS} times in a row: {', '.join(f'{v:.4f}' for v in last)}"
+    listed = ", ".join(f"{score:.4f}" for score in last)
+    return f"the mean {name} on real data fell {FALLS} times in a row: {listed}"

@@ -21,8 +21,10 @@ class WandbLogger:
     name = "wandb"
 
     def __init__(self, options: WandbConfig, folder: Path, config: dict[str, Any]) -> None:
-        self.options, self.folder, self.config = options, folder, config
-        self.run: Any = None
+        self.options = options
+        self.folder = folder
+        self.config = config
+        self.run: Any = None  # opened with the first values
 
     def log_metrics(self, values: dict[str, Any], step: int) -> None:
         """Log values by optimizer step, since wandb's own step counts calls."""

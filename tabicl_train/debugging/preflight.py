@@ -12,6 +12,7 @@ import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,17 +45,26 @@ EXCHANGES = 3  # steps in which the exchange is checked
 # a missing or repeated table among 512 by 2e-3 or more.
 TOLERANCE = 1e-4
 
-Row = tuple[float, float, float]  # loss, gradient norm and largest base multiplier of a step
+
+class Measured(NamedTuple):
+    """What is compared of a step."""
+
+    loss: float
+    norm: float  # of the gradient
+    multiplier: float  # the largest base multiplier
 
 
 def preflight(config: RunConfig) -> None:
     """Run the checks and print what they find; nothing is written. Raises ConfigError, on all ranks, if one fails."""
     set_up_process(config.trainer)  # before CUDA starts
-    launch, precision = read_launch(), choose(config.trainer)
-    ranks, device = Ranks(launch), device_of(config.trainer, launch)
+    launch = read_launch()
+    ranks = Ranks(launch)
+    precision = choose(config.trainer)
+    device = device_of(config.trainer, launch)
     steps = range(config.total_steps)
     prior = build_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+    # The loader forks, so it is built before the process group is opened and CUDA is used, as in a run.
     with build_loader(stream, config.stream, device, launch.local_size) as loader:
         fabric = open_fabric(config.trainer, launch, ranks)
         problems = [*launch.problems(config.trainer.devices), *config.too_few_tables(ranks.size)[:1]]
@@ -71,23 +81,30 @@ def preflight(config: RunConfig) -> None:
             # No dropout, which differs between the ranks, and no clipping, since raw gradients are compared.
             stages = {name: replace(stage, clip=math.inf) for name, stage in config.curriculum.stages.items()}
             plain = replace(exact, model=replace(config.model, dropout=0.0), curriculum=CurriculumConfig(stages))
-            check_exchange(*build(plain), replace(stream, steps=steps[:EXCHANGES]), ranks)
+            module, optimizer = build(plain)
+            check_exchange(module, optimizer, replace(stream, steps=steps[:EXCHANGES]), ranks)
         if precision.name == "fp32":
             info(f"preflight the precision is {precision}: there is nothing to compare")
             close_process_group(ranks)
             return
         start_drawing(loader, first, Stop(), ranks)
-        configs = (exact, replace(config, trainer=in_precision(config.trainer, precision.name)))
-        trained = [(changed.trainer, *build(changed)) for changed in configs]
-        rows: list[list[Row]] = [[], []]
+        low = replace(config, trainer=in_precision(config.trainer, precision.name))
+        exact_module, exact_optimizer = build(exact)
+        low_module, low_optimizer = build(low)
+        exact_steps: list[Measured] = []
+        low_steps: list[Measured] = []
         for step in steps:
-            if (item := loader.next()) is None:
+            item = loader.next()
+            if item is None:
                 raise ConfigError(["no tables can be drawn any more"])
-            for (trainer, module, optimizer), values in zip(trained, rows, strict=True):
-                set_up_gpu(trainer)
-                module.training_step(item.to(device), step, ranks.rank, optimizer)
-                values.append(measured(module))
-        ranks.from_first(lambda: conclude(*rows, steps, str(precision)))
+            # The same step in both precisions; TF32 is a setting of the process.
+            set_up_gpu(exact.trainer)
+            exact_module.training_step(item.to(device), step, ranks.rank, exact_optimizer)
+            exact_steps.append(measured(exact_module))
+            set_up_gpu(low.trainer)
+            low_module.training_step(item.to(device), step, ranks.rank, low_optimizer)
+            low_steps.append(measured(low_module))
+        ranks.from_first(lambda: conclude(exact_steps, low_steps, steps, str(precision)))
         close_process_group(ranks)
 
 
@@ -110,63 +127,89 @@ def in_precision(trainer: TrainerConfig, name: str) -> TrainerConfig:
     return replace(trainer, precision=name, tf32=trainer.tf32 and name != "fp32")
 
 
-def measured(module: Pretraining) -> Row:
-    scalings = (scaling for _, scaling in module.model.named_scalings())
-    multipliers = [scaling.multipliers(MULTIPLIER_AT).abs().max().item() for scaling in scalings]
-    return module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0)
+def measured(module: Pretraining) -> Measured:
+    """Return the values of the last step of a network."""
+    multipliers = [
+        scaling.multipliers(MULTIPLIER_AT).abs().max().item() for _, scaling in module.model.named_scalings()
+    ]
+    return Measured(module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0))
 
 
-def conclude(reference: list[Row], mixed: list[Row], steps: range, precision: str) -> None:
-    """Print the rows of fp32 and of the other precision; raises ConfigError if they differ too much."""
+def conclude(exact_steps: list[Measured], low_steps: list[Measured], steps: range, precision: str) -> None:
+    """Print ten steps of fp32 and of the other precision; raises ConfigError if they differ too much."""
     name = precision.split()[0]
     info(f"preflight fp32 and {precision}, steps {steps[0]}..{steps[-1]}")
-    shown = sorted({round(k * (len(steps) - 1) / 9) for k in range(10)})
-    pairs = ([f"{a:.4g} {b:.4g}" for a, b in zip(reference[i], mixed[i], strict=True)] for i in shown)
-    lines = [[steps[i], *values] for i, values in zip(shown, pairs, strict=True)]
+    lines = []
+    for i in sorted({round(k * (len(steps) - 1) / 9) for k in range(10)}):
+        pairs = [f"{exact:.4g} {low:.4g}" for exact, low in zip(exact_steps[i], low_steps[i], strict=True)]
+        lines.append([steps[i], *pairs])
     info(text_table(["step", "loss", "gradient norm", "multiplier"], lines))
-    if problems := differences(reference, mixed, name):
+    problems = differences(exact_steps, low_steps, name)
+    if problems:
         raise ConfigError([f"preflight: {problem}" for problem in problems])
     info(f"preflight {name} is fit for this run")
 
 
-def differences(reference: list[Row], mixed: list[Row], name: str) -> list[str]:
+def differences(exact_steps: list[Measured], low_steps: list[Measured], name: str) -> list[str]:
     """List the problems of a precision compared with fp32."""
-    for step, (loss, norm, _) in enumerate(mixed):
+    for step, (loss, norm, _) in enumerate(low_steps):
         # In fp16 infinite norms are normal until the loss scale is found.
         if not math.isfinite(loss) or not (math.isfinite(norm) or name == "fp16"):
             return [f"{name} gives loss {loss} and gradient norm {norm} in step {step} of the preflight"]
+
+    # Over the second half of the steps: mean losses, median norms, largest multipliers
+    half = len(exact_steps) // 2
+    exact_half = exact_steps[half:]
+    low_half = low_steps[half:]
     problems = []
-    half = len(reference) // 2
-    exact, loss = (mean(row[0] for row in rows[half:]) for rows in (reference, mixed))
-    if not abs(loss - exact) <= LOSS * exact:
-        problems.append(f"the loss of {name} is {loss:.4f}, of fp32 {exact:.4f}; they may differ by {LOSS:.0%}")
-    for column, ratio, what, middle in ((1, NORM, "gradient norm", median), (2, MULTIPLIER, "largest multiplier", max)):
-        exact, value = (middle(row[column] for row in rows[half:]) for rows in (reference, mixed))
-        if not exact / ratio <= value <= exact * ratio:
-            problems.append(f"the {what} of {name} is {value:.4g}, of fp32 {exact:.4g}; a ratio of {ratio} is allowed")
+    exact = mean(step.loss for step in exact_half)
+    low = mean(step.loss for step in low_half)
+    if not abs(low - exact) <= LOSS * exact:
+        problems.append(f"the loss of {name} is {low:.4f}, of fp32 {exact:.4f}; they may differ by {LOSS:.0%}")
+    exact = median(step.norm for step in exact_half)
+    low = median(step.norm for step in low_half)
+    if not exact / NORM <= low <= exact * NORM:
+        problems.append(f"the gradient norm of {name} is {low:.4g}, of fp32 {exact:.4g}; a ratio of {NORM} is allowed")
+    exact = max(step.multiplier for step in exact_half)
+    low = max(step.multiplier for step in low_half)
+    if not exact / MULTIPLIER <= low <= exact * MULTIPLIER:
+        values = f"the largest multiplier of {name} is {low:.4g}, of fp32 {exact:.4g}"
+        problems.append(f"{values}; a ratio of {MULTIPLIER} is allowed")
     return problems
 
 
 def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> None:
     """Take the steps of a stream; raises ConfigError on all ranks if weights or gradients are not as they should be."""
     # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
-    whole, rounding = replace(stream, rank=0, ranks=1), 0.0
+    whole_stream = replace(stream, rank=0, ranks=1)
+    rounding = 0.0
     for step in stream.steps:
         where = f"preflight, step {step}"
-        other = [name for name, value in module.state_dict().items() if not torch.equal(value, of_first(value))]
-        ranks.raise_on_all_ranks([f"{where}: the weights differ from those of rank 0 in {name}" for name in other[:1]])
-        gradients = module.gradients_of(stage_at(stream.curriculum, step)[1])
+
+        # The weights: each rank compares its own with those of rank 0, tensor by tensor.
+        problems = []
+        for name, value in module.state_dict().items():
+            if not torch.equal(value, of_rank_0(value)) and not problems:
+                problems.append(f"{where}: the weights differ from those of rank 0 in {name}")
+        ranks.raise_on_all_ranks(problems)
+
+        # The gradients that a single process computes, and then those of all ranks
+        _, stage, _ = stage_at(stream.curriculum, step)
+        gradients = module.gradients_of(stage)
         if ranks.rank == 0:
-            add_all(module, gradients, whole.draw(step).to(module.device))
-        alone = of_first(gradients.flat)
+            add_all(module, gradients, whole_stream.draw(step).to(module.device))
+        alone = of_rank_0(gradients.flat)
         module.training_step(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
         names = {parameter: name for name, parameter in module.named_parameters()}
-        labels = [*(names[parameter] for parameter in gradients.parameters), "the loss"]
-        problems, first = [], of_first(gradients.flat)
-        if not torch.equal(gradients.flat, first):
-            size, label = largest(gradients, labels, gradients.flat - first, first)
+        labels = [names[parameter] for parameter in gradients.parameters]
+        labels.append("the loss")  # the last value of the flat gradients
+
+        problems = []
+        reference = of_rank_0(gradients.flat)
+        if not torch.equal(gradients.flat, reference):
+            size, label = largest(gradients, labels, gradients.flat - reference, reference)
             what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
-            problems = [f"{where}: {what}"]
+            problems.append(f"{where}: {what}")
         ranks.raise_on_all_ranks(problems)
         size, label = largest(gradients, labels, gradients.flat - alone, alone)
         rounding = max(rounding, size)
@@ -187,8 +230,8 @@ def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
         module.accumulate(gradients, item, number, stage.checkpoint_rows)
 
 
-def of_first(tensor: Tensor) -> Tensor:
-    """Return a copy of rank 0's tensor."""
+def of_rank_0(tensor: Tensor) -> Tensor:
+    """Return a copy of rank 0's tensor; all ranks call this."""
     copied = tensor.detach().clone()
     dist.broadcast(copied, 0)
     return copied
@@ -196,8 +239,10 @@ def of_first(tensor: Tensor) -> Tensor:
 
 def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
     """Return the largest difference of flat gradients, relative to the norm of all, or of the loss, and its label."""
-    starts = [view.storage_offset() for view in gradients.views]
-    pieces = [difference[at : at + view.numel()] for at, view in zip(starts, gradients.views, strict=True)]
+    pieces = []
+    for view in gradients.views:  # of each parameter
+        start = view.storage_offset()
+        pieces.append(difference[start : start + view.numel()])
     sizes = torch.stack([*torch._foreach_norm(pieces), difference[-1].abs()])
     sizes[:-1] /= torch.linalg.vector_norm(reference[:-1])
     sizes[-1] /= reference[-1].abs()

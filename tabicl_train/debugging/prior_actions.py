@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, build_prior
-from tabicl_train.curriculum import plan_step, stage_at
+from tabicl_train.console import counted
+from tabicl_train.curriculum import Group, StepPlan, plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
 from tabicl_train.outputs import (
     check_output,
@@ -34,16 +34,18 @@ from tabicl_train.outputs import (
 from tabicl_train.stream import planned_table
 
 
-def run_tables(config: RunConfig, count: int, **changes: Any) -> Iterator[tuple[tuple[int, int], Table]]:
+def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
     """Yield the first tables of a run, one of each group, and their addresses (step, table)."""
-    # changes: of the TableSpec
     prior = build_prior(config.prior)
-    plans = (plan_step(config.curriculum, config.model, config.seed, step, prior) for step in range(config.total_steps))
-    addresses = ((plan, group) for plan in plans for group in plan.groups)
-    for plan, group in tqdm(list(itertools.islice(addresses, count)), unit="table", file=sys.stderr):
+    chosen: list[tuple[StepPlan, Group]] = []
+    for step in range(config.total_steps):
+        plan = plan_step(config.curriculum, config.model, config.seed, step, prior)
+        chosen += [(plan, group) for group in plan.groups]
+        if len(chosen) >= count:
+            break
+    for plan, group in tqdm(chosen[:count], unit="table", file=sys.stderr):
         index = group.tables[0]
-        spec = dataclasses.replace(group.spec, **changes)
-        yield (plan.step, index), planned_table(prior, plan, spec, config.seed, index)
+        yield (plan.step, index), planned_table(prior, plan, group.spec, config.seed, index)
 
 
 def describe(config: RunConfig, args: Any) -> None:
@@ -75,10 +77,13 @@ def gallery(config: RunConfig, args: Any) -> None:
     picture = Path(args.output or f"{config.prior['name']}.png")
     inputs = input_files(config)
     for path in (picture, picture.with_suffix(".png"), picture.with_suffix(".html")):
-        if problems := input_problems("output", path, inputs):
+        problems = input_problems("output", path, inputs)
+        if problems:
             raise ConfigError(problems)
         check_output(path)
-    tables = [(f"step {s}, table {i}", table) for (s, i), table in run_tables(config, args.tables or 24)]
+    tables = []
+    for (step, index), table in run_tables(config, args.tables or 24):
+        tables.append((f"step {step}, table {index}", table))
     with naming(picture):
         written = save_gallery(tables, picture)
     for path in written:
@@ -89,7 +94,10 @@ def input_files(config: RunConfig) -> list[tuple[str, Path]]:
     """List the files of real tables that the prior reads, each with its setting."""
     files = []
     for setting, path in config.table_inputs:
-        files += [(setting, file) for file in ([path] if path.is_file() else path.rglob("*"))]
+        if path.is_file():
+            files.append((setting, path))
+        else:
+            files += [(setting, file) for file in path.rglob("*")]
     return files
 
 
@@ -99,15 +107,17 @@ def show(config: RunConfig, args: Any) -> None:
         raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
     prior = build_prior(config.prior)
     plan = plan_step(config.curriculum, config.model, config.seed, args.step, prior)
-    spec = next((group.spec for group in plan.groups if args.table in group.tables), None)
-    if spec is None:
+    specs = [group.spec for group in plan.groups if args.table in group.tables]
+    if not specs:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
+    spec = specs[0]
     table = planned_table(prior, plan, spec, config.seed, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
         values = " ".join(f"{value:8.3f}" for value in row[:12])
-        print(f"y {target:.4g}   X {values}" + (" ..." if len(row) > 12 else ""))
+        more = " ..." if len(row) > 12 else ""
+        print(f"y {target:.4g}   X {values}{more}")
 
 
 def dump(config: RunConfig, args: Any) -> None:
@@ -161,8 +171,8 @@ def dump_shards(config: RunConfig, args: Any) -> None:
         prepare=load_plugins(),
         facts=facts_about(config),
     )
-    shards = ", ".join(f"{count} shard{'s' * (count > 1)} {outcome}" for outcome, count in sorted(counts.items()))
-    print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {shards}")
+    shards = [f"{counted(count, 'shard')} {outcome}" for outcome, count in sorted(counts.items())]
+    print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {', '.join(shards)}")
 
 
 def dump_hdf5(config: RunConfig, args: Any) -> None:
@@ -187,7 +197,8 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
         batch_size = stage_at(config.curriculum, steps[0])[1].tables
     shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
     for first in range(0, len(shapes), batch_size):
-        if problem := mixed_rows(shapes[first : first + batch_size], first):
+        problem = mixed_rows(shapes[first : first + batch_size], first)
+        if problem:
             advice = "set curriculum.stages.NAME.group_size to the tables of a step, or a smaller batch_size"
             raise ConfigError([f"{problem}: {advice}"])
     write_tables(
@@ -236,13 +247,20 @@ ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
 
 def act(action: str, arguments: list[str], config_dir: str | None) -> None:
     """Run the action of a command line; raises ConfigError with all problems."""
-    own = {field.name for field in dataclasses.fields(PriorOptions)}
-    args = parse_options(PriorOptions, [text for text in arguments if text.partition("=")[0] in own])
+    option_names = {field.name for field in dataclasses.fields(PriorOptions)}
+    options = []  # of the action
+    settings = []  # of the run
+    for text in arguments:
+        name, _, _ = text.partition("=")
+        if name in option_names:
+            options.append(text)
+        else:
+            settings.append(text)
+    args = parse_options(PriorOptions, options)
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
-    settings = [text for text in arguments if text.partition("=")[0] not in own]
     try:
-        config = compose([*settings, "validation.every=0", "validation.patience=0"], config_dir, own)
+        config = compose([*settings, "validation.every=0", "validation.patience=0"], config_dir, option_names)
     except ConfigError as error:  # for example, no table is as long as the curriculum asks for
         if action == "describe" and isinstance(error.config, RunConfig):
             with contextlib.suppress(PriorError):

@@ -53,38 +53,46 @@ def replay(run_dir: str, step: int) -> None:
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
     """Return the configuration of a run, and its newest checkpoint before a step, if any."""
+    # The configuration is that of the newest checkpoint, if there is one.
     newest = checkpoint.newest_valid(run_dir / "checkpoints")
-    values = Records(run_dir).config() if newest is None else newest[1]["config"]
+    if newest is None:
+        values = Records(run_dir).config()
+    else:
+        path, content = newest
+        values = content["config"]
+        plugins.require(content["run"].get("plugins", []), KINDS, run_dir)
+        version = content["run"]["stream_version"]
+        if version != STREAM_VERSION:
+            why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
+            raise ConfigError([f"{path} cannot be replayed: {why}"])
     if values is None:
         raise ConfigError([f"run_dir is {str(run_dir)!r}; there is no run in it"])
-    if newest is not None:
-        plugins.require(newest[1]["run"].get("plugins", []), KINDS, run_dir)
-    if newest is not None and (version := newest[1]["run"]["stream_version"]) != STREAM_VERSION:
-        why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
-        raise ConfigError([f"{newest[0]} cannot be replayed: {why}"])
-    start = checkpoint.newest_valid(run_dir / "checkpoints", until=step)
-    first = 0 if start is None else start[1]["global_step"]
-    # After `at` steps, the guard has rewound the run to its checkpoint of `good` steps.
-    rewinds = [
-        (line["back_to"], line["step"] + 1) for line in Records(run_dir).lines("incidents.jsonl") if "back_to" in line
-    ]
-    for good, at in rewinds:
-        if first < at <= step:
-            why = f"the run went back from step {at} to {good}, and has no checkpoint from between that and step {step}"
-            raise ConfigError([f"step is {step}; {why}"])
-    return values, None if start is None else start[1]
+
+    # The replay begins with the newest checkpoint before the step.
+    before = checkpoint.newest_valid(run_dir / "checkpoints", until=step)
+    start = None if before is None else before[1]
+    first = 0 if start is None else start["global_step"]
+    for incident in Records(run_dir).lines("incidents.jsonl"):
+        if "back_to" not in incident:
+            continue
+        rewound_at = incident["step"] + 1  # steps done when the guard went back to an earlier checkpoint
+        if first < rewound_at <= step:
+            rewind = f"the run went back from step {rewound_at} to {incident['back_to']}"
+            raise ConfigError([f"step is {step}; {rewind}, and has no checkpoint from between that and step {step}"])
+    return values, start
 
 
 def replay_values(values: dict, from_checkpoint: bool) -> dict:
     """Return a run's configuration without the devices, files and services that the replay does not need."""
-    values = values | {"init_weights": None} if from_checkpoint else values
-    trainer = values["trainer"] | {"accelerator": "auto", "devices": None}
-    return values | {
-        "trainer": trainer,
+    changes = {
+        "trainer": values["trainer"] | {"accelerator": "auto", "devices": None},
         "wandb": values["wandb"] | {"mode": "disabled"},
         "tensorboard": False,
         "stream": {"name": "local"},
     }
+    if from_checkpoint:
+        changes["init_weights"] = None
+    return values | changes
 
 
 def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
@@ -97,17 +105,18 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     print(f"non-finite weights: {non_finite}")
     lines = []
     gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
-    for spec, index in ((group.spec, index) for group in plan.groups for index in group.tables):
-        table = planned_table(stream.prior, plan, spec, stream.seed, index)
-        gradients.flat.zero_()
-        with module.precision.autocast(module.device.type):
-            alone = pack([table]).to(module.device)
-            loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
-        norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
-        mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
-        largest = table.X[~table.X.isnan()].abs().max().item()
-        sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
-        lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
+    for group in plan.groups:
+        for index in group.tables:
+            table = planned_table(stream.prior, plan, group.spec, stream.seed, index)
+            gradients.flat.zero_()
+            with module.precision.autocast(module.device.type):
+                alone = pack([table]).to(module.device)
+                loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
+            norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
+            mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
+            largest = table.X[~table.X.isnan()].abs().max().item()
+            sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]
+            lines.append([*sizes, f"{largest:.3g}", f"{loss:.6g}", f"{norm:.4g}", mark])
     print(text_table([*COLUMNS, ""], lines))
     module.gradients = None  # so that the step makes its own buffer, since the weights' .grad is in the one above
     torch.cuda.empty_cache()

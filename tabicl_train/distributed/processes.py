@@ -72,11 +72,16 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     """Return the place of this process from torchrun's variables; without them it is a single process."""
     if not is_rank(environ):
         return Launch()
-    size, local_size = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_WORLD_SIZE", 1))
-    return Launch(int(environ["RANK"]), size, int(environ.get("LOCAL_RANK", 0)), local_size)
+    return Launch(
+        rank=int(environ["RANK"]),
+        size=int(environ["WORLD_SIZE"]),
+        local_rank=int(environ.get("LOCAL_RANK", 0)),
+        local_size=int(environ.get("LOCAL_WORLD_SIZE", 1)),
+    )
 
 
 def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun, or this program as it does, has started this process."""
     return "RANK" in environ and "WORLD_SIZE" in environ
 
 
@@ -102,10 +107,12 @@ def start_problems(config: RunConfig) -> list[str]:
 
     from tabicl_train.precision import has_bf16
 
-    trainer, run_dir = config.trainer, Path(config.run_dir)
+    trainer = config.trainer
+    run_dir = Path(config.run_dir)
     problems = srun_problems()
-    if is_first() and (problem := unwritable_folder(run_dir)):  # other ranks do not need it
-        problems.append(f"run_dir is {config.run_dir!r}; {problem}")
+    unwritable = unwritable_folder(run_dir) if is_first() else None  # other ranks do not need it
+    if unwritable:
+        problems.append(f"run_dir is {config.run_dir!r}; {unwritable}")
     elif os.path.exists(run_dir / STUDY):
         problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
     problems += input_problems("run_dir", run_dir, config.table_inputs)  # a table may be called metrics.csv
@@ -116,13 +123,17 @@ def start_problems(config: RunConfig) -> list[str]:
         problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
     if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
         problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
-    return [*problems, *ray_problems(config.stream), *missing_steps(config)]
+    problems += ray_problems(config.stream)
+    problems += missing_steps(config)
+    return problems
 
 
 def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     """List the problem if srun has started several tasks without torchrun."""
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) if "SLURM_STEP_ID" in environ else 1
-    if is_rank(environ) or tasks == 1:
+    if is_rank(environ) or "SLURM_STEP_ID" not in environ:
+        return []
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if tasks == 1:
         return []
     return [f"srun has started {tasks} tasks of this command; {TORCHRUN}"]
 
@@ -133,9 +144,10 @@ def ray_problems(stream: StreamConfig) -> list[str]:
         return []
     if not is_installed("ray"):
         return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
+    if stream.address is None:
+        return []
     try:
-        if stream.address is not None:
-            connect_to(stream.address)
+        connect_to(stream.address)
     except OSError as error:
         return [f"stream.address is {stream.address!r}; no Ray cluster answers there ({error})"]
     return []
@@ -197,12 +209,16 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    # How the ranks have ended is in the status of the run: the signal hides their exit codes.
     status = read_status(run_dir) or {}
-    if status.get("launch") == run_id and status["status"] in ("finished", "preempted"):
-        return 0 if status["status"] == "finished" else PREEMPTED
-    if status.get("launch") == run_id and status["status"] == "failed":  # the signal hides the ranks' exit codes
-        print(f"error: {status['cause']}", file=sys.stderr)
-        return 1
+    if status.get("launch") == run_id:
+        if status["status"] == "finished":
+            return 0
+        if status["status"] == "preempted":
+            return PREEMPTED
+        if status["status"] == "failed":
+            print(f"error: {status['cause']}", file=sys.stderr)
+            return 1
     return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
 
 
@@ -212,30 +228,36 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
     # SIGTERM. So a rank that another signal has killed comes first, then one whose error is not a lost connection.
     start = min(failure.timestamp for failure in failures.values())
 
-    def order(item: tuple[int, ProcessFailure]) -> tuple:
-        _, failure = item
-        is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
-        is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
+    def order(rank: int) -> tuple:
+        failure = failures[rank]
         message = message_of(failure)
-        is_sequel = bool(CONNECTION.search(message)) or (failure.exitcode == -signal.SIGTERM and not message)
+        was_sent_sigterm = failure.exitcode == -signal.SIGTERM
+        is_killed = failure.exitcode < 0 and not was_sent_sigterm
+        is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
+        is_sequel = bool(CONNECTION.search(message)) or (was_sent_sigterm and not message)
         return is_late, not is_killed, is_sequel, failure.timestamp
 
-    rank, failure = min(failures.items(), key=order)
-    message = message_of(failure)
+    rank = min(failures, key=order)
+    message = message_of(failures[rank])
+    code = failures[rank].exitcode
+    if not message and code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    if not message:
+        return f"rank {rank} ended with exit code {code}"
     if "imed out" in message:
         message = f"another rank did not answer within trainer.timeout; {message}"
     trace = run_dir / f"rank-{rank}.log"
-    if not message:
-        code = failure.exitcode
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"rank {rank} {end}"
-    return f"rank {rank} failed: {message}" + (f"; its stack trace is in {trace}" if trace.exists() else "")
+    if trace.exists():
+        message += f"; its stack trace is in {trace}"
+    return f"rank {rank} failed: {message}"
 
 
 def message_of(failure: ProcessFailure) -> str:
     """Return the first line of the error that a rank has recorded; empty if it has recorded none."""
-    message = failure.message.get("message", "") if isinstance(failure.message, dict) else ""
-    return (message.splitlines() or [""])[0]
+    if not isinstance(failure.message, dict):
+        return ""
+    lines = failure.message.get("message", "").splitlines()
+    return lines[0] if lines else ""
 
 
 class Stop:
@@ -256,7 +278,8 @@ class Stop:
         """Handle a signal: record the first one; a second one ends the process at once."""
         now = time.monotonic()
         if self.first is None:
-            self.first, self.cause = now, signal.Signals(number).name
+            self.first = now
+            self.cause = signal.Signals(number).name
             if is_first():  # os.write, since print is not safe in a signal handler
                 line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
                 with contextlib.suppress(OSError):

@@ -25,7 +25,8 @@ class Ranks:
 
     def __init__(self, launch: Launch | None = None) -> None:
         launch = launch or Launch()
-        self.rank, self.size = launch.rank, launch.size
+        self.rank = launch.rank
+        self.size = launch.size
 
     def connect(self, timeout: float) -> None:
         """Open the process groups, once torch's default one is open."""
@@ -35,10 +36,14 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank; all ranks call this after the same steps."""
-        return self._maximum([flag], self.prompt)[0] if self.size > 1 else flag
+        if self.size == 1:
+            return flag
+        (is_set,) = self._maximum([flag], self.prompt)
+        return is_set
 
     def wait_for_first(self, asked: Callable[[], bool]) -> bool:
         """Wait, on the other ranks, while rank 0 works alone and calls `still_working` now and then, then `finish`."""
+        # Each call of rank 0 is one collective of three flags: asked to stop, done, and the result.
         while True:
             _, done, result = self._maximum([asked(), False, False], self.patient)
             if done:
@@ -46,11 +51,16 @@ class Ranks:
 
     def still_working(self, asked: bool) -> bool:
         """Return, on rank 0, whether any rank was asked to stop."""
-        return self._maximum([asked, False, False], self.patient)[0] if self.size > 1 else asked
+        if self.size == 1:
+            return asked
+        any_asked, _, _ = self._maximum([asked, False, False], self.patient)
+        return any_asked
 
     def finish(self, result: bool = False) -> bool:
         """Release the other ranks, on rank 0, and return the result."""
-        return self._maximum([False, True, result], self.patient)[2] if self.size > 1 else result
+        if self.size > 1:
+            self._maximum([False, True, result], self.patient)
+        return result
 
     def from_first(self, function: Callable[[], Value]) -> Value:
         """Call `function` on rank 0 and return its result on all ranks; an exception is raised on all of them."""
@@ -66,7 +76,7 @@ class Ranks:
         dist.broadcast_object_list(content, 0, group=self.patient)
         value, sent = content[0]
         if sent is not None:
-            raise error or sent
+            raise error or sent  # rank 0 has the original, with its stack trace
         return value
 
     def gather(self, value: Value) -> list[Value]:
@@ -83,8 +93,11 @@ class Ranks:
         for rank, texts in enumerate(self.gather(problems)):
             for text in texts:
                 ranks.setdefault(text, []).append(rank)
-        if ranks:
-            raise ConfigError([text if len(r) == self.size else text + listed(r) for text, r in ranks.items()])
+        lines = []
+        for text, concerned in ranks.items():
+            lines.append(text if len(concerned) == self.size else text + listed(concerned))
+        if lines:
+            raise ConfigError(lines)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor on the CPU over all ranks, in place."""
@@ -105,4 +118,6 @@ class Ranks:
 
 
 def listed(ranks: list[int]) -> str:
-    return f" ({'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))})"
+    """Name the ranks in parentheses, after a space."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f" ({noun} {', '.join(map(str, ranks))})"

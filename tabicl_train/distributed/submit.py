@@ -35,7 +35,10 @@ class Training:
     """
 
     def __init__(self, arguments: list[str], nodes: int = 1, processes: int = 1, variables: dict | None = None) -> None:
-        self.arguments, self.nodes, self.processes, self.variables = arguments, nodes, processes, variables or {}
+        self.arguments = arguments
+        self.nodes = nodes
+        self.processes = processes  # of each machine
+        self.variables = variables or {}
         self.program = PROGRAM
         self.process: subprocess.Popen | None = None
         self.stopped = False
@@ -59,17 +62,26 @@ class Training:
 
     def command(self) -> list[str]:
         """Return the command for this machine."""
+        run = [*self.program, *self.arguments]
         if self.nodes == 1:
-            devices = [f"trainer.devices={self.processes}"] if self.processes > 1 else []
-            return [sys.executable, *self.program, *self.arguments, *devices]
+            if self.processes > 1:
+                run.append(f"trainer.devices={self.processes}")
+            return [sys.executable, *run]
         import submitit
 
         job = submitit.JobEnvironment()
-        port = 15_000 + int(job.job_id.partition("_")[0]) % 15_000  # below the ephemeral ports
-        agent = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}", f"--rdzv-id={job.job_id}"]
-        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={job.hostnames[0]}:{port}", f"--shutdown-timeout={SHUTDOWN}"]
-        agent.append(f"--signals-to-handle={','.join(number.name for number in SIGNALS)}")
-        return [sys.executable, "-m", "torch.distributed.run", *agent, *self.program, *self.arguments]
+        job_number, _, _ = job.job_id.partition("_")
+        port = 15_000 + int(job_number) % 15_000  # below the ephemeral ports
+        agent = [
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.processes}",
+            f"--rdzv-id={job.job_id}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={job.hostnames[0]}:{port}",
+            f"--shutdown-timeout={SHUTDOWN}",
+            f"--signals-to-handle={','.join(number.name for number in SIGNALS)}",
+        ]
+        return [sys.executable, "-m", "torch.distributed.run", *agent, *run]
 
     def checkpoint(self) -> Any:
         """Stop the run, which saves its state; returns the job to submit next."""
@@ -94,8 +106,9 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     """Submit `tabicl-train ARGUMENTS` as a job."""
     import submitit
 
-    processes, local = max(1, options.gpus), options.cluster == "local"
-    minutes = FOREVER if local else max(1, round(60 * options.hours))
+    processes = max(1, options.gpus)
+    is_local = options.cluster == "local"
+    minutes = FOREVER if is_local else max(1, round(60 * options.hours))
     parameters = {
         "name": "tabicl",
         "nodes": options.nodes,
@@ -110,7 +123,7 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     if options.partition is not None:
         parameters["slurm_partition"] = options.partition
     # A local job inherits the ignored SIGINT; otherwise submitit would kill the run within a second after ctrl-C.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if local else None
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_local else None
     try:
         executor = submitit.AutoExecutor(folder, cluster=options.cluster, slurm_max_num_timeout=ALWAYS)
         executor.update_parameters(**parameters)
@@ -119,7 +132,7 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     except (RuntimeError, OSError, ValueError, submitit.core.utils.FailedSubmissionError) as error:
         raise ConfigError([f"the job cannot be submitted: {error}"]) from None
     finally:
-        if local:
+        if is_local:
             signal.signal(signal.SIGINT, handler)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,93 @@ class Scene:
     classifier: TabICLClassifier
 
 
+@dataclass
+class ShownRow:
+    """A row of the table as the page shows it: its index, class and first cells."""
+
+    row: int
+    label: str
+    cells: list[str]
+
+
+@dataclass
+class QueryRow(ShownRow):
+    """The row that is looked at; base and gate are None if the layer lacks the factor."""
+
+    token: list[float]
+    q: list[float]
+    base: list[float] | None
+    gate: list[float] | None
+    scaled: list[float]  # q times both factors
+
+
+@dataclass
+class KeyRow(ShownRow):
+    """A labeled row whose key is shown: its vectors, and its score after each step."""
+
+    token: list[float]
+    k: list[float]
+    v: list[float]
+    score: float
+    divided: float  # by the root of d
+    based: float  # with base
+    scaled: float  # with base and gate
+    logit: float
+    weight: float
+
+
+@dataclass
+class HiddenRow(ShownRow):
+    """A query row, which is not seen."""
+
+    weight: float = 0.0
+
+
+@dataclass
+class OtherKeys:
+    """The labeled rows that are not shown one by one, together."""
+
+    count: int
+    weight: float
+    context: list[float]  # the sum of their weighted values
+
+
+@dataclass
+class Explanation:
+    """All that the page shows; vectors are lists of numbers."""
+
+    table: str  # its name
+    row: int  # that is looked at
+    layer: int
+    layers: int
+    head: int
+    heads: int
+    n: int  # labeled rows, which are the keys
+    d: int  # elements of a head
+    root: float  # of d
+    log_n: float
+    rule: str  # an entry of RULES
+    exponent: float | None  # p of signed averaging; None for softmax
+    query: QueryRow
+    keys: list[KeyRow]  # those shown, by weight
+    rest: OtherKeys | None  # None if all are shown
+    by_label: list[dict[str, Any]]  # rows of a label, and the sum of their weights
+    context: list[float]  # the sum of all weighted values
+    entropy: float | None  # of the weights, over log n; None with a single key
+    columns: list[str]  # names of the cells
+    features: int
+    hidden: list[HiddenRow]
+    unlabeled: int
+    prediction: list[dict[str, Any]]  # label and p, the probability, of each class
+
+
 def run(options: Options) -> None:
     scene = scene_of(options, load_classifier(options.checkpoint, options.weights))
-    data = explain(scene, options.layer, options.head)
+    explanation = explain(scene, options.layer, options.head)
     folder = Folder("attention", options)
-    folder.text("attention.html", page(data))
-    folder.page("One row through one attention head", QUESTION.format(**data), "[attention.html](attention.html)")
+    folder.text("attention.html", page(explanation))
+    question = QUESTION.format(**vars(explanation))
+    folder.page("One row through one attention head", question, "[attention.html](attention.html)")
 
 
 def scene_of(options: Options, network: TabICL) -> Scene:
@@ -110,19 +191,20 @@ def scene_of(options: Options, network: TabICL) -> Scene:
             [f"row is {options.row}; {options.table} has the rows 0..{X.index[-1]}, if they have a class"]
         )
     row = len(y) - 1 if options.row is None else X.index.get_loc(options.row)
-    order = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
-    queries = [row, *sorted(order[: min(OTHERS, len(order) // 2)])]
-    labeled = sorted(order[len(queries) - 1 :][: 50 if options.small else SAMPLE])
+    others = [i for i in rng_at("attention", row).permutation(len(y)).tolist() if i != row]
+    num_queries = min(OTHERS, len(others) // 2)  # beside the row
+    queries = [row, *sorted(others[:num_queries])]
+    most_labeled = 50 if options.small else SAMPLE
+    labeled = sorted(others[num_queries:][:most_labeled])
     classifier = plain_classifier(network, X.iloc[labeled], y[labeled])
     return Scene(Path(options.table).name, X, y, labeled, queries, classifier)
 
 
 @torch.no_grad()
-def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
-    """All that the page shows, in numbers, texts and lists.
+def explain(scene: Scene, layer: int, head: int) -> Explanation:
+    """Predict the rows of a scene, and explain what one head does with the first query row.
 
-    Vectors are lists. keys: those shown, by weight; rest: the others together, None if there are none; by_label: sums
-    of weights; context: the sum of all weighted values; hidden: query rows, which are not seen
+    Raises ConfigError if the network has no such layer or head.
     """
     classifier = scene.classifier
     layers = [site.attention for site in sites(classifier.network_) if site.stage == "icl"]
@@ -134,83 +216,108 @@ def explain(scene: Scene, layer: int, head: int) -> dict[str, Any]:
     attention = layers[layer]
     if not 0 <= head < attention.num_heads:
         raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
+    sequence, prediction = predict_and_record(scene, attention)
+
+    # The first query: its vectors in this head, and its scores (K,) after each step
+    q = sequence.q[:1]  # (1, H, d), with both factors
+    projected = sequence.projected[:1]  # (1, H, d), without
+    k = sequence.k[:, head].double()  # (K, d)
+    v = sequence.v[:, head].double()
+    n, d = k.shape
+    root = math.sqrt(d)
+    base, gate = multipliers(attention, projected, n)
+    plain_q = projected[0, head].double()  # (d,)
+    based_q = plain_q if base is None else plain_q * base[head].double()
+    scaled_q = q[0, head].double()
+    scores = k @ plain_q
+    divided = k @ plain_q / root
+    based = k @ based_q / root
+    scaled = k @ scaled_q / root
+    logit = logits(attention, q, sequence.k)[head, 0]
+    weights = torch.softmax(logit, -1)
+
+    # The keys with the largest weights, the one in the middle of the others, and the last one
+    order = weights.argsort(descending=True, stable=True).tolist()
+    shown = order
+    if n > LARGEST + 2:
+        shown = [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
+    keys = []
+    for j in shown:
+        keys.append(
+            KeyRow(
+                **shown_row(scene, scene.labeled[j]),
+                token=plain(sequence.context[j]),
+                k=plain(k[j]),
+                v=plain(v[j]),
+                score=scores[j].item(),
+                divided=divided[j].item(),
+                based=based[j].item(),
+                scaled=scaled[j].item(),
+                logit=logit[j].item(),
+                weight=weights[j].item(),
+            )
+        )
+    rest = None
+    if len(shown) < n:
+        left = torch.tensor([j for j in order if j not in shown], device=weights.device)
+        rest = OtherKeys(len(left), weights[left].sum().item(), plain(weights[left] @ v[left]))
+
+    query = QueryRow(
+        **shown_row(scene, scene.queries[0]),
+        token=plain(sequence.x[0]),
+        q=plain(plain_q),
+        base=None if base is None else plain(base[head].expand(d)),
+        gate=None if gate is None else plain(gate[0, head].expand(d)),
+        scaled=plain(q[0, head]),
+    )
+    exponents_of_heads = exponents(attention)
+    return Explanation(
+        table=scene.name,
+        row=query.row,
+        layer=layers.index(attention),
+        layers=len(layers),
+        head=head,
+        heads=attention.num_heads,
+        n=n,
+        d=d,
+        root=root,
+        log_n=math.log(n),
+        rule=classifier.network_.config.icl_scaling,
+        exponent=None if exponents_of_heads is None else exponents_of_heads[head].item(),
+        query=query,
+        keys=keys,
+        rest=rest,
+        by_label=by_label(scene.y[scene.labeled], weights.tolist()),
+        context=plain(weights @ v),
+        entropy=shape(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
+        columns=[str(name) for name in scene.X.columns[:CELLS]],
+        features=scene.X.shape[1],
+        hidden=[HiddenRow(**shown_row(scene, row)) for row in scene.queries],
+        unlabeled=len(scene.queries),
+        prediction=[
+            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction, strict=True)
+        ],
+    )
+
+
+def predict_and_record(scene: Scene, attention: Attention) -> tuple[Sequence, list[float]]:
+    """Return what a layer has done with the query rows, and the probabilities of the first one's classes."""
+    classifier = scene.classifier
     kept: list[Sequence] = []
-    asked = scene.X.iloc[scene.queries]
 
-    def watch(_: Any, found: list[Sequence]) -> None:
-        kept.extend(sequence for sequence in found if sequence.kind != LABELED)
+    def watch(_: Any, sequences: list[Sequence]) -> None:
+        kept.extend(sequence for sequence in sequences if sequence.kind != LABELED)
 
-    (table,), (unlabeled,) = (classifier._tables(x).values() for x in (classifier.X_, classifier._numbers(asked)))
-    rows, y = (torch.from_numpy(x)[None] for x in (np.concatenate([table, unlabeled]), classifier.y_))
+    # The rows as the classifier's only ensemble member reads them
+    (labeled,) = classifier._tables(classifier.X_).values()
+    (queries,) = classifier._tables(classifier._numbers(scene.X.iloc[scene.queries])).values()
+    rows = torch.from_numpy(np.concatenate([labeled, queries]))[None]
+    y = torch.from_numpy(classifier.y_)[None]
     with recorded({"keys": attention}, watch):  # the estimator itself keeps keys and values alone
         logits_of_rows = classifier.network_(Pack.stack(rows, y))[:, : len(classifier.classes_)]
-    prediction = torch.softmax(logits_of_rows / classifier.softmax_temperature, -1).tolist()
+    probabilities = torch.softmax(logits_of_rows / classifier.softmax_temperature, -1)
     (sequence,) = kept
-    q, k, v = sequence.q[:1], sequence.k[:, head].double(), sequence.v[:, head].double()
-    n, d = k.shape  # keys, elements of a head
-    query, steps = steps_of(attention, sequence, head)
-    w = torch.softmax(steps["logit"], -1)
-    order = w.argsort(descending=True, stable=True).tolist()
-    shown = order if n <= LARGEST + 2 else [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
-    vectors, values = {"token": sequence.context, "k": k, "v": v}, steps | {"weight": w}
-    keys = [
-        row_of(scene, scene.labeled[j])
-        | {name: plain(of[j]) for name, of in vectors.items()}
-        | {name: of[j].item() for name, of in values.items()}
-        for j in shown
-    ]
-    rest = torch.tensor([j for j in order if j not in shown], dtype=torch.int64, device=w.device)
-    others = {"count": len(rest), "weight": w[rest].sum().item(), "context": plain(w[rest] @ v[rest])}
-    return {
-        "table": scene.name,
-        "row": row_of(scene, scene.queries[0])["row"],
-        "layer": layers.index(attention),
-        "layers": len(layers),
-        "head": head,
-        "heads": attention.num_heads,
-        "n": n,
-        "d": d,
-        "root": math.sqrt(d),
-        "log_n": math.log(n),
-        "rule": classifier.network_.config.icl_scaling,
-        "exponent": None if (p := exponents(attention)) is None else p[head].item(),
-        "query": query | row_of(scene, scene.queries[0]),
-        "keys": keys,
-        "rest": others if len(rest) else None,
-        "by_label": by_label(scene.y[scene.labeled], w.tolist()),
-        "context": plain(w @ v),
-        "entropy": shape(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
-        "columns": [str(name) for name in scene.X.columns[:CELLS]],
-        "features": scene.X.shape[1],
-        "hidden": [row_of(scene, row) | {"weight": 0.0} for row in scene.queries],
-        "unlabeled": len(scene.queries),
-        "prediction": [
-            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction[0], strict=True)
-        ],
-    }
-
-
-def steps_of(attention: Attention, sequence: Sequence, head: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The vectors of the first query, None for a factor that the layer lacks; and its scores (K,) after each step."""
-    q, projected = sequence.q[:1], sequence.projected[:1]  # (1, H, d)
-    base, gate = multipliers(attention, projected, len(sequence.k))
-    k, d = sequence.k[:, head].double(), q.shape[-1]
-    asked = projected[0, head].double()  # (d,)
-    based = asked if base is None else asked * base[head].double()
-    query = {
-        "token": plain(sequence.x[0]),
-        "q": plain(asked),
-        "base": None if base is None else plain(base[head].expand(d)),
-        "gate": None if gate is None else plain(gate[0, head].expand(d)),
-        "scaled": plain(q[0, head]),
-    }
-    return query, {
-        "score": k @ asked,
-        "divided": k @ asked / math.sqrt(d),
-        "based": k @ based / math.sqrt(d),
-        "scaled": k @ q[0, head].double() / math.sqrt(d),
-        "logit": logits(attention, q, sequence.k)[head, 0],
-    }
+    return sequence, probabilities[0].tolist()
 
 
 def by_label(labels: Iterable[str], weights: Iterable[float]) -> list[dict[str, Any]]:
@@ -225,7 +332,8 @@ def plain(values: Tensor) -> list[float]:
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
-def row_of(scene: Scene, row: int) -> dict[str, Any]:
+def shown_row(scene: Scene, row: int) -> dict[str, Any]:
+    """The fields of a ShownRow."""
     cells = [text_of(value) for value in scene.X.iloc[row, :CELLS]]
     return {"row": int(scene.X.index[row]), "label": scene.y[row], "cells": cells}
 
@@ -236,23 +344,26 @@ def text_of(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
-def page(data: dict[str, Any]) -> str:
+def page(explanation: Explanation) -> str:
     """The page of what `explain` returns."""
     from tabicl_train.report.page import fill  # imports jinja2, which the help does not need
 
-    return fill(TEMPLATE, data=data, rule=RULES[data["rule"]], table=frame_of(data))
+    rule = RULES[explanation.rule]
+    return fill(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
 
 
-def frame_of(data: dict[str, Any]) -> pd.DataFrame:
+def table_of_keys(explanation: Explanation) -> pd.DataFrame:
     """The numbers of the shown keys as a table, without those of steps that the layer does not have."""
-    names = {"score": "q . k", "divided": f"divided by {data['root']:.4g}"}
-    names |= {"based": "with b" if data["exponent"] else "with base"} if data["query"]["base"] else {}
-    names |= {"scaled": "with gate"} if data["query"]["gate"] else {}
-    names |= {"logit": "signed logarithm"} if data["exponent"] else {}
-    names["weight"] = "weight"
-    rows = [{"row": name_of(key)} | {name: key[of] for of, name in names.items()} for key in data["keys"]]
+    rows = []
+    for key in explanation.keys:
+        row = {"row": f"row {key.row}: {key.label}", "q . k": key.score}
+        row[f"divided by {explanation.root:.4g}"] = key.divided
+        if explanation.query.base:
+            row["with b" if explanation.exponent else "with base"] = key.based
+        if explanation.query.gate:
+            row["with gate"] = key.scaled
+        if explanation.exponent:
+            row["signed logarithm"] = key.logit
+        row["weight"] = key.weight
+        rows.append(row)
     return pd.DataFrame(rows).set_index("row")
-
-
-def name_of(key: dict[str, Any]) -> str:
-    return f"row {key['row']}: {key['label']}"

@@ -59,10 +59,13 @@ class Options:
 
 def run(options: Options) -> None:
     network = load_classifier(options.checkpoint, options.weights)
-    folder, most = Folder("classes", options), network.config.max_classes
-    predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
-    tables = itertools.product(*(([4, 23], [0]) if options.small else (CLASSES, range(TABLES))))
-    scores = pd.DataFrame([score_table(network, *table) for table in tqdm(list(tables), unit="table")])
+    most = network.config.max_classes
+    folder = Folder("classes", options)
+    X, y, asked, _, _ = draw_table(most + 1, 2, 2, 0)
+    predict(network, X, y, asked)  # compiles and allocates what later predictions share
+    tables = [(4, 0), (23, 0)] if options.small else list(itertools.product(CLASSES, range(TABLES)))
+    rows = [score_table(network, classes, number) for classes, number in tqdm(tables, unit="table")]
+    scores = pd.DataFrame(rows)
     folder.csv("classes", scores)
     folder.csv("decomposition", decomposition(57, most))
     folder.figure("classes", draw(scores, most))
@@ -78,7 +81,8 @@ def draw_table(
     centers = rng.standard_normal((classes, FEATURES))
     y = rng.permutation(np.repeat(np.arange(classes), rows))
     truth = rng.integers(classes, size=queries)
-    X, asked = (centers[of] + NOISE * rng.standard_normal((len(of), FEATURES)) for of in (y, truth))
+    X = centers[y] + NOISE * rng.standard_normal((len(y), FEATURES))
+    asked = centers[truth] + NOISE * rng.standard_normal((queries, FEATURES))
     return X, y, asked, truth, centers
 
 
@@ -94,12 +98,18 @@ def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
     started = time.perf_counter()
     predicted = predict(network, X, y, asked)
     seconds = time.perf_counter() - started
-    accuracy = {"accuracy": predicted, "class_mean": nearest(asked, means), "best_possible": nearest(asked, centers)}
-    known = {"classes": classes, "table": number, "seconds": seconds}
-    scores = {name: float((labels == truth).mean()) for name, labels in accuracy.items()}
     most = network.config.max_classes
-    places = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
-    return known | scores | {"digits": places, "nodes": nodes(classes, most)}
+    digits = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
+    return {
+        "classes": classes,
+        "table": number,
+        "seconds": seconds,
+        "accuracy": float((predicted == truth).mean()),
+        "class_mean": float((nearest(asked, means) == truth).mean()),
+        "best_possible": float((nearest(asked, centers) == truth).mean()),
+        "digits": digits,
+        "nodes": nodes(classes, most),
+    }
 
 
 def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -163,12 +173,16 @@ def draw_decomposition(frame: pd.DataFrame) -> Figure:
 
 
 def findings(scores: pd.DataFrame, most: int) -> str:
-    means = scores.groupby("classes").mean(numeric_only=True)
     tables = counted(scores["table"].nunique(), "table")
-    counts = {name: means[name].astype(int).map("{:,}".format) for name in ("digits", "nodes")}
     groups = scores.groupby("classes")
-    shares = {name: groups[name].agg(share) for name in ("accuracy", "class_mean", "best_possible")}
-    table = pd.DataFrame(counts | shares | {"seconds": means["seconds"].map("{:.2f}".format)}).reset_index()
+    means = groups.mean(numeric_only=True)
+    columns = {}
+    for name in ("digits", "nodes"):
+        columns[name] = means[name].astype(int).map("{:,}".format)
+    for name in ("accuracy", "class_mean", "best_possible"):
+        columns[name] = groups[name].agg(share)
+    columns["seconds"] = means["seconds"].map("{:.2f}".format)
+    table = pd.DataFrame(columns).reset_index()
     return f"""
 ![accuracy and time by number of classes](classes.png)
 

@@ -42,7 +42,8 @@ from tabicl_train.statistics import mean_interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST, QUERIES = 256, 128  # labeled rows of the longest tables of training; query rows of a test table
+LONGEST = 256  # labeled rows of the longest tables of training
+QUERIES = 128  # query rows of a test table
 FACTORS = (1, 2, 4, 8, 16)
 TABLES = 48  # synthetic test tables
 FIXED, GROWING = "fixed_rows", "growing_rows"  # configs/curriculum
@@ -84,15 +85,24 @@ SMALL = ["seed=0", *(f"curriculum.stages.{stage}.{value}" for stage in ("first",
 
 def run(options: Options) -> None:
     folder = Folder("curriculum", options)
-    runs = trained_runs(["sweep=row_curriculum", *(SMALL if options.small else [])], folder.path / "runs")
-    longest, synthetic, tasks = (16, 2, ()) if options.small else (LONGEST, TABLES, real_tasks())
+    settings = SMALL if options.small else []
+    runs = trained_runs(["sweep=row_curriculum", *settings], folder.path / "runs")
+    if options.small:
+        longest = 16
+        tests = [("synthetic", 0), ("synthetic", 1)]
+    else:
+        longest = LONGEST
+        tests = [("synthetic", number) for number in range(TABLES)]
+        tests += itertools.product(real_tasks(), range(SPLITS))
 
     def score_one(network: TabICL, _: Row, data: str, number: int) -> list[Row]:
         table = test_table(data, number, longest * FACTORS[-1])
-        numbers = [{"factor": factor, "n": factor * longest} for factor in FACTORS]
-        return [number | score(network, table, number["n"]) for number in numbers]
+        rows = []
+        for factor in FACTORS:
+            n = factor * longest
+            rows.append({"factor": factor, "n": n, **score(network, table, n)})
+        return rows
 
-    tests = [*itertools.product(["synthetic"], range(synthetic)), *itertools.product(tasks, range(SPLITS))]
     scores = score_all(folder, runs, ["data", "table"], tests, score_one)
     folder.figure("curriculum", draw(scores))
     folder.page("What a curriculum of rows does", QUESTION, findings(scores))
@@ -133,15 +143,17 @@ def read_task(name: str) -> Task:
 
 def score(network: TabICL, table: TestTable, n: int) -> Row:
     """Log loss and accuracy of the query rows, which are the last ones, given the n labeled rows before them."""
-    X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
+    X = table.X[-QUERIES - n :]
+    y = table.y[-QUERIES - n :]
     if isinstance(X, torch.Tensor):
         log_p = predict_logits(network, Pack.of([(X, y, n)]), network.config.max_classes).log_softmax(-1)
         truth = y[n:]
     else:
         classifier = plain_classifier(network, X.iloc[:n], y[:n])
         log_p = torch.from_numpy(classifier.predict_proba(X.iloc[n:])).clamp(min=1e-6).log()
-        known = np.isin(y[n:], classifier.classes_)  # a rare class may be missing among the fewest labeled rows
-        log_p, truth = log_p[known], torch.from_numpy(np.searchsorted(classifier.classes_, y[n:][known]))
+        is_labeled = np.isin(y[n:], classifier.classes_)  # a rare class may be missing among the fewest labeled rows
+        log_p = log_p[is_labeled]
+        truth = torch.from_numpy(np.searchsorted(classifier.classes_, y[n:][is_labeled]))
     accuracy = (log_p.argmax(-1) == truth).double().mean().item()
     return {"log_loss": F.nll_loss(log_p, truth).item(), "accuracy": accuracy}
 
@@ -166,17 +178,24 @@ class Effects(NamedTuple):
 
 
 def effects(scores: pd.DataFrame) -> Effects:
-    means, growing, lead = {}, {}, {}
+    """Compare curricula and rules on one kind of data."""
+    pairs = list(itertools.product((FIXED, GROWING), RULES))
+    means = {}
+    growing = {}
+    lead = {}
     for n in sorted(scores["n"].unique()):
-        loss = {pair: losses(scores, *pair, n) for pair in itertools.product((FIXED, GROWING), RULES)}
-        means[n] = {pair: mean_interval(values) for pair, values in loss.items()}
+        loss = {(curriculum, rule): losses(scores, curriculum, rule, n) for curriculum, rule in pairs}
+        means[n] = [mean_interval(loss[pair]) for pair in pairs]
         growing[n] = {rule: mean_interval(loss[GROWING, rule] - loss[FIXED, rule]) for rule in RULES}
-        leads = {of: loss[of, "QASSMax"] - loss[of, "SSMax"] for of in (FIXED, GROWING)}
-        lead[n] = {f"after {of}": mean_interval(values) for of, values in leads.items()}
-        lead[n]["change by growing rows"] = mean_interval(leads[GROWING] - leads[FIXED])
-    of_pair = pd.DataFrame({n: list(values.values()) for n, values in means.items()}, dtype=object)
-    of_pair.index = pd.MultiIndex.from_tuples(next(iter(means.values())), names=["curriculum", "rule"])
-    return Effects(of_pair, pd.DataFrame(growing), pd.DataFrame(lead))
+        lead_after_fixed = loss[FIXED, "QASSMax"] - loss[FIXED, "SSMax"]
+        lead_after_growing = loss[GROWING, "QASSMax"] - loss[GROWING, "SSMax"]
+        lead[n] = {
+            f"after {FIXED}": mean_interval(lead_after_fixed),
+            f"after {GROWING}": mean_interval(lead_after_growing),
+            "change by growing rows": mean_interval(lead_after_growing - lead_after_fixed),
+        }
+    index = pd.MultiIndex.from_tuples(pairs, names=["curriculum", "rule"])
+    return Effects(pd.DataFrame(means, index, dtype=object), pd.DataFrame(growing), pd.DataFrame(lead))
 
 
 def by_kind(scores: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -225,13 +244,15 @@ ensemble.
 
 
 def section(kind: str, scores: pd.DataFrame) -> str:
+    """The findings about one kind of data."""
     found = effects(scores)
     seeds, tables = losses(scores, FIXED, RULES[0], scores["n"].max()).shape
     what = "tables" if kind.startswith("synthetic") else f"tasks (each the mean of {SPLITS} choices of rows)"
+    answer = verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM
     return f"""
 ## {kind.capitalize()}
 
-{verdict(found, FACTORS[-1]) if seeds >= FEWEST_SEEDS else NO_CLAIM}
+{answer}
 
 Log loss by labeled rows n, with 95 % intervals from {counted(seeds, "seed")} and {tables} {what}:
 
@@ -249,9 +270,9 @@ QASSMax minus SSMax; below zero, QASSMax is better:
 
 def verdict(found: Effects, factor: int) -> str:
     """The answer in two sentences, for the longest tables."""
-    last = found.growing.columns[-1]
-    changes = ", ".join(f"{rule} by {change:+.3f}" for rule, change in found.growing[last].items())
-    fixed, growing, change = found.lead[last]
+    longest = found.growing.columns[-1]
+    changes = ", ".join(f"{rule} by {change:+.3f}" for rule, change in found.growing[longest].items())
+    fixed, growing, change = found.lead[longest]
     if not change.excludes_zero:
         so = "which decides nothing about whether the curriculum favors either of them"
     else:

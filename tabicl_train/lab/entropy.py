@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,7 +23,8 @@ from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
 
-TABLES, FEATURES = 4, 10  # tables for each number of rows, and their features
+TABLES = 4  # for each number of rows
+FEATURES = 10
 QUERY_ROWS = 256  # of each table, so that as many of them as of its labeled rows are measured
 
 QUESTION = """
@@ -64,15 +66,21 @@ def run(options: Options) -> None:
     if problems:
         raise ConfigError(problems)
     network = load_model(options.checkpoint, options.weights)
-    folder, found = Folder("entropy", options), []
-    for n in sorted(set(options.rows))[: 2 if options.small else None]:
-        for table in range(1 if options.small else TABLES):
+    folder = Folder("entropy", options)
+    numbers_of_rows = sorted(set(options.rows))
+    tables = TABLES
+    if options.small:
+        numbers_of_rows = numbers_of_rows[:2]
+        tables = 1
+    frames = []
+    for n in numbers_of_rows:
+        for table in range(tables):
             info(f"{n} labeled rows, table {table}")
             measures = measure(network, prediction(network, options.prior, n, table))
             measures.insert(0, "table", table)
-            found.append(measures)
-        folder.csv("entropy", pd.concat(found, ignore_index=True))
-    frame = pd.concat(found, ignore_index=True)
+            frames.append(measures)
+        frame = pd.concat(frames, ignore_index=True)
+        folder.csv("entropy", frame)  # after each number of rows, as long tables take minutes
     folder.figure("entropy", draw_attention(frame))
     folder.page("Attention against the number of rows", QUESTION, findings(frame, options.prior))
 
@@ -91,12 +99,15 @@ def findings(frame: pd.DataFrame, prior: str) -> str:
     n = np.unique(frame["n"])
     rows = []
     for kind, site in KINDS.items():
-        of_kind = frame[frame["queries"] == kind]
-        for layer, own in of_kind.groupby("layer"):
-            tables = own.groupby(["n", "table"])[["entropy", "top_weight", "base_largest", "gate_mean"]].mean()
-            ends = (tables.loc[end] for end in n[[0, -1]])  # (tables, columns)
-            means = zip(*([mean_interval(values) for values in end.to_numpy().T] for end in ends), strict=True)
-            rows.append((site, layer, *(f"{a:.3f} -> {b:.3f}" if a.mean == a.mean else "" for a, b in means)))
+        rows_of_kind = frame[frame["queries"] == kind]
+        for layer, rows_of_layer in rows_of_kind.groupby("layer"):
+            means = rows_of_layer.groupby(["n", "table"]).mean(numeric_only=True)  # over heads
+            cells = []
+            for measure_name in ("entropy", "top_weight", "base_largest", "gate_mean"):
+                shortest = mean_interval(means.loc[n[0]][measure_name].to_numpy())
+                longest = mean_interval(means.loc[n[-1]][measure_name].to_numpy())
+                cells.append("" if math.isnan(shortest.mean) else f"{shortest:.3f} -> {longest:.3f}")
+            rows.append((site, layer, *cells))
     names = ["queries", "layer", "entropy / log n", "largest weight", "largest base multiplier", "mean gate"]
     return f"""
 ![entropy, largest weight, gap and multipliers against labeled rows](entropy.png)

@@ -62,5 +62,6 @@ def require_packages(name: str) -> None:
     experiment = register.experiment[name]
     if experiment.trains:
         require_sweep_packages()
-    if missing := [package for package in experiment.packages if not is_installed(package)]:
+    missing = [package for package in experiment.packages if not is_installed(package)]
+    if missing:
         raise ConfigError([f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}"])

@@ -48,7 +48,8 @@ class Options:
 
 
 def run(options: Options) -> None:
-    if problems := within(0, LARGEST, gap=options.gap):
+    problems = within(0, LARGEST, gap=options.gap)
+    if problems:
         raise ConfigError(problems)
     folder = Folder("fading", options)
     frame = curves(options)
@@ -97,7 +98,11 @@ def draw(frame: pd.DataFrame, gap: float) -> Figure:
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for rule, rows in frame.groupby("rule", sort=False):
-        style = "-." if "SSA" in str(rule) else "--" if "QASSMax" in str(rule) else "-"
+        style = "-"
+        if "SSA" in str(rule):
+            style = "-."
+        elif "QASSMax" in str(rule):
+            style = "--"
         axes.plot(rows["n"], rows["weight"], style, label=rule)
     axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="keys n", ylabel="weight of the relevant key")
     axes.set_title(f"one key {gap:g} above n - 1 equal ones")
@@ -109,7 +114,8 @@ def findings(frame: pd.DataFrame, options: Options) -> str:
     shown = frame[frame["n"].isin([10**power for power in range(1, 7)])]
     table = shown.pivot(index="rule", columns="n", values="weight").loc[frame["rule"].unique()].map("{:.4f}".format)
     table.columns = pd.Index([f"n = {n:,}" for n in table.columns])
-    slope, half = SCALE * options.gap, 1 + math.exp(options.gap)
+    slope = SCALE * options.gap
+    half = 1 + math.exp(options.gap)  # keys among which the relevant one has half of the weight
     return f"""
 ![weight of the relevant key by number of keys](fading.png)
 

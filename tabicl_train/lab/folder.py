@@ -51,10 +51,13 @@ class Folder:
     """
 
     def __init__(self, experiment: str, options: Any) -> None:
-        self.path, self.experiment, self.options = Path(options.folder), experiment, dataclasses.asdict(options)
+        self.path = Path(options.folder)
+        self.experiment = experiment
+        self.options = dataclasses.asdict(options)
         make_folder("folder", self.path)
-        if found := what_else(self.path, experiment):
-            raise ConfigError([f"folder is {options.folder!r}; it holds {found}; choose another name"])
+        other_content = what_else(self.path, experiment)
+        if other_content:
+            raise ConfigError([f"folder is {options.folder!r}; it holds {other_content}; choose another name"])
         self.text(MARK, json.dumps({"experiment": experiment, "options": self.options}, indent=2) + "\n")
 
     def text(self, name: str, text: str) -> None:
@@ -71,26 +74,36 @@ class Folder:
     def page(self, title: str, question: str, findings: str) -> None:
         """Write README.md: what is asked, for readers who know no paper; what was found; and what was run."""
         version = versions()
+        code = f"tabicl-train {version['tabicl-train']}"
         commit = git("rev-parse", "--short", "HEAD")
-        code = f"tabicl-train {version['tabicl-train']}" + (f" (commit {commit})" if commit else "")
+        if commit:
+            code += f" (commit {commit})"
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:], *plugins.arguments(hashes=False)])
-        run = [
+        settings = pd.DataFrame({"setting": self.options.keys(), "value": map(str, self.options.values())})
+        paragraphs = [
+            f"# {title}",
+            question.strip(),
+            findings.strip(),
             "## What was run",
             f"    {command}",
-            markdown(pd.DataFrame({"setting": self.options.keys(), "value": map(str, self.options.values())})),
+            markdown(settings),
             f"Ended on {time.strftime('%Y-%m-%d %H:%M')}, with {code}, Python {version['python']} and torch "
             f"{version['torch']}.",
         ]
-        self.text(PAGE, "\n\n".join([f"# {title}", question.strip(), findings.strip(), *run]) + "\n")
+        self.text(PAGE, "\n\n".join(paragraphs) + "\n")
         print(self.path / PAGE)
 
 
 def what_else(path: Path, experiment: str) -> str | None:
     """What a folder holds that is not of this experiment; None if there is nothing."""
-    found = Records(path).json(MARK)
-    if found is not None:
-        return None if found.get("experiment") == experiment else f"the experiment {found.get('experiment')}"
-    return next((f"{other.name}, which is of no experiment" for other in sorted(path.iterdir())), None)
+    mark = Records(path).json(MARK)
+    if mark is not None and mark.get("experiment") == experiment:
+        return None
+    if mark is not None:
+        return f"the experiment {mark.get('experiment')}"
+    for file in sorted(path.iterdir()):
+        return f"{file.name}, which is of no experiment"
+    return None
 
 
 def markdown(frame: pd.DataFrame, form: str = ".3f") -> str:
@@ -102,9 +115,11 @@ def markdown(frame: pd.DataFrame, form: str = ".3f") -> str:
 
 def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:
     """Draw a line of Estimates over their index, with a band of their intervals."""
-    (line,) = axes.plot(estimates.index, [mean.mean for mean in estimates], "o-", **style)
-    low, high = ([getattr(mean, end) for mean in estimates] for end in ("low", "high"))
-    axes.fill_between(estimates.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    means = [estimate.mean for estimate in estimates]
+    lows = [estimate.low for estimate in estimates]
+    highs = [estimate.high for estimate in estimates]
+    (line,) = axes.plot(estimates.index, means, "o-", **style)
+    axes.fill_between(estimates.index, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 def trained_runs(settings: list[str], folder: Path) -> Runs:
@@ -121,11 +136,17 @@ def trained_runs(settings: list[str], folder: Path) -> Runs:
     plan = make_plan([*settings, f"run_dir={folder}"])
     if run_sweep(plan) == "preempted":
         raise Preempted
-    runs = [(trial.params, run) for trial, own in Sweep(folder).points for run in own]
-    runs.sort(key=lambda found: (plan.points.index(found[0]), found[1].seed))
-    if failed := [run for _, run in runs if run.status != "finished"]:
+    points = sorted(Sweep(folder).points, key=lambda point: plan.points.index(point.trial.params))
+    runs: Runs = {}
+    failed = []
+    for point in points:
+        for run in sorted(point.runs, key=lambda run: run.seed):
+            runs[run.name] = {**point.trial.params, "seed": run.seed}, run.folder
+            if run.status != "finished":
+                failed.append(run)
+    if failed:
         raise Failed(f"{len(failed)} of {len(runs)} runs have failed; the first is {failed[0].folder}")
-    return {run.name: ({**params, "seed": run.seed}, run.folder) for params, run in runs}
+    return runs
 
 
 def score_all(
@@ -137,22 +158,25 @@ def score_all(
     score: rows of a network, what is known of its run, and the values of a test; they get the column run and all these
     Raises Preempted after a signal; the scores until then are kept.
     """
-    path, keys = folder.path / f"{folder.experiment}.csv", ["run", *keys]
-    found = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=keys)
-    done, units = set(found[keys].itertuples(index=False, name=None)), list(itertools.product(runs, tests))
-    left = [(name, test) for name, test in units if (name, *test) not in done]
-    network = functools.lru_cache(maxsize=1)(load_network)
+    path = folder.path / f"{folder.experiment}.csv"
+    keys = ["run", *keys]
+    scores = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=keys)
+    done = set(scores[keys].itertuples(index=False, name=None))
+    wanted = [(name, *test) for name, test in itertools.product(runs, tests)]  # values of `keys`
+    left = [values for values in wanted if values not in done]
+    network = functools.lru_cache(maxsize=1)(load_network)  # the tests of a run follow each other
     with watch_signals() as stop:
-        for name, test in tqdm(left, initial=len(units) - len(left), total=len(units), unit="table"):
+        for name, *test in tqdm(left, initial=len(wanted) - len(left), total=len(wanted), unit="table"):
             if stop.asked:
                 raise Preempted
-            known, place = runs[name]
-            of_unit = dict(zip(keys, (name, *test), strict=True)) | known
-            rows = [of_unit | row for row in score(network(str(place)), known, *test)]
-            found = pd.concat([found, pd.DataFrame(rows)], ignore_index=True) if len(found) else pd.DataFrame(rows)
-            folder.csv(folder.experiment, found)
-    wanted = pd.MultiIndex.from_tuples([(name, *test) for name, test in units], names=keys)
-    return found[pd.MultiIndex.from_frame(found[keys]).isin(wanted)].reset_index(drop=True)
+            facts, run_dir = runs[name]
+            head = {**dict(zip(keys, (name, *test), strict=True)), **facts}
+            rows = pd.DataFrame([head | row for row in score(network(str(run_dir)), facts, *test)])
+            scores = pd.concat([scores, rows], ignore_index=True) if len(scores) else rows
+            folder.csv(folder.experiment, scores)
+    # Without rows of earlier calls with other settings
+    is_wanted = pd.MultiIndex.from_frame(scores[keys]).isin(pd.MultiIndex.from_tuples(wanted, names=keys))
+    return scores[is_wanted].reset_index(drop=True)
 
 
 def by_seed_and_table(rows: pd.DataFrame, column: str, table: str = "table") -> np.ndarray:

@@ -40,11 +40,11 @@ class Site(NamedTuple):
 
 def sites(model: TabICL) -> list[Site]:
     """The layers in which rows are keys, in the order of a forward pass."""
-    found = []
+    layers = []
     for name, attention in model.named_attentions():
         stage, _, layer = name.partition(".")
-        found.append(Site(stage, int(layer), attention))
-    return found
+        layers.append(Site(stage, int(layer), attention))
+    return layers
 
 
 class Shape(NamedTuple):
@@ -63,15 +63,22 @@ class Shape(NamedTuple):
 def shape(attention: Attention, q: Tensor, k: Tensor) -> Shape:
     """The weights of queries q (Q, H, d) over keys k (K, H, d)."""
     size = max(1, BLOCK // (k.shape[0] * k.shape[1]))
-    parts = [shape_of(logits(attention, some, k)) for some in q.split(size)]
-    return Shape(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    parts = [shape_of(logits(attention, queries, k)) for queries in q.split(size)]
+    return Shape(
+        entropy=torch.cat([part.entropy for part in parts]),
+        top=torch.cat([part.top for part in parts]),
+        gap=torch.cat([part.gap for part in parts]),
+    )
 
 
 def shape_of(z: Tensor) -> Shape:
     """The same from logits (H, Q, K)."""
-    w, keys = torch.softmax(z, -1), z.shape[-1]
-    entropy = -torch.xlogy(w, w).sum(-1) / (math.log(keys) if keys > 1 else math.nan)
-    return Shape(*(values.T for values in (entropy, w.amax(-1), z.amax(-1) - z.mean(-1))))
+    w = torch.softmax(z, -1)
+    keys = z.shape[-1]
+    largest_entropy = math.log(keys) if keys > 1 else math.nan
+    entropy = -torch.xlogy(w, w).sum(-1) / largest_entropy
+    gap = z.amax(-1) - z.mean(-1)
+    return Shape(entropy.T, w.amax(-1).T, gap.T)
 
 
 def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
@@ -82,8 +89,11 @@ def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor
     scaling = attention.ssmax_layer
     if scaling is None:
         return None, None
-    gate = getattr(scaling, "query_mlp", None)
-    return scaling.multipliers(n), None if gate is None else 1 + torch.tanh(gate(projected.float()))
+    base = scaling.multipliers(n)
+    query_mlp = getattr(scaling, "query_mlp", None)
+    if query_mlp is None:
+        return base, None
+    return base, 1 + torch.tanh(query_mlp(projected.float()))
 
 
 COLUMNS = (
@@ -111,26 +121,37 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
         points of each column
     """
     generator = torch.Generator().manual_seed(0)
-    measured: dict[tuple, list[list[Tensor]]] = defaultdict(list)
-    bases: dict[tuple, tuple[int, Tensor]] = {}
+    # By stage, layer and kind of queries: for each sequence, the measures of its queries (Q, H); and what is the same
+    # for all queries
+    measured: dict[tuple, list[dict[str, Tensor]]] = defaultdict(list)
+    labeled: dict[tuple, int] = {}
+    largest_bases: dict[tuple, list[float]] = {}  # of each head
 
-    def watch(site: Site, found: list[Sequence]) -> None:
-        for sequence in found:
+    def watch(site: Site, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             most = points if sequence.kind == INDUCING else rows
-            some = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
-            base, gate = multipliers(site.attention, sequence.projected[some], len(sequence.k))
-            key, none = (site.stage, site.layer, sequence.kind), torch.full((sequence.k.shape[1], 1), math.nan)
-            bases[key] = len(sequence.k), (none if base is None else base).abs().amax(-1)
-            gates = (none.expand(len(some), -1, 1) if gate is None else gate).double().mean(-1)
-            measured[key].append([*shape(site.attention, sequence.q[some], sequence.k), gates])
+            sample = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
+            n, heads, _ = sequence.k.shape
+            shapes = shape(site.attention, sequence.q[sample], sequence.k)
+            base, gate = multipliers(site.attention, sequence.projected[sample], n)
+            if base is None:
+                base = torch.full((heads, 1), math.nan)
+            if gate is None:
+                gate = torch.full((len(sample), heads, 1), math.nan)
+            key = (site.stage, site.layer, sequence.kind)
+            measured[key].append({**shapes._asdict(), "gate": gate.double().mean(-1)})
+            labeled[key] = n
+            largest_bases[key] = base.abs().amax(-1).tolist()
 
     with recorded({site: site.attention for site in sites(model)}, watch):
         predict()
     table = []
-    for key, parts in measured.items():
-        *shapes, gates = (torch.cat(of).mean(0).tolist() for of in zip(*parts, strict=True))  # of each head
-        n, base = bases[key]
-        count = sum(len(part[0]) for part in parts)
-        for head, means in enumerate(zip(*shapes, base.tolist(), gates, strict=True)):
-            table.append((*key, head, n, count, *means))
+    for key, measures in measured.items():
+        count = sum(len(of_sequence["entropy"]) for of_sequence in measures)
+        means = {}  # of each head, over all queries
+        for name in ("entropy", "top", "gap", "gate"):
+            means[name] = torch.cat([of_sequence[name] for of_sequence in measures]).mean(0).tolist()
+        for head, base in enumerate(largest_bases[key]):
+            shape_means = (means["entropy"][head], means["top"][head], means["gap"][head])
+            table.append((*key, head, labeled[key], count, *shape_means, base, means["gate"][head]))
     return pd.DataFrame(table, columns=COLUMNS)

@@ -5,7 +5,8 @@ The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,23 +66,34 @@ class Options(sequences.SequenceOptions):
 
 def run(options: Options) -> None:
     folder = Folder("linear", options)
-    factors = {"with MLP": 4} | ({"without MLP": 0} if options.without_mlp else {})
-    variations = {name: [f"model.ff_factor={factor}"] for name, factor in factors.items()}
+    variations = {"with MLP": ["model.ff_factor=4"]}
+    if options.without_mlp:
+        variations["without MLP"] = ["model.ff_factor=0"]
 
-    small = ((1, sequences.SHIFT), (100,), (100,))
-    sigmas, far, deviants = small if options.small else (sequences.SIGMAS, FAR, sequences.DEVIANTS)
-    tests = [(points, functions, 1) for points in sigmas for functions in sigmas]
-    tests += [test for scale in far for test in ((scale, 1, 1), (1, scale, 1))] + [(1, 1, scale) for scale in deviants]
+    if options.small:
+        sigmas: Sequence[int] = (1, sequences.SHIFT)
+        far: Sequence[int] = (100,)
+        deviants: Sequence[int] = (100,)
+    else:
+        sigmas = sequences.SIGMAS
+        far = FAR
+        deviants = sequences.DEVIANTS
+    # Values of KEYS: the scale of the points, that of the functions, and the factor of the first point
+    tests = list(itertools.product(sigmas, sigmas, [1]))
+    for scale in far:
+        tests += [(scale, 1, 1), (1, scale, 1)]
+    tests += [(1, 1, factor) for factor in deviants]
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
-        values, found = pack.y.view(len(pack), -1)[:, KNOWN:], sequences.predicted(network, pack)[:, KNOWN:, 0]
+        values = pack.y.view(len(pack), -1)[:, KNOWN:]
+        outputs = sequences.predicted(network, pack)[:, KNOWN:, 0]
         limit = bound(network)
         beyond = (values.abs() - limit).clamp(min=0)
         return {
-            "error": (found - values).square().mean().item(),
+            "error": (outputs - values).square().mean().item(),
             "least": beyond.square().mean().item(),
-            "largest": found.abs().max().item(),
+            "largest": outputs.abs().max().item(),
             "largest_value": values.abs().max().item(),
             "bound": limit,
         }
@@ -90,10 +102,9 @@ def run(options: Options) -> None:
     near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
     folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
     folder.figure("boundary", boundary(scores))
-    panels = {
-        name: (sequences.where(own, input_sigma=1, sigma=1), "deviant", "error")
-        for name, own in scores.groupby("variation", sort=False)
-    }
+    panels = {}
+    for variation, rows in scores.groupby("variation", sort=False):
+        panels[variation] = sequences.where(rows, input_sigma=1, sigma=1), "deviant", "error"
     folder.figure("deviant", sequences.lines(panels, xscale="log", yscale="log", ylabel="squared error"))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 
@@ -108,22 +119,23 @@ def bound(network: Network) -> float:
 
 def boundary(scores: pd.DataFrame) -> Figure:
     """The largest output by the scale of the functions, and of the points, with the largest value and the bounds."""
-    panels = {
-        f"{name}, {shifted}": (sequences.where(own, deviant=1, **{other: 1}), column, "largest")
-        for name, own in scores.groupby("variation", sort=False)
-        for shifted, column, other in (("functions", "sigma", "input_sigma"), ("points", "input_sigma", "sigma"))
-    }
+    panels = {}
+    for variation, rows in scores.groupby("variation", sort=False):
+        single_points = sequences.where(rows, deviant=1)
+        panels[f"{variation}, functions"] = sequences.where(single_points, input_sigma=1), "sigma", "largest"
+        panels[f"{variation}, points"] = sequences.where(single_points, sigma=1), "input_sigma", "largest"
     figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
     for axes, (rows, x, _) in zip(figure.axes, panels.values(), strict=True):
         axes.plot(rows.groupby(x)["largest_value"].mean(), color="0.5", label="largest value")
-        for color, (_, own) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
-            axes.axhline(own["bound"].mean(), color=color, linestyle=":")
+        for color, (_, rows_of_rule) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
+            axes.axhline(rows_of_rule["bound"].mean(), color=color, linestyle=":")
     figure.axes[0].legend()
     return figure
 
 
 def findings(scores: pd.DataFrame) -> str:
-    seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
+    seeds = counted(scores["seed"].nunique(), "seed")
+    blocks = counted(scores["block"].nunique(), "block")
     columns = {"error": ", error", "least": ", least error within the bound", "largest": ", largest output"}
     return f"""
 ![squared error by sigma of the functions and of the points](linear.png)
@@ -161,8 +173,8 @@ def by_sigma(scores: pd.DataFrame) -> str:
     """Our means and the paper's, a row for each kind of network."""
     sigmas = sorted(scores["sigma"].unique())
     rows = []
-    for (variation, rule), own in scores.groupby(["variation", "rule"], sort=False):
-        means = own.groupby("sigma")["error"].mean()
+    for (variation, rule), rows_of_rule in scores.groupby(["variation", "rule"], sort=False):
+        means = rows_of_rule.groupby("sigma")["error"].mean()
         rows.append([f"{rule}, {variation}", *(f"{means[sigma]:.3g}" for sigma in sigmas)])
     for name, line in PAPER.items():
         errors = dict(enumerate(line.split(), 1))
@@ -175,13 +187,15 @@ def verdict(scores: pd.DataFrame) -> str:
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     result = []
-    for variation, own in sequences.where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
-        shifted = own[own["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
-        means = {sigma: sequences.contrast(some, "error", CLAIM) for sigma, some in shifted.groupby("sigma")}
+    for variation, rows in sequences.where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
+        shifted = rows[rows["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
+        # SSA's error minus the claimed share of softmax's, by sigma
+        means = {sigma: sequences.contrast(some_rows, "error", CLAIM) for sigma, some_rows in shifted.groupby("sigma")}
         below = [sigma for sigma, mean in means.items() if mean.high < 0]
         above = [sigma for sigma, mean in means.items() if mean.low > 0]
-        if reached := sequences.undecided(own[own["sigma"] == 1], "error", LEARNED):
-            text = reached
+        not_learned = sequences.undecided(rows[rows["sigma"] == 1], "error", LEARNED)
+        if not_learned:
+            text = not_learned
         elif len(below) == len(means):
             text = "confirmed: its interval is below one half at each sigma"
         elif above:

@@ -71,8 +71,12 @@ SMALL = ["seed=0", *(f"curriculum.stages.stage1.{value}" for value in ("steps=2"
 
 def run(options: Options) -> None:
     folder = Folder("needle", options)
-    runs = trained_runs(["sweep=needle", *(SMALL if options.small else [])], folder.path / "runs")
-    scores = score(folder, runs, *(([20, 60], 2) if options.small else (NEGATIVES, TABLES)))
+    if options.small:
+        runs = trained_runs(["sweep=needle", *SMALL], folder.path / "runs")
+        scores = score(folder, runs, negatives=[20, 60], tables=2)
+    else:
+        runs = trained_runs(["sweep=needle"], folder.path / "runs")
+        scores = score(folder, runs, NEGATIVES, TABLES)
     folder.figure("needle", draw(scores))
     folder.page("Needles in haystacks", QUESTION, findings(scores))
 
@@ -101,11 +105,14 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
 
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
     """Means of shares with intervals: a row for each rule, a column for each number of negatives."""
-    of = scores.groupby(["rule", "negatives"])
-    return unstacked({key: mean_interval(by_seed_and_table(rows, column), 0, 1) for key, rows in of}, scores)
+    means = {}
+    for key, rows in scores.groupby(["rule", "negatives"]):
+        means[key] = mean_interval(by_seed_and_table(rows, column), 0, 1)
+    return unstacked(means, scores)
 
 
 def unstacked(means: dict, scores: pd.DataFrame) -> pd.DataFrame:
+    """Arrange means by (rule, negatives) as rows and columns, rules in the order of the scores."""
     frame = pd.Series(list(means.values()), pd.MultiIndex.from_tuples(means), dtype=object).unstack()
     return frame.reindex([rule for rule in scores["rule"].unique() if rule in frame.index])
 
@@ -115,8 +122,9 @@ def differences(scores: pd.DataFrame) -> pd.DataFrame:
     first, *others = scores["rule"].unique()
     means = {}
     for negatives, rows in scores.groupby("negatives"):
-        values = {rule: by_seed_and_table(own, "accuracy") for rule, own in rows.groupby("rule")}
-        means |= {(rule, negatives): mean_interval(values[rule] - values[first]) for rule in others}
+        accuracies = {rule: by_seed_and_table(rows_of_rule, "accuracy") for rule, rows_of_rule in rows.groupby("rule")}
+        for rule in others:
+            means[rule, negatives] = mean_interval(accuracies[rule] - accuracies[first])
     return unstacked(means, scores)
 
 
@@ -128,7 +136,8 @@ def draw(scores: pd.DataFrame) -> Figure:
     for axes, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         for rule, means in summary(scores, column).iterrows():
             plot_estimates(axes, means, label=rule)
-        if (most := scores["negatives"].max()) > LONGEST:
+        most = scores["negatives"].max()
+        if most > LONGEST:
             axes.axvspan(LONGEST, most, color="0.95", zorder=0)
         axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (gray: more than in training)", title=title)
     figure.axes[0].axhline(1 / NEEDLES, color="0.5", linestyle=":")
@@ -137,8 +146,11 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 
 def findings(scores: pd.DataFrame) -> str:
-    means, gaps, entropies = summary(scores, "accuracy"), differences(scores), summary(scores, "entropy")
-    seeds, tables = counted(scores["seed"].nunique(), "seed"), counted(scores["table"].nunique(), "test table")
+    means = summary(scores, "accuracy")
+    gaps = differences(scores)
+    entropies = summary(scores, "entropy")
+    seeds = counted(scores["seed"].nunique(), "seed")
+    tables = counted(scores["table"].nunique(), "test table")
     first = means.index[0]
     return f"""
 ![accuracy and entropy by number of negatives](needle.png)
@@ -167,11 +179,12 @@ def verdict(means: pd.DataFrame, gaps: pd.DataFrame, seeds: int) -> str:
     """A sentence for each rule whose difference from the first one at the number of the claim excludes zero."""
     if seeds < FEWEST_SEEDS:
         return NO_CLAIM
-    first, lines = means.index[0], []
+    first = means.index[0]
+    of_first = f"{first} in {means.loc[first, CLAIM].mean:.1%}"
+    lines = []
     for rule, gap in gaps[CLAIM].items():
-        right = f"{rule} is right in {means.loc[rule, CLAIM].mean:.1%} of the cases, {first} in "
-        right += f"{means.loc[first, CLAIM].mean:.1%}"
-        end = "a difference whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
-        lines.append(f"- {right}: {end}.")
+        of_rule = f"{rule} is right in {means.loc[rule, CLAIM].mean:.1%} of the cases"
+        conclusion = "a difference whose interval excludes zero" if gap.excludes_zero else "which decides nothing"
+        lines.append(f"- {of_rule}, {of_first}: {conclusion}.")
     size = "This ranks the rules for networks of width 16 with two in-context layers; larger ones may fail later."
     return "\n".join([f"Among {CLAIM:,} negatives:", "", *lines, "", size])

@@ -6,7 +6,7 @@ The task is lab/priors/quantifiers.py, and training is lab/configs/sweep/quantif
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -24,8 +24,9 @@ LEARNED = 0.01  # as much as one of the 100 samples of the paper's tests; who lo
 KINDS = {"drawn": ", as drawn", "undecided": ", the last number decides"}
 LENGTHS = (10, 20, 40, 100, 200)  # of the test sequences
 KEYS = ["sigma", "length", "deviant"]
-NORMAL = dict(zip(KEYS, (1, sequences.TRAINED, 1), strict=True))  # as in training
-LARGE, LONG = {"sigma": sequences.SHIFT}, {"length": LENGTHS[-1]}
+NORMAL = {"sigma": 1, "length": sequences.TRAINED, "deviant": 1}  # as in training
+LARGE = {"sigma": sequences.SHIFT}
+LONG = {"length": LENGTHS[-1]}
 PLACES = {
     "as in training": NORMAL,
     "sigma 5": NORMAL | LARGE,
@@ -62,36 +63,47 @@ class Options(sequences.SequenceOptions):
 
 
 def run(options: Options) -> None:
-    if problems := [line for name in options.quantifiers for line in one_of("quantifiers", name, QUANTIFIERS)]:
+    problems = []
+    for name in options.quantifiers:
+        problems += one_of("quantifiers", name, QUANTIFIERS)
+    if problems:
         raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 
     def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
-        found: Row = {}
+        shares_wrong: Row = {}
         for kind in KINDS:
             pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
             answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
-            found[kind] = (answers != pack.y.view(len(pack), -1)[:, -1]).double().mean().item()
-        return found
+            truth = pack.y.view(len(pack), -1)[:, -1]
+            shares_wrong[kind] = (answers != truth).double().mean().item()
+        return shares_wrong
 
-    small = ((1, sequences.SHIFT), (sequences.TRAINED, LENGTHS[-1]), (100,))
-    sigmas, lengths, deviants = small if options.small else (sequences.SIGMAS, LENGTHS, sequences.DEVIANTS)
-    tests = [(sigma, length, 1) for sigma in sigmas for length in lengths]
-    tests += [(1, sequences.TRAINED, scale) for scale in deviants]
+    if options.small:
+        sigmas: Sequence[int] = (1, sequences.SHIFT)
+        lengths: Sequence[int] = (sequences.TRAINED, LENGTHS[-1])
+        deviants: Sequence[int] = (100,)
+    else:
+        sigmas = sequences.SIGMAS
+        lengths = LENGTHS
+        deviants = sequences.DEVIANTS
+    tests = list(itertools.product(sigmas, lengths, [1]))  # values of KEYS
+    tests += [(1, sequences.TRAINED, factor) for factor in deviants]
     scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
     folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
-    panels = {
-        f"{name}{title}": (sequences.where(own, sigma=1, length=sequences.TRAINED), "deviant", kind)
-        for name, own in scores.groupby("variation", sort=False)
-        for kind, title in KINDS.items()
-    }
+    panels = {}
+    for variation, rows in scores.groupby("variation", sort=False):
+        as_in_training = sequences.where(rows, sigma=1, length=sequences.TRAINED)
+        for kind, title in KINDS.items():
+            panels[f"{variation}{title}"] = as_in_training, "deviant", kind
     folder.figure("deviant", sequences.lines(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
 def findings(scores: pd.DataFrame) -> str:
-    seeds, blocks = counted(scores["seed"].nunique(), "seed"), counted(scores["block"].nunique(), "block")
+    seeds = counted(scores["seed"].nunique(), "seed")
+    blocks = counted(scores["block"].nunique(), "block")
     return f"""
 ![error by sigma and length](quantifiers.png)
 
@@ -118,16 +130,17 @@ def verdict(scores: pd.DataFrame) -> str:
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     lines = [f"The claim: SSA has a lower error than softmax ({' and '.join(CLAIMS)}). By the difference:", ""]
-    for variation, own in scores.groupby("variation", sort=False):
+    for variation, rows in scores.groupby("variation", sort=False):
         for (kind, title), place in itertools.product(KINDS.items(), CLAIMS):
-            rows = sequences.where(own, **PLACES[place])
-            gap = sequences.contrast(rows, kind)
-            if reached := sequences.undecided(sequences.where(own, **NORMAL), kind, LEARNED):
-                result = reached
+            rows_there = sequences.where(rows, **PLACES[place])
+            gap = sequences.contrast(rows_there, kind)
+            not_learned = sequences.undecided(sequences.where(rows, **NORMAL), kind, LEARNED)
+            if not_learned:
+                result = not_learned
             elif gap.excludes_zero:
                 result = f"{'confirmed' if gap.high < 0 else 'refuted'} by {gap:+.3f}"
             else:
-                softmax = sequences.where(rows, rule="softmax")[kind].mean()
+                softmax = sequences.where(rows_there, rule="softmax")[kind].mean()
                 result = f"not decided at this size by {gap:+.3f}, where softmax has an error of {softmax:.3f}"
             lines.append(f"- {variation}{title}, {place}: {result}.")
     return "\n".join(lines)

@@ -147,8 +147,8 @@ class RetrievalLearner(InContextLearner):
         """Predict query rows with what `keys` has returned; as in `InContextLearner`."""
         longer = rows_in_front(context, self.num_thinking).context
         blocks = list(self.tf_icl["blocks"].children())
-        for block, own in zip(blocks, keys, strict=False):
-            queries = block(queries, own, longer.queries, log_n, longer.table[longer.labeled :])
+        for block, keys_of_block in zip(blocks, keys[: len(blocks)], strict=True):
+            queries = block(queries, keys_of_block, longer.queries, log_n, longer.table[longer.labeled :])
         queries = self.ln(queries)
         logits = self.decoder(queries)
         if self.retrieval is None:

@@ -41,14 +41,16 @@ class SequenceModel(Network):
 
     def __init__(self, config: SequenceConfig):
         super().__init__(config)
-        if problems := config.problems():
+        problems = config.problems()
+        if problems:
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         c = self.config = config
+        # The order in which parts are made decides the first weights of a seed.
         labels = LabelEncoder(1 if c.is_regression else c.max_classes, c.width)
         positions = nn.Embedding(c.max_tokens, c.width)
         nn.init.normal_(positions.weight, std=POSITION_STD)
-        parts = {"number": nn.Linear(1, c.width, bias=False), "label": labels, "position": positions}
-        self.embedding = nn.ModuleDict(parts)
+        numbers = nn.Linear(1, c.width, bias=False)
+        self.embedding = nn.ModuleDict({"number": numbers, "label": labels, "position": positions})
         self.transformer = nn.ModuleList(CausalBlock(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
         self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
@@ -59,14 +61,21 @@ class SequenceModel(Network):
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
-        groups = [(len(list(same)), *shape) for shape, same in groupby((N, M) for N, _, M in pack.shapes)]
+        groups = []  # of adjacent tables with the same N and M
+        for (N, M), tables in groupby((N, M) for N, _, M in pack.shapes):
+            groups.append((len(list(tables)), N, M))
         tokens = self.embed(pack, groups)  # (tokens of all tables, E)
         spans = CausalSpans([(count, N * (M + 1)) for count, N, M in groups])
         for block in self.transformer:
             tokens = run(block, tokens, None, spans, recompute=recompute)
+
+        # A row is predicted from its last number, the token before its label.
         parts = tokens.split([count * T for count, T in spans.runs])
-        last = [part.unflatten(0, (-1, M + 1))[:, M - 1] for (_, _, M), part in zip(groups, parts, strict=True)]
-        return self.head(torch.cat(last))
+        last_numbers = []
+        for (_, _, M), part in zip(groups, parts, strict=True):
+            rows = part.unflatten(0, (-1, M + 1))  # (rows, M + 1, E)
+            last_numbers.append(rows[:, M - 1])
+        return self.head(torch.cat(last_numbers))
 
     def embed(self, pack: Pack, groups: list[tuple[int, int, int]]) -> Tensor:
         """Embed the tokens of all tables, (tokens, E); groups: numbers of adjacent tables with the same N and M."""
@@ -102,8 +111,8 @@ class SequenceModel(Network):
             return (y - means).square().mean().item()
         classes = y.unique(return_inverse=True)[1]
         counts = F.one_hot(classes).cumsum(0)
-        own = counts.gather(1, classes[:, None])[:, 0]  # with the row's own label, k + 1
-        return -(own / (before + counts.shape[1])).log().mean().item()
+        count = counts.gather(1, classes[:, None])[:, 0]  # k + 1, since it includes the row's own label
+        return -(count / (before + counts.shape[1])).log().mean().item()
 
     def is_hidden_matrix(self, name: str, parameter: nn.Parameter) -> bool:
         """Whether Muon optimizes it: matrices of the blocks, but no scaling MLPs."""
@@ -112,11 +121,14 @@ class SequenceModel(Network):
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the layers with signed averaging: `block.0`, `block.1`, ..."""
         for i, block in enumerate(self.transformer):
-            yield from ((f"block.{i}", layer) for layer in block.modules() if isinstance(layer, SSA))
+            for layer in block.modules():
+                if isinstance(layer, SSA):
+                    yield f"block.{i}", layer
 
     @staticmethod
     def forward_flops(config: SequenceConfig, num_rows: int, train_size: int, num_features: int) -> float:
-        c, T = config, num_rows * (num_features + 1)
+        c = config
+        T = num_rows * (num_features + 1)  # tokens
         block = 2 * T * c.width**2 * (4 + 2 * c.ff_factor) + 4 * T * T * c.width
         label = 1 if c.is_regression else c.max_classes
         return c.num_blocks * block + 2 * num_rows * c.width * (num_features + label + c.outputs)
@@ -127,12 +139,18 @@ class SequenceModel(Network):
     ) -> float:
         # Of each token a block keeps seven vectors and 2 + 2 ff_factor for its feed-forward network; signed averaging
         # keeps the queries once more, and 2.5 values for each score, or 3.5 to learn the exponent (measured).
-        c, T = config, num_rows * (num_features + 1)
-        block: float = T * c.width * (7 + (2 + 2 * c.ff_factor if c.ff_factor else 0))
+        c = config
+        T = num_rows * (num_features + 1)  # tokens
+        vectors = 7
+        if c.ff_factor:
+            vectors += 2 + 2 * c.ff_factor
+        block: float = T * c.width * vectors
         if register.scaling[c.scaling].averages:
-            block += T * c.width + (2.5 if c.scaling == "ssa" else 3.5) * c.num_heads * T * T
-        kept = c.num_blocks * (T * c.width if recomputed else block)
-        return kept + (3 if recomputed else 1) * block + 2 * T * c.width
+            values_per_score = 2.5 if c.scaling == "ssa" else 3.5
+            block += T * c.width + values_per_score * c.num_heads * T * T
+        if recomputed:  # the inputs of all blocks, and what recomputing one of them takes
+            return c.num_blocks * (T * c.width) + 3 * block + 2 * T * c.width
+        return c.num_blocks * block + block + 2 * T * c.width
 
     @staticmethod
     def pack_tokens(config: SequenceConfig, num_rows: int, num_features: int) -> int:
@@ -156,5 +174,6 @@ class SequenceModel(Network):
             name = str(kind).removeprefix("torch.")
             raise ValueError(f"X must be float32 and labels {name}, are {pack.X.dtype} and {pack.y.dtype}")
         for N, _, M in pack.shapes:
-            if problem := self.size_problem(self.config, N, M):
+            problem = self.size_problem(self.config, N, M)
+            if problem:
                 raise ValueError(problem)

@@ -71,16 +71,29 @@ def scored(
     errors: of a network under a variation on what its third argument, `draw` of a block and a test, draws
     returns: a row for each run, test and block: also variation, rule, seed, and the errors
     """
-    runs: Runs = {}
-    for name, settings in list(variations.items())[: 1 if options.small else None]:
-        settings = [f"sweep={folder.experiment}", *settings, *(SMALL if options.small else [])]
-        own = trained_runs(settings, folder.path / "runs" / name.replace(" ", "_"))
-        runs |= {f"{name}/{run}": ({"variation": name} | known, path) for run, (known, path) in own.items()}
-    count, blocks = (2, 2) if options.small else (SEQUENCES, BLOCKS)
+    small_settings: list[str] = []
+    count = SEQUENCES
+    blocks = BLOCKS
+    if options.small:
+        small_settings = SMALL
+        count = 2
+        blocks = 2
+        variations = dict(itertools.islice(variations.items(), 1))
 
-    def score(network: Network, known: Row, *test: int) -> list[Row]:
-        draws = [functools.partial(draw, count, block, dict(zip(keys, test, strict=True))) for block in range(blocks)]
-        return [{"block": b} | errors(network, str(known["variation"]), own) for b, own in enumerate(draws)]
+    runs: Runs = {}
+    for variation, settings in variations.items():
+        settings = [f"sweep={folder.experiment}", *settings, *small_settings]
+        runs_of_variation = trained_runs(settings, folder.path / "runs" / variation.replace(" ", "_"))
+        for name, (facts, run_dir) in runs_of_variation.items():
+            runs[f"{variation}/{name}"] = {"variation": variation, **facts}, run_dir
+
+    def score(network: Network, facts: Row, *values: int) -> list[Row]:
+        test = dict(zip(keys, values, strict=True))
+        rows = []
+        for block in range(blocks):
+            draw_block = functools.partial(draw, count, block, test)
+            rows.append({"block": block, **errors(network, str(facts["variation"]), draw_block)})
+        return rows
 
     return score_all(folder, runs, keys, tests, score)
 
@@ -89,9 +102,10 @@ def draw(count: int, block: int, test: dict[str, int], prior: str, classes: int,
     """Test sequences of a prior, the same ones for all networks, and the same before they are scaled for all tests."""
     length = test.get("length", TRAINED)
     scales = {name: float(value) for name, value in test.items() if name != "length"}
-    spec, source = TableSpec(length, length // 2, 1, classes), build_prior(prior, **scales, **settings)
-    tables = (source.sample(spec, (HELD_OUT, length, block, number)) for number in range(count))
-    return Pack.of((table.X, table.y, table.train_size) for table in tables)
+    source = build_prior(prior, **scales, **settings)
+    spec = TableSpec(length, length // 2, 1, classes)
+    tables = [source.sample(spec, (HELD_OUT, length, block, number)) for number in range(count)]
+    return Pack.of([(table.X, table.y, table.train_size) for table in tables])
 
 
 def predicted(network: Network, pack: Pack) -> torch.Tensor:
@@ -106,7 +120,8 @@ def where(scores: pd.DataFrame, **values) -> pd.DataFrame:
 
 def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
     """SSA's error minus this share of softmax's on the same sequences, of one variation and test."""
-    softmax, ssa = (by_seed_and_table(where(scores, rule=rule), column, "block") for rule in ("softmax", "SSA"))
+    softmax = by_seed_and_table(where(scores, rule="softmax"), column, "block")
+    ssa = by_seed_and_table(where(scores, rule="SSA"), column, "block")
     return mean_interval(ssa - share * softmax)
 
 
@@ -117,22 +132,26 @@ def comparison(
 
     places: the values of the keys of some tests, with their titles; columns: with their titles
     """
-    rows = []
-    for (variation, own), (column, title) in itertools.product(
-        scores.groupby("variation", sort=False), columns.items()
-    ):
-        found = [where(own, **place) for place in places.values()]
-        for rule in scores["rule"].unique():
-            means = [by_seed_and_table(where(some, rule=rule), column, "block") for some in found]
-            texts = (format(mean_interval(mean, 0.0, highest), form) for mean in means)
-            rows.append([f"{rule}, {variation}{title}", *texts])
-        rows.append(["SSA minus softmax", *(format(contrast(some, column), f"+{form}") for some in found)])
-    return markdown(pd.DataFrame(rows, columns=["network", *places]))
+    table = []
+    for variation, rows in scores.groupby("variation", sort=False):
+        at_places = [where(rows, **place) for place in places.values()]
+        for column, title in columns.items():
+            for rule in scores["rule"].unique():
+                cells = []
+                for rows_there in at_places:
+                    errors = by_seed_and_table(where(rows_there, rule=rule), column, "block")
+                    cells.append(format(mean_interval(errors, 0.0, highest), form))
+                table.append([f"{rule}, {variation}{title}", *cells])
+            differences = [format(contrast(rows_there, column), f"+{form}") for rows_there in at_places]
+            table.append(["SSA minus softmax", *differences])
+    return markdown(pd.DataFrame(table, columns=["network", *places]))
 
 
 def undecided(inside: pd.DataFrame, column: str, most: float) -> str | None:
     """Why no claim is decided: a rule's mean error exceeds `most` where tests are as in training; else None."""
-    errors = {rule: by_seed_and_table(own, column, "block") for rule, own in inside.groupby("rule", sort=False)}
+    errors = {}
+    for rule, rows in inside.groupby("rule", sort=False):
+        errors[rule] = by_seed_and_table(rows, column, "block")
     if max(error.mean() for error in errors.values()) <= most:
         return None
     reached = " and ".join(f"{mean_interval(error, 0.0):.2g} with {rule}" for rule, error in errors.items())
@@ -153,14 +172,18 @@ def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarit
     rows = list(itertools.product(scores["variation"].unique(), columns))
     rules = list(scores["rule"].unique())
     figure = Figure(figsize=(1 + 4 * len(rules), 2.6 * len(rows)), layout="constrained")
-    means = {
-        (variation, column, rule): own.pivot_table(index=index, columns="sigma", values=column)
-        for (variation, rule), own in scores.groupby(["variation", "rule"])
-        for column in columns
-    }
-    shown = {key: np.log10(mean.clip(lower=1e-6)) if logarithmic else mean for key, mean in means.items()}
-    every = np.concatenate([mean.to_numpy().ravel() for mean in shown.values()])
-    low, high = (every.min(), every.max()) if logarithmic else (0.0, 0.5)
+    shown = {}  # what each map shows
+    for (variation, rule), rows_of_map in scores.groupby(["variation", "rule"]):
+        for column in columns:
+            mean = rows_of_map.pivot_table(index=index, columns="sigma", values=column)
+            if logarithmic:
+                mean = np.log10(mean.clip(lower=1e-6))
+            shown[variation, column, rule] = mean
+    low = 0.0
+    high = 0.5
+    if logarithmic:
+        low = min(mean.to_numpy().min() for mean in shown.values())
+        high = max(mean.to_numpy().max() for mean in shown.values())
     for grid, (variation, column) in zip(figure.subplots(len(rows), len(rules), squeeze=False), rows, strict=True):
         for axes, rule in zip(grid, rules, strict=True):
             mean = shown[variation, column, rule]
@@ -183,8 +206,10 @@ def lines(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Fig
     figure = Figure(figsize=(1 + 4 * len(panels), 3.6), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, (scores, x, y)) in zip(grid, panels.items(), strict=True):
-        for rule, own in scores.groupby("rule", sort=False):
-            means = {at: mean_interval(by_seed_and_table(some, y, "block")) for at, some in own.groupby(x)}
+        for rule, rows_of_rule in scores.groupby("rule", sort=False):
+            means = {}
+            for place, rows_there in rows_of_rule.groupby(x):
+                means[place] = mean_interval(by_seed_and_table(rows_there, y, "block"))
             plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
         axes.set(title=title, xlabel=LABELS[x], **style)
     figure.axes[0].legend()

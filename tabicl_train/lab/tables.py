@@ -41,8 +41,9 @@ def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]
 def plain_classifier(network: TabICL, X: pd.DataFrame, y: np.ndarray) -> TabICLClassifier:
     """A classifier that sees the table once, as it is, on the CPU like drawn tables; raises ConfigError for too few or
     too many classes."""
-    classes, most = len(np.unique(y)), network.config.max_classes
+    classes = len(np.unique(y))
+    most = network.config.max_classes
     if not 2 <= classes <= most:
-        found = f"{counted(len(y), 'labeled row')}, classes among them: {classes}"
-        raise ConfigError([f"{found}; the network takes 2..{most} classes at once"])
+        rows = f"{counted(len(y), 'labeled row')}, classes among them: {classes}"
+        raise ConfigError([f"{rows}; the network takes 2..{most} classes at once"])
     return TabICLClassifier(network, n_estimators=1, norm_methods=("none",), device="cpu").fit(X, y)

@@ -34,9 +34,9 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's ending."""
     ending = path.suffix.removeprefix(".")
-    made = {"CreationDate": None} if ending == "pdf" else {}  # the same figure is the same file
+    metadata = {"CreationDate": None} if ending == "pdf" else {}  # the same figure is the same file
     with rc_context({"pdf.fonttype": 42}):  # text stays text; journals refuse fonts of type 3
-        write_atomically(path, lambda file: figure.savefig(file, format=ending, dpi=200, metadata=made))
+        write_atomically(path, lambda file: figure.savefig(file, format=ending, dpi=200, metadata=metadata))
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
@@ -45,10 +45,11 @@ def draw_comparison(comparison: Comparison) -> Figure:
     if len(pairs) == 1 and not comparison.by_seed:
         tasks = len(pairs[0].leads)
         named = tasks <= MOST_NAMED
-        figure = Figure(figsize=(max(5.5, 0.2 * tasks) if named else 7.5, 4.4 if named else 3.6), layout="constrained")
+        size = (max(5.5, 0.2 * tasks), 4.4) if named else (7.5, 3.6)
+        figure = Figure(figsize=size, layout="constrained")
         draw_tasks(figure.subplots(), pairs[0], named)
         return figure
-    lines = sum(len(wrapped(found.b).splitlines()) for found in pairs)
+    lines = sum(len(wrapped(pair.b).splitlines()) for pair in pairs)
     figure = Figure(figsize=(11, max(3.4, 1.6 + 0.26 * lines)), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_means(left, comparison)
@@ -103,14 +104,15 @@ def draw_tasks(axes: Axes, pair: Pair, named: bool) -> None:
 def draw_means(axes: Axes, comparison: Comparison) -> None:
     """Draw the mean leads of the reference over all others with their intervals, and the smallest shown."""
     pairs = comparison.pairs
-    for place, found in enumerate(pairs):
+    for place, pair in enumerate(pairs):
+        lead = pair.lead
         color = f"C{(place + 1) % 10}"
-        axes.plot([found.lead.low, found.lead.high], [place, place], color=color)
-        axes.plot(found.lead.mean, place, "o", color=color)
-        text = f"{found.lead.mean:+.4f}"
-        axes.annotate(text, (found.lead.mean, place), (0, 6), textcoords="offset points", ha="center", fontsize="small")
+        axes.plot([lead.low, lead.high], [place, place], color=color)
+        axes.plot(lead.mean, place, "o", color=color)
+        text = f"{lead.mean:+.4f}"
+        axes.annotate(text, (lead.mean, place), (0, 6), textcoords="offset points", ha="center", fontsize="small")
     axes.axvline(0, color="gray", linewidth=1)
-    axes.set_yticks(range(len(pairs)), [wrapped(found.b) for found in pairs], fontsize="small")
+    axes.set_yticks(range(len(pairs)), [wrapped(pair.b) for pair in pairs], fontsize="small")
     axes.set_ylim(len(pairs) - 0.4, -0.7)
     axes.margins(x=0.1)
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -120,9 +122,9 @@ def draw_means(axes: Axes, comparison: Comparison) -> None:
 
 def draw_sorted(axes: Axes, comparison: Comparison) -> None:
     """Draw the leads of the reference over each of the others by task, sorted."""
-    for place, found in enumerate(comparison.pairs, start=1):
-        leads = np.sort(found.leads)
-        axes.plot(range(1, len(leads) + 1), leads, ".-", color=f"C{place % 10}", label=f"over {found.b}")
+    for place, pair in enumerate(comparison.pairs, start=1):
+        leads = np.sort(pair.leads)
+        axes.plot(range(1, len(leads) + 1), leads, ".-", color=f"C{place % 10}", label=f"over {pair.b}")
     axes.axhline(0, color="gray", linewidth=1)
     axes.set_xlim(0.5, len(comparison.values) + 0.5)
     axes.set_xlabel("tasks, sorted for each of them", fontsize="small")
@@ -152,34 +154,51 @@ def draw_ranks(comparison: Comparison) -> Figure:
     """Draw mean ranks on a line, the best on the left; bars connect arms of which no pair is shown to differ."""
     ranks = comparison.ranks
     assert ranks is not None
-    names, means = list(ranks.means.index), ranks.means.to_numpy()
+    names = list(ranks.means.index)
+    means = ranks.means.to_numpy()
     on_left = (len(names) + 1) // 2
     bars = len(ranks.groups)
     first = 0.35 * bars + 0.55  # depth of the first name below the axis
     depth = first + 0.5 * (on_left - 1) + 0.4
     figure = Figure(figsize=(7.5, 0.55 * depth + 1.0), layout="constrained")
     axes = figure.subplots()
-    low, high = 1, len(names)
+
+    # The axis, with a tick for each rank
+    low = 1
+    high = len(names)
     edge = 0.08 * (high - low)  # between the ends of the axis and the names
     axes.plot([low, high], [0, 0], color="black", linewidth=1)
     for tick in range(low, high + 1):
         axes.plot([tick, tick], [0, -0.12], color="black", linewidth=1)
         axes.text(tick, -0.2, str(tick), ha="center", va="bottom", fontsize="small")
+
+    # The names, connected to their ranks: the better half on the left, from top to bottom, the others on the right
     for place, (name, mean) in enumerate(zip(names, means, strict=True)):
-        is_left = place < on_left
-        y = first + 0.5 * (place if is_left else len(names) - 1 - place)
-        end = low - edge if is_left else high + edge
-        color = "C0" if name == comparison.names[0] else "0.25"
+        if place < on_left:
+            line = place
+            end = low - edge
+            align = "right"
+        else:
+            line = len(names) - 1 - place
+            end = high + edge
+            align = "left"
+        y = first + 0.5 * line
+        is_reference = name == comparison.names[0]
+        color = "C0" if is_reference else "0.25"
         axes.plot([mean, mean, end], [0, y, y], color=color, linewidth=1)
         axes.plot(mean, 0, "o", color=color, markersize=4)
-        align = "right" if is_left else "left"
-        weight = "bold" if name == comparison.names[0] else "normal"
+        weight = "bold" if is_reference else "normal"
         label = f" {name} ({mean:.2f}) "
         axes.text(end, y, label, ha=align, va="center", fontsize="small", color=color, weight=weight)
+
+    # The bars
+    overhang = 0.02 * (high - low)
     for number, group in enumerate(ranks.groups):
         y = 0.3 + 0.35 * number
-        ends = ranks.means[group[0]] - 0.02 * (high - low), ranks.means[group[-1]] + 0.02 * (high - low)
-        axes.plot(ends, [y, y], color="black", linewidth=4, solid_capstyle="butt")
+        left = ranks.means[group[0]] - overhang
+        right = ranks.means[group[-1]] + overhang
+        axes.plot([left, right], [y, y], color="black", linewidth=4, solid_capstyle="butt")
+
     axes.set_xlim(low - edge, high + edge)
     axes.set_ylim(depth, -0.7)
     axes.set_axis_off()

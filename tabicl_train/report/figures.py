@@ -57,10 +57,12 @@ Runs = dict[str, pd.DataFrame]
 
 def draw_training(metrics: Runs, validation: Runs) -> Figure:
     """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
-    points = {name: inside(of_kind(rows, OWN, SYNTHETIC)) for name, rows in validation.items()}
-    ratios, points = (
-        {name: loss_ratios(rows) for name, rows in runs.items() if "guess_loss" in rows} for runs in (metrics, points)
-    )
+    ratios = {name: loss_ratios(rows) for name, rows in metrics.items() if "guess_loss" in rows}
+    points = {}  # ratios of validations
+    for name, rows in validation.items():
+        tables = inside(of_kind(rows, OWN, SYNTHETIC))
+        if "guess_loss" in tables:
+            points[name] = loss_ratios(tables)
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 2 if ratios else 1, squeeze=False)[0]
     draw_curves(panels[0], metrics, "loss")
@@ -100,16 +102,18 @@ def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 
 def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> None:
     """Draw for each run the ratio of each step, faintly, the ratio of moving sums, and the validations as points."""
-    single = len(names) == 1
+    is_single = len(names) == 1
     for i, name in enumerate(names):
         if name in ratios:
-            steps, label = ratios[name], "training" if single else name
+            steps = ratios[name]
             # Centered: a trailing window would lag behind the points of the validations.
             windows = steps.rolling(max(1, len(steps) // WINDOWS), min_periods=1, center=True).sum()
+            label = "training" if is_single else name
             axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
             axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
         if name in points:
-            color, label = ("C1", "validation") if single else (f"C{i}", f"{name}, validation")
+            color = "C1" if is_single else f"C{i}"
+            label = "validation" if is_single else f"{name}, validation"
             axes.plot(points[name]["ratio"], "o", color=color, markeredgecolor="white", label=label)
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
     _, high = axes.get_ylim()
@@ -153,20 +157,31 @@ def draw_validation(runs: Runs) -> Figure:
 
     Of probes, only means are drawn, below a line at what is possible.
     """
-    real = [of_kind(rows, REAL) for rows in runs.values()]
-    scores = {score: name for score, name in REAL_SCORES.items() if any(len(own) and score in own for own in real)}
+    # What there is to draw: kinds of tables with losses, scores on real data, and probes.
     kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
-    probes = {name: found for name, rows in runs.items() if len(found := inside(of_kind(rows, PROBES)))}
+    real = {name: of_kind(rows, REAL) for name, rows in runs.items()}
+    scores = []
+    for score in REAL_SCORES:
+        if any(len(rows) and score in rows for rows in real.values()):
+            scores.append(score)
+    probes = {}
+    for name, rows in runs.items():
+        probe_rows = inside(of_kind(rows, PROBES))
+        if len(probe_rows):
+            probes[name] = probe_rows
+
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = list(figure.subplots(1, len(kinds) + len(scores) + bool(probes), squeeze=False)[0])
-    for axes, kind in zip(panels, kinds, strict=False):
+    panels = iter(figure.subplots(1, len(kinds) + len(scores) + bool(probes), squeeze=False)[0])
+    for kind in kinds:
+        axes = next(panels)
         draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on {kind} validation tables")
-    for axes, (score, title) in zip(panels[len(kinds) :], scores.items(), strict=False):
-        draw_sets(axes, {name: of_kind(rows, REAL) for name, rows in runs.items() if score in rows}, score)
-        label_steps(axes, f"{title} on real data")
+    for score in scores:
+        axes = next(panels)
+        draw_sets(axes, {name: rows for name, rows in real.items() if score in rows}, score)
+        label_steps(axes, f"{REAL_SCORES[score]} on real data")
     if probes:
-        draw_probe_means(panels[-1], list(runs), probes)
+        draw_probe_means(next(panels), list(runs), probes)
     return figure
 
 
@@ -190,7 +205,9 @@ def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
 
 def inside(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table of scores that count in means: those that are not outside the trained range."""
-    return rows[rows["trained_range"] != OUTSIDE] if "trained_range" in rows else rows  # earlier versions lack it
+    if "trained_range" not in rows:  # files of earlier versions lack it
+        return rows
+    return rows[rows["trained_range"] != OUTSIDE]
 
 
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
@@ -236,12 +253,14 @@ def draw_multipliers(scaling: pd.DataFrame) -> Figure:
 
 
 def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappable) -> None:
+    """Draw the lines of one layer."""
     ends = scaling[ENDS].to_numpy()  # (steps, 4)
     segments = LineCollection(ends.reshape(-1, 2, 2), cmap=colors.cmap, norm=colors.norm, linewidth=0.9)
     segments.set_array(scaling["step"].to_numpy())
     axes.add_collection(segments)
-    points, colored = ends.reshape(-1, 2), scaling["step"].repeat(2)  # the line of a step with a single n is a point
-    axes.scatter(*points.T, c=colored, cmap=colors.cmap, norm=colors.norm, s=4)
+    # The ends as points too, since the line of a step with a single n is a point.
+    x, y = ends.reshape(-1, 2).T
+    axes.scatter(x, y, c=scaling["step"].repeat(2), cmap=colors.cmap, norm=colors.norm, s=4)
     scale_labeled_rows(axes)
     multipliers = ends[:, [1, 3]]
     highest = multipliers.max(initial=0, where=np.isfinite(multipliers))  # in a diverged run they may all be nan
@@ -302,12 +321,12 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     panels = figure.subplots(1, 2)
     layers = list(gates["layer"].unique())
-    for axes, column, title in zip(
-        panels, ("gate_mean", "gate_std"), ("mean of the gate", "standard deviation of the gate"), strict=True
-    ):
-        for color, layer in zip(colormaps["viridis"](np.linspace(0, 0.9, len(layers))), layers, strict=True):
-            own = gates[gates["layer"] == layer]
-            axes.plot(own["step"], own[column], color=color, linewidth=1, label=layer)
+    colors = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
+    titles = {"gate_mean": "mean of the gate", "gate_std": "standard deviation of the gate"}
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+        for color, layer in zip(colors, layers, strict=True):
+            rows = gates[gates["layer"] == layer]
+            axes.plot(rows["step"], rows[column], color=color, linewidth=1, label=layer)
         label_steps(axes, title)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
     return figure
@@ -315,7 +334,9 @@ def draw_gates(scaling: pd.DataFrame) -> Figure | None:
 
 def draw_standing(results: pd.DataFrame) -> Figure:
     """Draw mean scores of the methods as bars, the best on top, the first method in color; fits a phone's screen."""
-    means, first, start = ranked(results), results["method"].iloc[0], GUESSING[judged_by(results)]
+    means = ranked(results)
+    first = results["method"].iloc[0]
+    start = GUESSING[judged_by(results)]
     figure = Figure(figsize=(4.6, 1.1 + 0.4 * len(means)), layout="constrained")
     axes = figure.subplots()
     colors = ["C0" if method == first else "0.8" for method in means.index]
@@ -343,8 +364,9 @@ def draw_probes(results: pd.DataFrame) -> Figure:
     methods = [method for method in results["method"].unique() if method != MARGINAL]
     probes = list(results["probe"].unique())
     columns = 6
-    figure = Figure(figsize=(2.4 * columns, 2.2 * math.ceil(len(probes) / columns) + 0.6), layout="constrained")
-    panels = list(figure.subplots(math.ceil(len(probes) / columns), columns, squeeze=False, sharey=True).flat)
+    lines = math.ceil(len(probes) / columns)
+    figure = Figure(figsize=(2.4 * columns, 2.2 * lines + 0.6), layout="constrained")
+    panels = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
     for axes in panels[len(probes) :]:
         axes.remove()
     for axes, probe in zip(panels, probes, strict=False):
@@ -355,8 +377,9 @@ def draw_probes(results: pd.DataFrame) -> Figure:
             style = {"color": f"C{place}", "linewidth": 1, "zorder": 2}
             if method == first:
                 style |= {"linewidth": 2.5, "zorder": 3}
-                found = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in of_method]
-                lows, highs = [one.low for one in found], [one.high for one in found]
+                intervals = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in of_method]
+                lows = [interval.low for interval in intervals]
+                highs = [interval.high for interval in intervals]
                 axes.fill_between(means.index, lows, highs, color=style["color"], alpha=0.2, linewidth=0)
             if method == POSSIBLE:
                 style |= {"color": "black", "linestyle": "--"}
@@ -375,6 +398,7 @@ def draw_probes(results: pd.DataFrame) -> Figure:
 
 
 def draw_scores(results: pd.DataFrame) -> Figure:
+    """Draw how methods compare over tasks: means, wins and leads of the first one, and means by size of the tables."""
     figure = Figure(figsize=(12, 7.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.12)  # inches
     (means, wins, leads), others = figure.subplots(2, 3)
@@ -398,17 +422,22 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
     scores = judged(results)
     draw_intervals(axes, scores)
     axes.set_title(f"mean {score_name(results)} over {counted(len(scores), 'task')}")
-    axes.set_xlabel("with 95 % confidence intervals" + (", values below 0 count as 0" if "r2" in results else ""))
+    clipped = ", values below 0 count as 0" if "r2" in results else ""
+    axes.set_xlabel(f"with 95 % confidence intervals{clipped}")
 
 
 def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
     """Draw means of the columns without nan, and their intervals."""
-    shown = [(i, method) for i, method in enumerate(table) if table[method].notna().all()]
-    for place, (i, method) in enumerate(shown):
-        found = mean_interval(table[method].to_numpy(), 0, 1)
-        axes.plot([found.low, found.high], [place, place], color=f"C{i}")
-        axes.plot(found.mean, place, "o", color=f"C{i}")
-    axes.set_yticks(range(len(shown)), [method for _, method in shown])
+    shown = []
+    for i, method in enumerate(table):
+        if table[method].isna().any():
+            continue
+        place = len(shown)
+        mean = mean_interval(table[method].to_numpy(), 0, 1)
+        axes.plot([mean.low, mean.high], [place, place], color=f"C{i}")
+        axes.plot(mean.mean, place, "o", color=f"C{i}")
+        shown.append(method)
+    axes.set_yticks(range(len(shown)), shown)
     axes.margins(y=0.2)
     axes.invert_yaxis()
 

@@ -50,10 +50,9 @@ from tabicl_train.saved_run import SavedRun, holds_run
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
 STAGES = "curriculum.stages."
-TABLES = ("metrics", "scaling", "validation", "evaluation")  # NAME.csv
 RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json", "entropy/entropy.csv"),
-    *(f"{table}.csv" for table in TABLES),
+    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
@@ -67,7 +66,7 @@ RATES = {
 
 
 @dataclass
-class Run:
+class RunContent:
     """The content of a run's files; None for a file that is missing or has no rows, [] for missing lines."""
 
     name: str
@@ -85,20 +84,21 @@ class Run:
 
 
 def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> None:
-    """Write a page about runs; raises ConfigError for a folder without a run, and if it cannot be written."""
-    # overwrite: replace a file that is there already
+    """Write a page about runs; raises ConfigError for a folder without a run, and if it cannot be written.
+
+    overwrite: replace a file that is there already
+    """
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
     if problems:
         raise ConfigError(problems)
-    inputs = [("run_dir", folder / name) for folder in folders for name in RECORDS]
-    if problems := input_problems("output", output, inputs) or existing_problems("output", output, overwrite):
+    files_read = []
+    for folder in folders:
+        files_read += [("run_dir", folder / name) for name in RECORDS]
+    problems = input_problems("output", output, files_read) or existing_problems("output", output, overwrite)
+    if problems:
         raise ConfigError(problems)
     check_output(output)
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        parent = os.path.commonpath([folder.resolve() for folder in folders])
-        names = [str(folder.resolve().relative_to(parent)) for folder in folders]  # full paths would fill the legends
-    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     mark_together(runs)
     with rc_context({"text.parse_math": False}):  # a run may be called $x
         page = fill(TEMPLATE, runs=runs, **sections(runs))
@@ -108,149 +108,205 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         raise ConfigError([f"output is {str(output)!r}; it cannot be written ({error.strerror})"]) from None
 
 
-def read_run(folder: Path, name: str) -> Run:
+def names_of(folders: list[Path]) -> list[str]:
+    """Return the names of the directories of runs or, if two are equal, their paths below a common one."""
+    paths = [folder.resolve() for folder in folders]
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    parent = os.path.commonpath(paths)
+    return [str(path.relative_to(parent)) for path in paths]  # full paths would fill the legends
+
+
+def read_run(folder: Path, name: str) -> RunContent:
+    """Read the files of a run."""
     saved = SavedRun(folder)
-    settings = saved.settings
-    return Run(
-        name,
-        folder,
-        None if settings is None else flatten(settings),
-        saved.status,
-        saved.starts,
-        saved.incidents,
-        *(read_table(saved, f"{table}.csv") for table in TABLES),
-        read_table(saved, "entropy/entropy.csv"),
-        saved.test,
+    return RunContent(
+        name=name,
+        folder=folder,
+        config=None if saved.settings is None else flatten(saved.settings),
+        status=saved.status,
+        starts=saved.starts,
+        incidents=saved.incidents,
+        metrics=read_table(saved, "metrics.csv"),
+        scaling=read_table(saved, "scaling.csv"),
+        validation=read_table(saved, "validation.csv"),
+        evaluation=read_table(saved, "evaluation.csv"),
+        attention=read_table(saved, "entropy/entropy.csv"),
+        test=saved.test,
     )
 
 
 def read_table(saved: SavedRun, name: str) -> pd.DataFrame | None:
     """Return a table of a run; None if it has no rows."""
     table = saved.table(name)
-    return None if table.empty else table
+    if table.empty:
+        return None
+    return table
 
 
-def mark_together(runs: list[Run]) -> None:
+def mark_together(runs: list[RunContent]) -> None:
     """Mark in all runs what lies outside the trained range of one of them, so that means are over the same data."""
     if len(runs) == 1:
         return
     for source in ("validation", "evaluation"):
         tables = tables_of(runs, source).values()
-        outside = set[str]()
+        outside: set[str] = set()
         for table in tables:
             if "trained_range" in table:
-                # Of validations the last one counts: a stage that was added to a run widens its range.
-                last = table[table["step"] == table["step"].max()] if source == "validation" else table
-                outside |= set(last["data"][last["trained_range"] == OUTSIDE])
+                counting = table
+                if source == "validation":  # the last one counts: a stage that was added to a run widens its range
+                    counting = table[table["step"] == table["step"].max()]
+                outside.update(counting["data"][counting["trained_range"] == OUTSIDE])
         for table in tables:
             marks = table["trained_range"] if "trained_range" in table else pd.Series("", table.index)
             is_public = table["data"].astype(str).map(kind_of).isin([REAL, PROBES])  # a task may be called 61
             table["trained_range"] = marks.astype(object).mask(is_public & table["data"].isin(outside), OUTSIDE)
 
 
-def sections(runs: list[Run]) -> dict[str, Any]:
+def sections(runs: list[RunContent]) -> dict[str, Any]:
     """Return the variables of the template."""
     metrics = tables_of(runs, "metrics")
+    validations = tables_of(runs, "validation")
+    scalings = tables_of(runs, "scaling")
+    attentions = tables_of(runs, "attention")
+    names = [run.name for run in runs]
     return {
         "overview": overview(runs),
         "starts": starts(runs),
         "settings": settings(runs),
-        "training": draw_training(metrics, tables_of(runs, "validation")) if metrics else None,
+        "training": draw_training(metrics, validations) if metrics else None,
         "optimization": draw_optimization(metrics) if metrics else None,
-        "multipliers": per_run(runs, lambda run: None if run.scaling is None else draw_multipliers(run.scaling)),
-        "gates": per_run(runs, lambda run: None if run.scaling is None else draw_gates(run.scaling)),
-        "attention": per_run(runs, lambda run: None if run.attention is None else draw_attention(run.attention)),
+        "multipliers": draw_each(draw_multipliers, scalings, names),
+        "gates": draw_each(draw_gates, scalings, names),
+        "attention": draw_each(draw_attention, attentions, names),
         "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(metrics) if metrics else None,
-        "incidents": per_run(runs, incidents),
+        "incidents": {run.name: incidents(run) for run in runs},
         "tests": [(run.name, run.test) for run in runs if run.test is not None],
-        "validation": draw_validation(tables) if (tables := tables_of(runs, "validation")) else None,
-        "validation_scores": per_run(runs, validation_scores),
-        "outside": sets_outside(tables_of(runs, "validation")),
+        "validation": draw_validation(validations) if validations else None,
+        "validation_scores": {run.name: validation_scores(run) for run in runs},
+        "outside": sets_outside(validations),
         "unevaluated": [run for run in runs if run.evaluation is None],
         "real_data": real_data(runs),
     }
 
 
-def per_run(runs: list[Run], content: Callable[[Run], Any]) -> dict[str, Any]:
-    return {run.name: content(run) for run in runs}
+def draw_each(
+    draw: Callable[[pd.DataFrame], Figure | None], tables: dict[str, pd.DataFrame], names: list[str]
+) -> dict[str, Figure | None]:
+    """Draw a figure of each run, by name; None for a run without a table."""
+    figures: dict[str, Figure | None] = dict.fromkeys(names)
+    for name, table in tables.items():
+        figures[name] = draw(table)
+    return figures
 
 
-def tables_of(runs: list[Run], source: str) -> dict[str, pd.DataFrame]:
+def tables_of(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
     """Return one of the data frames, by the names of the runs that have it."""
-    return {run.name: getattr(run, source) for run in runs if getattr(run, source) is not None}
+    tables = {}
+    for run in runs:
+        table = getattr(run, source)
+        if table is not None:
+            tables[run.name] = table
+    return tables
 
 
-def overview(runs: list[Run]) -> pd.DataFrame:
+def overview(runs: list[RunContent]) -> pd.DataFrame:
     """Return a row per fact, a column per run."""
     facts = {run.name: facts_of(run) for run in runs}
-    keys = list(dict.fromkeys(key for values in facts.values() for key in values))
-    columns = {name: [values.get(key) for key in keys] for name, values in facts.items()}
+    keys: list[str] = []  # of all runs, in the order of the first run that has them
+    for facts_of_run in facts.values():
+        keys += [key for key in facts_of_run if key not in keys]
+    columns = {}
+    for name, facts_of_run in facts.items():
+        columns[name] = [facts_of_run.get(key) for key in keys]
     return pd.DataFrame(columns, keys, dtype=object)
 
 
-def facts_of(run: Run) -> dict[str, Any]:
+def facts_of(run: RunContent) -> dict[str, Any]:
+    """Return what the overview says about a run."""
     facts: dict[str, Any] = {"run directory": str(run.folder)}
     if run.status is not None:
-        facts["status"] = ": ".join(filter(None, (run.status["status"], run.status.get("cause"))))
+        cause = run.status.get("cause")
+        facts["status"] = f"{run.status['status']}: {cause}" if cause else run.status["status"]
     if run.metrics is not None:
         late = run.metrics[run.metrics["step"] > 0.9 * run.metrics["step"].max()]
         facts["steps done"] = int(run.metrics["step"].iloc[-1])
-        if (done := effort(run.metrics, run.config or {})) is not None:
-            time_spent = datetime.timedelta(seconds=round(done[1]))
-            facts |= {"tables seen": done[0], "training time": str(time_spent)}
+        done = effort(run.metrics, run.config or {})
+        if done is not None:
+            tables, seconds = done
+            facts["tables seen"] = tables
+            facts["training time"] = str(datetime.timedelta(seconds=round(seconds)))
         facts["mean loss, last 10% of the steps"] = late["loss"].mean()
         facts["skipped steps"] = int(run.metrics["skipped"].iloc[-1])
     facts["incidents"] = len(run.incidents)
     if run.validation is not None:
-        facts |= {f"last validation: {name}": v.iloc[-1] for name, v in validation_means(run.validation).items()}
-        if "is_best" in run.validation and (run.validation["is_best"] == 1).any():
+        for name, means in validation_means(run.validation).items():
+            facts[f"last validation: {name}"] = means.iloc[-1]
+        if "is_best" in run.validation:
             # Which weights the other commands take of the run: see run_dir/choice.py.
-            facts["best weights by validation: step"] = int(
-                run.validation["step"][run.validation["is_best"] == 1].iloc[-1]
-            )
+            best_steps = run.validation["step"][run.validation["is_best"] == 1]
+            if len(best_steps):
+                facts["best weights by validation: step"] = int(best_steps.iloc[-1])
     if run.evaluation is not None:
-        name, (counting, _) = REAL_SCORES[judged_by(run.evaluation)], counting_tasks(run.evaluation)
+        counting, _ = counting_tasks(run.evaluation)
         scores = judged(counting)
-        facts[f"mean {name} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
+        score = REAL_SCORES[judged_by(run.evaluation)]
+        facts[f"mean {score} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
     return facts
 
 
 def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] | None:
     """Tables of the logged steps, and the seconds they took; None without a configuration."""
-    per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables", math.nan))
-    tables = metrics["step"].diff().fillna(metrics["step"]) * per_step
-    return None if tables.isna().any() else (int(tables.sum()), (tables / metrics["tables_per_s"]).sum())
+    tables_per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables", math.nan))
+    steps = metrics["step"].diff().fillna(metrics["step"])  # since the last logged step
+    tables = steps * tables_per_step
+    if tables.isna().any():
+        return None
+    return int(tables.sum()), (tables / metrics["tables_per_s"]).sum()
 
 
-def starts(runs: list[Run]) -> pd.DataFrame | None:
-    """Return a row per start of a run."""
-    rows = [
-        {
-            "run": run.name,
-            "step": start["step"],
-            "time": start["time"],
-            "commit": (start["commit"] or "")[:12] + (" with changes" if start["diff"] else ""),
-            "command": shlex.join([Path(start["command"][0]).name, *start["command"][1:]]),
-            "versions": ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
-        }
-        for run in runs
-        for start in run.starts
-    ]
+def starts(runs: list[RunContent]) -> pd.DataFrame | None:
+    """Return a row per start of a run; None if none is recorded."""
+    rows = []
+    for run in runs:
+        for start in run.starts:
+            commit = (start["commit"] or "")[:12]
+            if start["diff"]:
+                commit += " with changes"
+            program, *arguments = start["command"]
+            rows.append(
+                {
+                    "run": run.name,
+                    "step": start["step"],
+                    "time": start["time"],
+                    "commit": commit,
+                    "command": shlex.join([Path(program).name, *arguments]),
+                    "versions": ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
+                }
+            )
     return pd.DataFrame(rows).set_index("run") if rows else None
 
 
-def settings(runs: list[Run]) -> dict[str, Any] | None:
+def settings(runs: list[RunContent]) -> dict[str, Any] | None:
     """Return all settings, a column per run, and those that differ between runs or from the origin."""
     configs = {run.name: run.config for run in runs if run.config is not None}
     if not configs:
         return None
-    origin, given = chosen(next(iter(configs.values())))
-    keys = dict.fromkeys(key for config in configs.values() for key in config)
-    rows = {key: [config.get(key) for config in configs.values()] for key in keys}
-    changed = [key for key, row in rows.items() if any(v != row[0] or v != given.get(key) for v in row)]
-    shown = {key: [str(value) for value in row] for key, row in rows.items()}
-    table = pd.DataFrame.from_dict(shown, orient="index", columns=list(configs))
+    first, *_ = configs.values()
+    origin, values_of_origin = chosen(first)
+    keys: dict[str, None] = {}
+    for config in configs.values():
+        keys |= dict.fromkeys(config)
+    texts = {}  # of each setting, those of the runs
+    changed = []
+    for key in keys:
+        values = [config.get(key) for config in configs.values()]
+        texts[key] = [str(value) for value in values]
+        if any(value != values_of_origin.get(key) for value in values):  # also if runs differ from each other
+            changed.append(key)
+    table = pd.DataFrame.from_dict(texts, orient="index", columns=list(configs))
     return {"origin": origin, "all": table, "changed": table.loc[changed]}
 
 
@@ -266,11 +322,11 @@ def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[Figure, pd.DataFrame]:
     """Return curves, and the medians of each run."""
-    medians = {name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()}
-    return draw_throughput(metrics), pd.DataFrame(medians).rename(RATES).T
+    medians = pd.DataFrame({name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()})
+    return draw_throughput(metrics), medians.rename(RATES).T
 
 
-def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
+def incidents(run: RunContent) -> tuple[pd.DataFrame, int] | None:
     """Return the first incidents, and the number of those that are not shown."""
     if not run.incidents:
         return None
@@ -278,7 +334,7 @@ def incidents(run: Run) -> tuple[pd.DataFrame, int] | None:
     return shown.set_index("time"), len(run.incidents) - len(shown)
 
 
-def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
+def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
     """Return the last and the best mean scores, and warnings about falling ones."""
     if run.validation is None:
         return None
@@ -287,32 +343,37 @@ def validation_scores(run: Run) -> tuple[pd.DataFrame, list[str]] | None:
         if values.notna().any():
             best = values.idxmin() if "loss" in name else values.idxmax()
             rows[name] = {"last": values.iloc[-1], "best": values[best], "best at step": best}
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    return table, [line["reason"] for line in run.incidents if "real data fell" in line["reason"]]
+    warnings = [incident["reason"] for incident in run.incidents if "real data fell" in incident["reason"]]
+    return pd.DataFrame.from_dict(rows, orient="index"), warnings
 
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
     rows = inside(rows)
     kinds = rows["data"].map(kind_of)
-    means = {f"loss on {kind} tables": rows[kinds == kind].groupby("step")["loss"].mean() for kind in (OWN, SYNTHETIC)}
+    means = {}
+    for kind in (OWN, SYNTHETIC):
+        means[f"loss on {kind} tables"] = rows[kinds == kind].groupby("step")["loss"].mean()
     for kind, what in ((REAL, "real data"), (PROBES, "probes")):
-        of_kind = rows[kinds == kind].groupby("step")
-        means |= {f"{name} on {what}": of_kind[score].mean() for score, name in REAL_SCORES.items() if score in rows}
+        steps = rows[kinds == kind].groupby("step")
+        for score, name in REAL_SCORES.items():
+            if score in rows:
+                means[f"{name} on {what}"] = steps[score].mean()
     return {name: values for name, values in means.items() if len(values)}
 
 
 def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
     """Describe the sets of tables that lie outside the trained range, and which are in no mean."""
-    found = []
+    texts = []
     for rows in validations.values():
-        others = rows.drop(inside(rows).index)
-        for data, number in zip(others["data"], others["rows"], strict=True):
-            found.append(data if kind_of(data) in (REAL, PROBES) else f"{data} tables of {number:,} rows")
-    return list(dict.fromkeys(found))
+        outside = rows.drop(inside(rows).index)
+        for data, number in zip(outside["data"], outside["rows"], strict=True):
+            is_public = kind_of(data) in (REAL, PROBES)
+            texts.append(data if is_public else f"{data} tables of {number:,} rows")
+    return list(dict.fromkeys(texts))
 
 
-def real_data(runs: list[Run]) -> dict[str, Any] | None:
+def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     """Compare methods on the tasks that all evaluated runs have in common; {} if there are none."""
     evaluated = [run for run in runs if run.evaluation is not None]
     if not evaluated:
@@ -324,7 +385,8 @@ def real_data(runs: list[Run]) -> dict[str, Any] | None:
     counting, outside = counting_tasks(results)
     first = str(scores.columns[0])
     if outside:
-        scores = scores.assign(**{"trained range": ["outside" if task in outside else "" for task in scores.index]})
+        scores = scores.copy()
+        scores["trained range"] = ["outside" if task in outside else "" for task in scores.index]
     return {
         "scores": scores,
         "score": REAL_SCORES[judged_by(results)],
@@ -351,20 +413,31 @@ def column_name(column: str) -> str:
     for end in ("low", "high"):
         if column.endswith(f"_{end}"):
             name = column.removesuffix(f"_{end}")
-            return f"{FORMATS['win_rate' if name == 'win' else name][0]}, {end}"
-    return FORMATS[column][0]
+            if name == "win":
+                name = "win_rate"
+            heading, *_ = FORMATS[name]
+            return f"{heading}, {end}"
+    heading, *_ = FORMATS[column]
+    return heading
 
 
-def merge(runs: list[Run]) -> pd.DataFrame:
+def merge(runs: list[RunContent]) -> pd.DataFrame:
     """Merge results on the tasks of all runs: the networks of the runs, and the other methods of the first run."""
-    keys = ["data", "split", "rows"]
-    networks = [run.evaluation[run.evaluation["method"] == run.evaluation["method"].iloc[0]] for run in runs]
-    common = set.intersection(*({*zip(*(rows[key] for key in keys), strict=True)} for rows in networks))
+    keys = ["data", "split", "rows"]  # what says which task a row is about
+    tables = []
+    tasks_of_runs = []
+    for run in runs:
+        results = run.evaluation
+        network = results["method"].iloc[0]  # comes first
+        rows = results[results["method"] == network].assign(method=run.name)
+        tables.append(rows)
+        tasks_of_runs.append(set(rows[keys].itertuples(index=False, name=None)))
     first = runs[0].evaluation
-    tables = [rows.assign(method=run.name) for run, rows in zip(runs, networks, strict=True)]
     tables.append(first[first["method"] != first["method"].iloc[0]])
     merged = pd.concat(tables, ignore_index=True)
-    return merged[[key in common for key in zip(*(merged[key] for key in keys), strict=True)]]
+    common = set.intersection(*tasks_of_runs)
+    is_common = [task in common for task in merged[keys].itertuples(index=False, name=None)]
+    return merged[is_common]
 
 
 def fill(template: Path, **variables: Any) -> str:
@@ -391,14 +464,15 @@ def png(figure: Figure) -> str:
 def table(frame: pd.DataFrame) -> Markup:
     """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
-    kind, formatters = "text" if has_text else "numbers", [cell] * frame.shape[1]
+    style = "text" if has_text else "numbers"
     frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name has its own row
     frame = frame.astype(object).where(frame.notna(), "")
-    html = frame.to_html(formatters=formatters, classes=kind, border=0, justify="left")
+    html = frame.to_html(formatters=[cell] * frame.shape[1], classes=style, border=0, justify="left")
     return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head
 
 
 def cell(value: Any) -> str:
+    """Format the value of a cell."""
     if isinstance(value, str):
         return value
     if isinstance(value, numbers.Integral):

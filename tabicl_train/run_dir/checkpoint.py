@@ -42,7 +42,8 @@ def read(path: Path) -> dict:
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_run_checkpoint(content):
         check_version(path, content, FORMAT_VERSION)
-        if problem := content_problem(content):
+        problem = content_problem(content)
+        if problem:
             raise DamagedCheckpoint(f"{path} is not a checkpoint of a run: {problem}")
     return content
 
@@ -73,13 +74,10 @@ def state_dict_problem(weights: Any) -> str | None:
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
     """Raise ConfigError for a file of another format version than `known`; files of other programs have none."""
-    if (version := content.get("format_version", known)) != known:
-        raise ConfigError(
-            [
-                f"{path} was written by another version of tabicl-train: its format is version {version}, "
-                f"and this installation reads version {known}"
-            ]
-        )
+    version = content.get("format_version", known)
+    if version != known:
+        formats = f"its format is version {version}, and this installation reads version {known}"
+        raise ConfigError([f"{path} was written by another version of tabicl-train: {formats}"])
 
 
 def verify(path: Path) -> None:
@@ -90,8 +88,9 @@ def verify(path: Path) -> None:
     with damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
-        if (record := archive.testzip()) is not None:
-            raise DamagedCheckpoint(f"{path}: the checksum of {record} is wrong")
+        damaged_record = archive.testzip()
+        if damaged_record is not None:
+            raise DamagedCheckpoint(f"{path}: the checksum of {damaged_record} is wrong")
 
 
 @contextlib.contextmanager
@@ -115,12 +114,18 @@ def damage(path: Path) -> Iterator[None]:
 
 def non_finite(weights: dict[str, Tensor]) -> str | None:
     """Describe the weights that are inf or nan; None if all are finite."""
-    counts = {name: int((~tensor.isfinite()).sum()) for name, tensor in weights.items()}
-    wrong = [name for name, count in counts.items() if count > 0]
-    if not wrong:
+    total = 0
+    wrong = 0
+    first = None  # the name of the first tensor with such weights
+    for name, tensor in weights.items():
+        count = int((~tensor.isfinite()).sum())
+        total += tensor.numel()
+        wrong += count
+        if count > 0 and first is None:
+            first = name
+    if first is None:
         return None
-    total = sum(tensor.numel() for tensor in weights.values())
-    return f"{sum(counts.values()):,} of {total:,} weights are not finite, the first in {wrong[0]}"
+    return f"{wrong:,} of {total:,} weights are not finite, the first in {first}"
 
 
 def averaged(content: dict, kind: str) -> dict[str, Tensor]:
@@ -128,13 +133,16 @@ def averaged(content: dict, kind: str) -> dict[str, Tensor]:
     averages = content["callbacks"].get("Averages", {"ema": {}, "points": []})
     if kind == "ema":
         return averages["ema"]
-    points = averages["points"]
-    return {name: torch.stack([point[name] for point in points]).mean(0) for name in (points[0] if points else {})}
+    points = averages["points"]  # snapshots of the weights
+    if not points:
+        return {}
+    return {name: torch.stack([point[name] for point in points]).mean(0) for name in points[0]}
 
 
 def saved(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, oldest first, without files of other names."""
-    return sorted((p for p in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", p.stem)), key=step_of)
+    paths = [path for path in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}", path.stem)]
+    return sorted(paths, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -145,13 +153,16 @@ def step_of(path: Path) -> int:
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
     """Find the newest intact checkpoint, up to a step; damaged files are reported."""
     # Raises ConfigError if all are damaged, or if one cannot be read, since an older one would repeat steps silently.
-    damaged, gone = set[Path](), set[Path]()
+    damaged: set[Path] = set()
+    gone: set[Path] = set()
     while True:
-        paths = [path for path in saved(folder) if until is None or step_of(path) <= until]
-        left = [path for path in paths if path not in damaged | gone]
-        if not left:
+        untried = []
+        for path in saved(folder):  # listed again each time, since a run in progress may write newer ones
+            if (until is None or step_of(path) <= until) and path not in damaged | gone:
+                untried.append(path)
+        if not untried:
             break
-        path = left[-1]
+        path = untried[-1]
         try:
             content = read(path)
             if not is_run_checkpoint(content):
@@ -171,7 +182,8 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
 
 def refuse_non_finite(path: Path, content: dict) -> None:
     """Raise ConfigError if the weights of a run's newest checkpoint are not finite, since training cannot go on."""
-    if (problem := non_finite(content["state_dict"])) is not None:
+    problem = non_finite(content["state_dict"])
+    if problem is not None:
         advice = how_to_begin_again(path.parent.parent)
         raise ConfigError([f"{path}: {problem}, so the run cannot be continued. {advice}"])
 
@@ -179,7 +191,8 @@ def refuse_non_finite(path: Path, content: dict) -> None:
 def how_to_begin_again(run_dir: Path) -> str:
     """Advise what to do after a run has diverged, and name the weights from which another run may start."""
     start = "(run_dir=...)"
-    if (good := newest_good(run_dir / "checkpoints")) is not None:
+    good = newest_good(run_dir / "checkpoints")
+    if good is not None:
         start = f"from {good} ({shlex.quote(f'init_weights={good}')} run_dir=...)"
     return (
         f"Lower the learning rate or use trainer.precision=fp32, and begin a new run {start}; tabicl-replay shows the "
@@ -212,7 +225,8 @@ def load(checkpoint: str) -> tuple[Path, dict]:
     """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
     path = Path(checkpoint)
     if path.is_dir():
-        if (newest := newest_valid(path / "checkpoints")) is None:
+        newest = newest_valid(path / "checkpoints")
+        if newest is None:
             raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
         return newest
     try:

@@ -36,23 +36,29 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     # was taken. A file is taken as it is, apart from averages in it. Resume and replay have no choice: they need the
     # newest checkpoint. Raises ConfigError.
     kind = TRAINED if weights == NEWEST else weights
+
+    # A file
     if not path.is_dir():
         if kind == BEST and path.is_file():
             raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         file, content = load(str(path))
         return file, content, kind or TRAINED
+
+    # A run directory
     if kind is None:
         kind = BEST if keeps_best(path) else TRAINED
-    if kind == BEST:
-        file, content = load(str(best_file(path)))
-    else:
-        file, content = load(str(path))
+    source = best_file(path) if kind == BEST else path
+    file, content = load(str(source))
     if kind in (EMA, LAST) and not averaged(content, kind):
         raise ConfigError([no_average(file, kind)])
-    line = f"weights   {path}: {WORDS[kind]}, of step {content['global_step']:,}"
-    steps = [step_of(other) for other in saved(path / "checkpoints")]
-    if kind == BEST and steps and max(steps) != content["global_step"]:
-        line += f" (the newest are of step {max(steps):,})"
+
+    step = content["global_step"]
+    line = f"weights   {path}: {WORDS[kind]}, of step {step:,}"
+    if kind == BEST:
+        saved_steps = [step_of(checkpoint) for checkpoint in saved(path / "checkpoints")]
+        newest = max(saved_steps, default=step)
+        if newest != step:
+            line += f" (the newest are of step {newest:,})"
     if kind == TRAINED and weights is None:
         line += " (no weights are marked as the best by validation)"
     say_once(line)

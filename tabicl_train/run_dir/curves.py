@@ -17,9 +17,15 @@ INSIDE, OUTSIDE = "inside", "outside"  # the trained range: cells of the column 
 def training_loss(run_dir: Path) -> float | None:
     """Return the mean over the last tenth of the steps, without non-finite losses; None before the first step."""
     rows = rows_by_step(run_dir, "metrics.csv")
-    losses = [value(at_step[-1], "loss") for step, at_step in rows.items() if step > 0.9 * max(rows)]
+    last_step = max(rows, default=0)
+    losses = []
+    for step, rows_of_step in rows.items():
+        if step > 0.9 * last_step:
+            losses.append(value(rows_of_step[-1], "loss"))
+    if not losses:
+        return None
     finite = [loss for loss in losses if math.isfinite(loss)]
-    return statistics.fmean(finite) if finite else math.nan if losses else None
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
@@ -33,7 +39,8 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
         for row in rows:
             if kind_of(row["data"]) != kind:
                 continue
-            if counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets:
+            chosen = data_sets if kind == REAL else None
+            if counts(row) if chosen is None else row["data"] in chosen:
                 values.append(value(row, score))
         if values:
             means.append((step, statistics.fmean(values)))
@@ -53,13 +60,14 @@ def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
         step = number(row.get("step", ""))  # none in a file of another program
         if not isinstance(step, int):
             continue
-        if step < latest:
-            rows = {earlier: at_step for earlier, at_step in rows.items() if earlier < step}
+        if step < latest:  # the run was rewound, and repeats the steps from here on
+            rows = {earlier: rows_of_step for earlier, rows_of_step in rows.items() if earlier < step}
         rows.setdefault(step, []).append(row)
         latest = step
     return rows
 
 
 def value(row: dict[str, str], column: str) -> float:
+    """Return a cell of a row as a number; nan if it is missing or holds a text."""
     cell = number(row.get(column, ""))
     return math.nan if isinstance(cell, str) else float(cell)

@@ -34,49 +34,65 @@ def describe_origin() -> dict:
 
 def describe_installation() -> str:
     """Return what a bug report needs, a line each: versions, commit and device."""
+    commit = git("rev-parse", "HEAD") or "unknown, outside a checkout"
+    if git("diff", "HEAD"):
+        commit += " with changes"
     machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    changed = " with changes" if git("diff", "HEAD") else ""
     facts = {
         "tabicl-train": "",  # the first line
         **versions(),
-        "commit": f"{git('rev-parse', 'HEAD') or 'unknown, outside a checkout'}{changed}",
+        "commit": commit,
         "device": machine["gpu"] or machine["cpu"],
     }
     return "\n".join(f"{name} {value}" for name, value in facts.items())
 
 
 def record_start(records: Records, step: int, origin: dict, ranks: list[dict[str, Any]]) -> None:
-    """Add a start of the run to provenance.jsonl, and print whether tables may now differ."""
-    # origin: from `describe_origin`; ranks: for each rank, from `describe_machine`
+    """Add a start of the run to provenance.jsonl, and print whether tables may now differ.
+
+    origin: from `describe_origin`
+    ranks: for each rank, from `describe_machine`
+    """
     start = {"step": step, **origin, "machines": grouped(ranks)}
     starts = records.lines("provenance.jsonl")
-    if step > 0 and starts and (changed := drawing_changes(starts[-1], start)):
-        differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
-        info(f"changed   {'; '.join(changed)}: {differ}")
-    if len(kinds := grouped([{"cpu": rank["cpu"]} for rank in ranks])) > 1:
-        each = "; ".join(f"{kind['cpu']} (rank {', '.join(map(str, kind['ranks']))})" for kind in kinds)
-        info(f"warning   the CPUs differ, so tables may depend on the rank that draws them (priors/README.md): {each}")
+    if step > 0 and starts:
+        changes = drawing_changes(starts[-1], start)
+        if changes:
+            differ = "from here on, tables may differ from those that the run would have drawn (priors/README.md)"
+            info(f"changed   {'; '.join(changes)}: {differ}")
+    cpus = grouped([{"cpu": rank["cpu"]} for rank in ranks])
+    if len(cpus) > 1:
+        texts = [f"{kind['cpu']} (rank {', '.join(map(str, kind['ranks']))})" for kind in cpus]
+        differ = "the CPUs differ, so tables may depend on the rank that draws them (priors/README.md)"
+        info(f"warning   {differ}: {'; '.join(texts)}")
     records.append_line("provenance.jsonl", start)
 
 
 def grouped(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Merge equal descriptions, each with the list of its ranks."""
-    return [
-        described | {"ranks": [number for number, other in enumerate(ranks) if other == described]}
-        for number, described in enumerate(ranks)
-        if described not in ranks[:number]
-    ]
+    groups: list[dict[str, Any]] = []
+    descriptions: list[dict[str, Any]] = []  # of the groups, without their ranks
+    for rank, description in enumerate(ranks):
+        if description not in descriptions:
+            descriptions.append(description)
+            groups.append({**description, "ranks": []})
+        groups[descriptions.index(description)]["ranks"].append(rank)
+    return groups
 
 
 def drawing_changes(before: dict, now: dict) -> list[str]:
     """Describe changes, since an earlier start, of what the bits of a table depend on."""
-
-    def facts(start: dict) -> dict[str, str]:
-        cpus = sorted({machine["cpu"] for machine in start["machines"]})
-        return {name: start["versions"].get(name) for name in DRAWING} | {"the CPU": " and ".join(cpus)}
-
-    old, new = facts(before), facts(now)
+    old = drawing_facts(before)
+    new = drawing_facts(now)
     return [f"{name} was {old[name]}, is {new[name]}" for name in new if old[name] and old[name] != new[name]]
+
+
+def drawing_facts(start: dict) -> dict[str, str | None]:
+    """Return what the bits of a table depend on, as a start recorded it: versions of packages, and kinds of CPUs."""
+    facts = {name: start["versions"].get(name) for name in DRAWING}
+    cpus = {machine["cpu"] for machine in start["machines"]}
+    facts["the CPU"] = " and ".join(sorted(cpus))
+    return facts
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

@@ -77,9 +77,12 @@ class Records:
         rows = self.rows(name)
         if not rows:
             (self.folder / name).unlink(missing_ok=True)  # the next row writes the header
-        elif missing := [column for column in columns if column not in rows[0]]:
-            empty = dict.fromkeys(missing, "")
-            self.replace(name, csv_text([[*rows[0], *missing], *((row | empty).values() for row in rows)]))
+            return
+        missing = [column for column in columns if column not in rows[0]]
+        if missing:
+            header = [*rows[0], *missing]
+            cells = [[*row.values(), *[""] * len(missing)] for row in rows]
+            self.replace(name, csv_text([header, *cells]))
 
     def append_line(self, name: str, values: dict) -> None:
         """Add a line to a JSON lines file."""
@@ -89,8 +92,10 @@ class Records:
         path = self.folder / name
         with naming(path), open(path, "ab") as file:
             end = whole_lines_end(path)
-            file.truncate(end)
-            file.write((text if end else header + text).encode())
+            file.truncate(end)  # removes an incomplete last line, which a kill has left
+            if end == 0:
+                text = header + text
+            file.write(text.encode())
 
     def replace(self, name: str, text: str) -> None:
         """Replace a file; it has the old or the new content whenever the process is killed."""
@@ -111,13 +116,17 @@ class Records:
     def rows(self, name: str) -> list[dict[str, str]]:
         """Return the complete rows of a CSV file, by column; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
-            header, *rows = list(csv.reader(line for line in file if line.endswith("\n"))) or [[]]
+            lines = [line for line in file if line.endswith("\n")]
+        if not lines:
+            return []
+        header, *rows = csv.reader(lines)
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
     def lines(self, name: str) -> list[dict]:
         """Return the complete lines of a JSON lines file; none if it is missing."""
         with open_or_empty(self.folder / name) as file:
-            return [values for line in file if (values := parsed(line)) is not None]
+            parsed_lines = [parsed(line) for line in file]
+        return [values for values in parsed_lines if values is not None]
 
     def config(self) -> dict[str, Any] | None:
         """Return the configuration in config.yaml; None if it is missing. Raises ConfigError if it cannot be read."""
@@ -151,6 +160,7 @@ def number(text: str) -> int | float | str:
 
 
 def open_or_empty(path: Path) -> io.TextIOBase:
+    """Open a text file; a missing one is empty."""
     try:
         return open(path, newline="", encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -158,6 +168,7 @@ def open_or_empty(path: Path) -> io.TextIOBase:
 
 
 def parsed(text: str) -> dict | None:
+    """Parse a JSON object; None if it is incomplete, or not an object."""
     try:
         values = json.loads(text)
     except ValueError:
@@ -172,34 +183,41 @@ def whole_lines_end(path: Path) -> int:
         while end > 0:
             start = max(0, end - 4096)
             file.seek(start)
-            if (newline := file.read(end - start).rfind(b"\n")) >= 0:
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
                 return start + newline + 1
             end = start
     return 0
 
 
 def csv_text(rows: Iterable[Iterable]) -> str:
+    """Format rows as CSV; floats keep all digits."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([repr(v) if isinstance(v, float) else v for v in row] for row in rows)
+    writer = csv.writer(text)
+    for row in rows:
+        writer.writerow([repr(cell) if isinstance(cell, float) else cell for cell in row])
     return text.getvalue()
 
 
 def kept_rows(lines: list[bytes], steps: int) -> list[bytes]:
     """Return the header of a CSV file, and its complete rows of the first `steps` steps."""
-    rows = [row for row in csv.reader(line.decode(errors="replace") for line in lines if line.endswith(b"\n")) if row]
+    complete = [line.decode(errors="replace") for line in lines if line.endswith(b"\n")]
+    rows = [row for row in csv.reader(complete) if row]
     if not rows:
         return []
     header, *rows = rows
-    rows = [row for row in rows if len(row) == len(header) and row[0].isdecimal() and int(row[0]) <= steps]
-    return csv_text([header, *rows]).encode().splitlines(keepends=True)
+    kept = []
+    for row in rows:
+        if len(row) == len(header) and row[0].isdecimal() and int(row[0]) <= steps:
+            kept.append(row)
+    return csv_text([header, *kept]).encode().splitlines(keepends=True)
 
 
 def kept_lines(lines: list[bytes], steps: int) -> list[bytes]:
     """Return the complete lines of a JSON lines file that belong to the first `steps` steps."""
-    return [
-        line
-        for line in lines
-        if line.endswith(b"\n")
-        and (values := parsed(line.decode(errors="replace"))) is not None
-        and values.get("step", -1) < steps
-    ]
+    kept = []
+    for line in lines:
+        values = parsed(line.decode(errors="replace")) if line.endswith(b"\n") else None
+        if values is not None and values.get("step", -1) < steps:
+            kept.append(line)
+    return kept

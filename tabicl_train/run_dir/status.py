@@ -29,11 +29,12 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import naming
 from tabicl_train.run_dir.records import Records
 
-LOCK, STATUS = "lock", "status.json"
+LOCK = "lock"
+STATUS = "status.json"
 TYPES = {"status": str, "step": int, "saved": int, "time": str, "cause": str | None}  # of what is read in status.json
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
-# Seconds to wait for the lock, which `is_in_use` of another process may hold, or after a restart a dead machine
-TIMEOUT, RESTARTED = 1.0, 120.0
+TIMEOUT = 1.0  # seconds to wait for the lock, which `is_in_use` of another process may hold for a moment
+RESTARTED = 120.0  # the same after a restart, when a dead machine may hold it
 EVERY = 10.0  # seconds between updates during training
 
 
@@ -41,14 +42,17 @@ class RunLock:
     """The lock of a run directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path, self.is_new = folder, folder / LOCK, not os.path.exists(folder)
+        self.folder = folder
+        self.path = folder / LOCK
+        self.is_new = not os.path.exists(folder)
         self.lock = FileLock(self.path, fallback_to_soft=False)
 
     def acquire(self) -> None:
         """Take the lock."""
-        restarts = max(int(os.environ.get(f"{name}_RESTART_COUNT", 0)) for name in ("TORCHELASTIC", "SLURM"))
+        restarts = [os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("SLURM_RESTART_COUNT", 0)]
+        was_restarted = any(int(count) > 0 for count in restarts)
         try:
-            self.lock.acquire(timeout=RESTARTED if restarts else TIMEOUT)
+            self.lock.acquire(timeout=RESTARTED if was_restarted else TIMEOUT)
         except Timeout:
             owner = self.path.read_text().strip() or "by another process"
             raise ConfigError([f"{self.folder} is in use {owner}"]) from None
@@ -122,11 +126,12 @@ class RunStatus:
 def written_status(folder: Path) -> dict | None:
     """Return the content of status.json; None if it is missing or is not the status of a run."""
     values = Records(folder).json(STATUS)
-    if values is None:
+    if values is None or not {"status", "step"} <= values.keys():
         return None
-    required = {"status", "step"} <= values.keys()
-    has_types = all(isinstance(values[key], kind) for key, kind in TYPES.items() if key in values)
-    return values if required and has_types else None
+    for key, kind in TYPES.items():
+        if key in values and not isinstance(values[key], kind):
+            return None
+    return values
 
 
 def read_status(folder: Path) -> dict | None:

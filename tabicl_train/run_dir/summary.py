@@ -24,11 +24,12 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 def runs_table(folder: Path) -> str:
     """List the runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
-    found = [(read_status(run), run) for run in find_runs(folder)]
-    if not found:
+    statuses = {run: read_status(run) for run in find_runs(folder)}
+    if not statuses:
         raise ConfigError([f"{folder}: there is no run; tabicl-train experiment=demo run_dir={folder}/demo starts one"])
     rows = []
-    for status, run in sorted(found, key=lambda pair: last_change(pair[0]), reverse=True):
+    for run in sorted(statuses, key=lambda run: last_change(statuses[run]), reverse=True):
+        status = statuses[run]
         try:
             rows.append([run, *columns_of(run, status)])
         except Exception as error:  # files of others, or edited by hand, which may hold anything
@@ -40,18 +41,22 @@ def runs_table(folder: Path) -> str:
 
 def columns_of(run: Path, status: dict | None) -> list[str]:
     """Return the columns of `runs_table` after the first one; warns if the status or the configuration is damaged."""
-    name, step = DAMAGED, "-"
     if status is None:
         info(f"warning   {run / STATUS} is not the status of a run")
+        name = DAMAGED
+        step = "-"
     else:
-        name, step = status["status"], f"{status['step']:,}"
+        name = status["status"]
+        step = f"{status['step']:,}"
         try:
             total = total_steps(run)
-            step += f"/{total:,}" if total else ""
+            if total:
+                step += f"/{total:,}"
         except ConfigError as error:
             info(f"warning   {error}")
             step += "/?"
-    loss, changed = training_loss(run), last_change(status)
+    loss = training_loss(run)
+    changed = last_change(status)
     return [
         name,
         step,
@@ -63,10 +68,12 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the run directories in a folder, also those of sweeps, without descending into them."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [] if STATUS in names else [name for name in folders if not name.startswith(".")]
+    for place, folders, names in os.walk(folder):  # which descends into what is left in `folders`
         if STATUS in names:
+            folders.clear()
             yield Path(place)
+        else:
+            folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def last_change(status: dict | None) -> float:
@@ -78,8 +85,11 @@ def last_change(status: dict | None) -> float:
 
 
 def age(seconds: float) -> str:
-    name, unit = next((name, unit) for name, unit in SECONDS.items() if seconds >= unit or unit == 1)
-    return f"{max(seconds, 0) / unit:.0f} {name}"
+    """Format a time in the largest unit of which it has at least one."""
+    for name, unit in SECONDS.items():
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 def total_steps(run_dir: Path) -> int | None:
@@ -98,24 +108,35 @@ def total_steps(run_dir: Path) -> int | None:
 def score(run_dir: Path) -> str | None:
     """Format the mean of the last validation, on real data if possible, otherwise on tables like those of training."""
     for metric, name in SCORES.items():
-        values = curve(run_dir, metric)
-        if values and math.isfinite(values[-1][1]):
-            return f"{name} {values[-1][1]:.3f}"
+        validations = curve(run_dir, metric)
+        if validations:
+            _, last = validations[-1]
+            if math.isfinite(last):
+                return f"{name} {last:.3f}"
     return None
 
 
 def result(run_dir: Path) -> str:
     """Format the loss and the score of a run; "" if it has none yet."""
+    texts = []
     loss = training_loss(run_dir)
-    return ", ".join(filter(None, [None if loss is None else f"loss {loss:.3f}", score(run_dir)]))
+    if loss is not None:
+        texts.append(f"loss {loss:.3f}")
+    last_score = score(run_dir)
+    if last_score is not None:
+        texts.append(last_score)
+    return ", ".join(texts)
 
 
 def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
     """Return the last lines of a finished run: its scores, its files, and the next command."""
-    then = ["tabicl-evaluate", f"checkpoint={run_dir}"] if has_estimators else ["tabicl-report", f"run_dir={run_dir}"]
-    then += plugins.arguments(hashes=False)
+    if has_estimators:
+        next_command = ["tabicl-evaluate", f"checkpoint={run_dir}"]
+    else:
+        next_command = ["tabicl-report", f"run_dir={run_dir}"]
+    next_command += plugins.arguments(hashes=False)
     return [
         f"result    {result(run_dir)}",
         f"files     {run_dir}, with the weights in {run_dir / 'checkpoints'}",
-        f"next      {shlex.join(then)}",
+        f"next      {shlex.join(next_command)}",
     ]

@@ -36,32 +36,35 @@ class Points:
 
     def __init__(self, sweep: Sweep, by: str | None = None) -> None:
         self.sweep = sweep
-        self.finished = [point for point in sweep.points if point[0].state == TrialState.COMPLETE]
-        self.finished.sort(key=lambda point: place(point[0]))
+        self.finished = [point for point in sweep.points if point.trial.state == TrialState.COMPLETE]
+        self.finished.sort(key=lambda point: place(point.trial))
         if len(self.finished) < 2:
             raise ConfigError([f"{sweep.folder}: {counted(len(self.finished), 'point')} finished; two are needed"])
         self.by = None if by is None else self.key_of(by)
 
     def key_of(self, by: str) -> str:
         """Return the key of a setting that varies, from the key or its short name."""
-        for key, short in self.sweep.parameters.items():
-            if by in (key, short):
+        for key, short_name in self.sweep.parameters.items():
+            if by in (key, short_name):
                 return key
         there = ", ".join(self.sweep.parameters.values())
         raise ConfigError([f"by is {by!r}, which does not vary in {self.sweep.folder}; there are {there}"])
 
     def name(self, trial: FrozenTrial, keys: Collection[str] | None = None) -> str:
-        """Return the name of a point: its settings, or those of some keys."""
+        """Return the name of a point: its settings, or only those with these keys."""
         values = self.sweep.params(trial)
-        shown = [short for key, short in self.sweep.parameters.items() if keys is None or key in keys]
-        return ", ".join(f"{short}={values[short]}" for short in shown)
+        settings = []
+        for key, short_name in self.sweep.parameters.items():
+            if keys is None or key in keys:
+                settings.append(f"{short_name}={values[short_name]}")
+        return ", ".join(settings)
 
     def networks(self) -> list[Networks]:
         """Return the runs of each point, by seed."""
         networks = []
         for trial, runs in self.finished:
-            paths: dict[Hashable, str] = {run.seed: str(run.folder) for run in runs}
-            networks.append(Networks(self.name(trial), paths))
+            folders = {run.seed: str(run.folder) for run in runs}
+            networks.append(Networks(self.name(trial), folders))
         return networks
 
     def validations(self) -> list[Arm]:
@@ -73,21 +76,25 @@ class Points:
         return arms
 
     def last_validation(self, run: SweepRun) -> pd.DataFrame:
+        """Return the rows of the last validation that count, and one for the training loss."""
         rows = [{"data": "training", "split": 0, "loss": training_loss(run.folder)}]
         by_step = rows_by_step(run.folder, "validation.csv")
-        for row in by_step[max(by_step)] if by_step else []:
+        last_rows = by_step[max(by_step)] if by_step else []
+        for row in last_rows:
             kind = kind_of(row["data"])
-            data_sets = self.sweep.data_sets
             if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
                 continue
-            is_counted = counts(row) if data_sets is None or kind != REAL else row["data"] in data_sets
-            if not is_counted:
+            if kind == REAL and self.sweep.data_sets is not None:
+                row_counts = row["data"] in self.sweep.data_sets
+            else:
+                row_counts = counts(row)
+            if not row_counts:
                 continue
             data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
             scores = {}
             for metric in METRICS:
-                of_kind, _, score = metric.partition("/")
-                if of_kind == kind:
+                metric_kind, _, score = metric.partition("/")
+                if metric_kind == kind:
                     scores[metric] = value(row, score)
             rows.append({"data": data, "split": 0, **scores})
         return pd.DataFrame(rows).set_index(["data", "split"])
@@ -96,23 +103,30 @@ class Points:
         """Return an arm for each value of the setting `by`: the means over the settings that all of the values have."""
         if self.by is None:
             return list(arms)
-        others = [key for key in self.sweep.parameters if key != self.by]
-        by_value: dict[str, dict[str, Arm]] = {}
+        other_keys = [key for key in self.sweep.parameters if key != self.by]
+        by_value: dict[str, dict[str, Arm]] = {}  # the arms of each value of `by`, by their other settings
         for (trial, _), arm in zip(self.finished, arms, strict=True):
-            by_value.setdefault(self.name(trial, [self.by]), {})[self.name(trial, others)] = arm
+            arms_of_value = by_value.setdefault(self.name(trial, [self.by]), {})
+            arms_of_value[self.name(trial, other_keys)] = arm
+
         first, *rest = by_value.values()
-        shared = [other for other in first if all(other in found for found in rest)]
+        shared = [others for others in first if all(others in arms_of_value for arms_of_value in rest)]
         if not shared:
             raise ConfigError([f"by is {self.by!r}, but no two finished points differ in nothing else"])
-        return [mean_arm(name, [found[other] for other in shared]) for name, found in by_value.items()]
+        means = []
+        for name, arms_of_value in by_value.items():
+            means.append(mean_arm(name, [arms_of_value[others] for others in shared]))
+        return means
 
 
 def place(trial: FrozenTrial) -> tuple:
     """Return the place of a point among the values of a grid; in the order of trials if there are ranges."""
-    kinds = trial.distributions
-    if not all(isinstance(kind, CategoricalDistribution) for kind in kinds.values()):
-        return (trial.number,)
-    return tuple(kinds[key].choices.index(trial.params[key]) for key in kinds)
+    places = []
+    for key, distribution in trial.distributions.items():
+        if not isinstance(distribution, CategoricalDistribution):
+            return (trial.number,)
+        places.append(distribution.choices.index(trial.params[key]))
+    return tuple(places)
 
 
 def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
@@ -132,22 +146,26 @@ def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
         for frame in frames[1:]:
             total = total + frame.select_dtypes("number")
         means = total / len(frames)
-        if "trained_range" in frames[0]:
-            where = pd.concat([frame["trained_range"] for frame in frames], axis=1)
-            means["trained_range"] = where.iloc[:, 0].mask((where == OUTSIDE).any(axis=1), OUTSIDE)
+        if "trained_range" in frames[0]:  # outside for the mean if outside for any arm
+            ranges = pd.concat([frame["trained_range"] for frame in frames], axis=1)
+            means["trained_range"] = ranges.iloc[:, 0].mask((ranges == OUTSIDE).any(axis=1), OUTSIDE)
         scores[seed] = means
     return Arm(name, scores)
 
 
 def tables_of(config: dict[str, Any]) -> str:
     """Return what decides the tables of a run apart from its seed, as text, from its configuration."""
-    stages = {
-        name: {key: setting for key, setting in stage.items() if key not in OF_LEARNING}
-        for name, stage in config["curriculum"]["stages"].items()
-    }
+    stages = {}
+    for name, stage in config["curriculum"]["stages"].items():
+        stages[name] = {key: setting for key, setting in stage.items() if key not in OF_LEARNING}
     model = config["model"]
-    of_model = [model.get("max_classes"), model.get("missing_values")]
-    decisive = [config["prior"], stages, config["curriculum"].get("start"), of_model, config.get("task")]
+    decisive = [
+        config["prior"],
+        stages,
+        config["curriculum"].get("start"),
+        [model.get("max_classes"), model.get("missing_values")],
+        config.get("task"),
+    ]
     return json.dumps(decisive, sort_keys=True, default=str)
 
 
@@ -160,15 +178,17 @@ def shared_in_words(names: Sequence[str], configs: Iterable[dict[str, Any]]) -> 
         return None
     if len(groups) == 1:
         return "with the same seed, all points are trained on identical tables"
-    shared = [group for group in groups.values() if len(group) > 1]
+    shared = []
+    for group in groups.values():
+        if len(group) > 1:
+            shared.append(" and ".join(f"({name})" for name in group))
     if not shared:
         return "no two points are trained on identical tables: their priors or curricula differ"
-    listed = "; ".join(" and ".join(f"({name})" for name in group) for group in shared)
-    return f"with the same seed, these points are trained on identical tables: {listed}"
+    return f"with the same seed, these points are trained on identical tables: {'; '.join(shared)}"
 
 
 def shared_of_runs(points: Points) -> str | None:
-    """Say it of the runs of a sweep; None if their configurations are not there."""
+    """Say which points of a sweep are trained on identical tables; None if its runs have no configuration."""
     names = []
     configs = []
     for trial, runs in points.finished:

@@ -46,17 +46,18 @@ def run(words: Sequence[str], options: CompareOptions) -> Compared:
     if not words:
         raise ConfigError(["there is nothing to compare; name two or more, such as: tabicl-compare mini runs/mine"])
     is_sweep = [Path(word, STUDY).exists() for word in words]
+    is_one_sweep = len(words) == 1 and is_sweep[0]
     if options.output is None:
-        options.output = words[0] if len(words) == 1 and is_sweep[0] else OUTPUT
+        options.output = words[0] if is_one_sweep else OUTPUT
     make_folder("output", Path(options.output))
-    if len(words) == 1 and is_sweep[0] and options.suite is None:
+    if is_one_sweep and options.suite is None:
         if unused := options.of_scoring():
             raise ConfigError([f"{', '.join(unused)}: without suite= the points are compared by their validations"])
-        compared = of_validations(open_points(words[0], options.by), options)
+        compared = compare_validations(open_points(words[0], options.by), options)
     else:
-        compared = of_tasks(words, is_sweep, options)
+        compared = compare_on_tasks(words, is_sweep, options)
     print(compared.text)
-    write(Path(options.output), compared, options.overwrite or (len(words) == 1 and is_sweep[0]))
+    write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep)
     return compared
 
 
@@ -68,23 +69,24 @@ def open_points(folder: str, by: str | None) -> Points:
     return Points(Sweep(Path(folder)), by)
 
 
-def of_validations(points: Points, options: CompareOptions) -> Compared:
+def compare_validations(points: Points, options: CompareOptions) -> Compared:
     """Compare the points of a sweep by the last validations of their runs, paired by seed."""
     from tabicl_train.sweep.arms import shared_of_runs
 
     arms = points.merged(points.validations())
     metrics = chosen(options, [points.sweep.metric])
-    return Compared(*compare_all(arms, metrics, options, by_seed=True), shared_of_runs(points))
+    paired, comparisons = compare_all(arms, metrics, options, by_seed=True)
+    return Compared(paired, comparisons, shared_of_runs(points))
 
 
-def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOptions) -> Compared:
+def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOptions) -> Compared:
     """Compare arms of any kind by their scores on tasks."""
     baselines = [word for word in words if is_baseline(word)]
     networks = {}  # by word
-    points = {}
-    files = {}  # read before anything is scored, which may take hours
-    for word, is_one in zip(words, is_sweep, strict=True):
-        if is_one:
+    points = {}  # by word
+    files = {}  # by word; read before anything is scored, which may take hours
+    for word, names_sweep in zip(words, is_sweep, strict=True):
+        if names_sweep:
             points[word] = open_points(word, options.by)
         elif is_csv(word):
             files[word] = read_csv_arms(word, all_methods=len(words) == 1)
@@ -95,59 +97,74 @@ def of_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOpt
     unused = [] if networks or points else options.of_scoring()
     if unused:
         raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
+
+    # The arms of each word. Baselines are scored beside the first network, and are placeholders until then.
     arms: list[Arm] = []
-    given: list[str] = []  # the word of each arm
-    wanted = list(baselines)  # which the first network is scored with
-    found: dict[str, Arm] = {}
+    word_of_arm: list[str] = []
+    unscored_baselines = list(baselines)
+    scored_baselines: dict[str, Arm] = {}
     for word in words:
         if word in points:
-            own = points[word].merged([evaluated(runs, options)[0] for runs in points[word].networks()])
+            arms_of_points = []
+            for runs in points[word].networks():
+                arm, *_ = evaluated(runs, options)
+                arms_of_points.append(arm)
+            arms_of_word = points[word].merged(arms_of_points)
             if sum(is_sweep) > 1:
-                own = [Arm(f"{word}: {arm.name}", arm.scores) for arm in own]
+                arms_of_word = [Arm(f"{word}: {arm.name}", arm.scores) for arm in arms_of_word]
         elif word in networks:
-            arm, *beside = evaluated(networks[word], options, wanted)
-            found |= {each.name: each for each in beside}
-            wanted = []
-            own = [arm]
+            arm, *baseline_arms = evaluated(networks[word], options, unscored_baselines)
+            for baseline_arm in baseline_arms:
+                scored_baselines[baseline_arm.name] = baseline_arm
+            unscored_baselines = []
+            arms_of_word = [arm]
         elif word in baselines:
-            own = [Arm(word, {})]  # until the first network has been scored
+            arms_of_word = [Arm(word, {})]
         else:
-            own = files[word]
-        arms += own
-        given += [word] * len(own)
-    if wanted:
-        raise ConfigError(
-            [f"{wanted[0]} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"]
-        )
-    for number, word in enumerate(given):
+            arms_of_word = files[word]
+        arms += arms_of_word
+        word_of_arm += [word] * len(arms_of_word)
+    if unscored_baselines:
+        first = unscored_baselines[0]
+        raise ConfigError([f"{first} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"])
+    for number, word in enumerate(word_of_arm):
         if word in baselines:
-            arms[number] = found[word]
+            arms[number] = scored_baselines[word]
+
     if len(arms) < 2:
         raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
-    kinds = {judged_by(arm.frame(next(iter(arm.scores)))): arm.name for arm in arms}
+    kinds = {}  # an arm of each kind: judged by ROC AUC, or by R2
+    for arm in arms:
+        first_seed = next(iter(arm.scores))
+        kinds[judged_by(arm.frame(first_seed))] = arm.name
     if len(kinds) > 1:
         raise ConfigError([f"{kinds['roc_auc']} predicts classes and {kinds['r2']} numbers; compare those of one kind"])
     metrics = chosen(options, METRICS[next(iter(kinds))])
+    paired, comparisons = compare_all(distinct(arms, word_of_arm), metrics, options)
     shared = None
     if len(points) == 1 and len(words) == 1:
         from tabicl_train.sweep.arms import shared_of_runs
 
         shared = shared_of_runs(points[words[0]])
-    return Compared(*compare_all(distinct(arms, given), metrics, options), shared)
+    return Compared(paired, comparisons, shared)
 
 
 def chosen(options: CompareOptions, default: list[str]) -> list[str]:
     """Return the metrics to compare by."""
     if options.metric is None:
         return default
-    return [options.metric] if isinstance(options.metric, str) else [str(name) for name in options.metric]
+    if isinstance(options.metric, str):
+        return [options.metric]
+    return [str(name) for name in options.metric]
 
 
 def compare_all(
     arms: Sequence[Arm], metrics: list[str], options: CompareOptions, by_seed: bool = False
 ) -> tuple[Paired, list[Comparison]]:
+    """Pair the scores of the arms, and compare the arms by each metric."""
     paired = pair(arms, options.outside)
-    return paired, [compare(paired, metric, options.reference, by_seed) for metric in metrics]
+    comparisons = [compare(paired, metric, options.reference, by_seed) for metric in metrics]
+    return paired, comparisons
 
 
 def write(folder: Path, compared: Compared, overwrite: bool) -> None:
@@ -170,4 +187,4 @@ def compare_points(sweep: Sweep) -> Compared | None:
 
     if sweep.study.user_attrs["identity"]["sampler"] != "grid" or len(sweep.ranked) < 2:
         return None
-    return of_validations(Points(sweep), CompareOptions())
+    return compare_validations(Points(sweep), CompareOptions())

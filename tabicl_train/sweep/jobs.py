@@ -29,18 +29,24 @@ OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, a
 def slots(plan: Plan) -> list[str]:
     """Return CUDA_VISIBLE_DEVICES of each of the runs that go on at once, empty without GPUs."""
     # Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
-    sweep, largest = plan.sweep, max(plan.configs, key=lambda config: config.trainer.devices or 1)
-    devices = largest.trainer.devices or 1
+    sweep = plan.sweep
     if sweep.submit.cluster != "local":
         return [""] * (sweep.jobs or plan.total * len(sweep.seeds))
-    if uses_cuda(largest.trainer):
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-        groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]
-        groups = groups or [",".join(gpus)]  # too few for a run, which reports that itself
-        return [groups[i % len(groups)] for i in range(sweep.jobs or len(groups))]
-    cores = devices * largest.with_workers(1)[0].cores
-    return [""] * (sweep.jobs or max(1, num_cores() // cores))
+    largest = max(plan.configs, key=lambda config: config.trainer.devices or 1)
+    devices = largest.trainer.devices or 1
+    if not uses_cuda(largest.trainer):
+        with_one_worker, _ = largest.with_workers(1)
+        cores = devices * with_one_worker.cores
+        return [""] * (sweep.jobs or max(1, num_cores() // cores))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    groups = []  # of GPUs, one for each run
+    for first in range(0, len(gpus) - devices + 1, devices):
+        groups.append(",".join(gpus[first : first + devices]))
+    if not groups:
+        groups = [",".join(gpus)]  # too few for a run, which reports that itself
+    num_runs = sweep.jobs or len(groups)
+    return [groups[number % len(groups)] for number in range(num_runs)]
 
 
 def num_cores() -> int:
@@ -51,7 +57,9 @@ class Job:
     """The job of a run in its directory, submitted by this process or by an earlier call of the sweep."""
 
     def __init__(self, run_dir: Path, cluster: str, submitted: Any = None) -> None:
-        self.run_dir, self.cluster, self.submitted = run_dir, cluster, submitted
+        self.run_dir = run_dir
+        self.cluster = cluster
+        self.submitted = submitted  # what `submit` or LocalProcess returned; None for a job of an earlier call
 
     @property
     def number(self) -> str | None:
@@ -61,13 +69,16 @@ class Job:
         # submitit writes the first file when it submits a job; the second one is there once the run has started.
         ending = "_submitted.pkl" if self.cluster == "slurm" else OUTPUT
         files = sorted((self.run_dir / "jobs").glob(f"*{ending}"), key=lambda path: path.stat().st_mtime)
-        return files[-1].name.removesuffix(ending) if files else None
+        if not files:
+            return None
+        return files[-1].name.removesuffix(ending)
 
     def has_ended(self) -> bool:
         """Whether the job, and on this machine its run, has ended."""
         if self.cluster == "slurm":
             return self.number not in queue.numbers()
-        return (self.submitted is None or self.submitted.done()) and not is_in_use(self.run_dir)
+        process_has_ended = self.submitted is None or self.submitted.done()
+        return process_has_ended and not is_in_use(self.run_dir)
 
     def stop(self) -> None:
         """Send the stop signal, after which the run saves and ends."""
@@ -84,8 +95,10 @@ class Job:
             text = Path(self.run_dir, "jobs", f"{self.number}{OUTPUT}").read_text(errors="replace")
         except OSError:
             return ""
-        lines = (line.strip() for line in text.splitlines())
-        return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+        for line in text.splitlines():
+            if line.strip().startswith("error: "):
+                return line.strip().removeprefix("error: ")
+        return ""
 
 
 class LocalProcess:
@@ -114,7 +127,9 @@ class LocalProcess:
 def find(run_dir: Path, cluster: str) -> Job | None:
     """Return the job of a run that still runs after an earlier call of the sweep, or None."""
     job = Job(run_dir, cluster)
-    return None if job.has_ended() else job
+    if job.has_ended():
+        return None
+    return job
 
 
 def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
@@ -124,19 +139,20 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     config = plan.configs[0]
     is_local = options.cluster == "local"
     if is_local:
-        workers = max(1, num_cores() // (at_once * (config.trainer.devices or 1)) - 1)
+        ranks = at_once * (config.trainer.devices or 1)
+        workers = max(1, num_cores() // ranks - 1)
     else:
         workers = GPU_WORKERS if options.gpus else 1
-    config, more = config.with_workers(workers)
+    config, worker_arguments = config.with_workers(workers)
     plugins.refuse_changed()  # otherwise all runs to come would be recorded as failed
-    arguments = [*arguments, *more, *plugins.arguments()]
+    arguments = [*arguments, *worker_arguments, *plugins.arguments()]
     folder = run_dir / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     if is_local:
         submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
     else:
         submitted = submit(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
-        queue.looked = -math.inf  # since the known jobs lack this one
+        queue.looked = -math.inf  # since the last answer lacks this one
     return Job(run_dir, options.cluster, submitted)
 
 
@@ -146,16 +162,17 @@ class Queue:
 
     # submitit itself asks sacct. Without SLURM's accounting, or for old jobs, that does not answer, and submitit takes
     # the jobs for pending ones.
-    known: set[str] = dataclasses.field(default_factory=set)
+    listed: set[str] = dataclasses.field(default_factory=set)
     looked: float = -math.inf
 
     def numbers(self) -> set[str]:
         if time.monotonic() - self.looked >= LOOK:
             command = ["squeue", "--me", "--noheader", "--format=%i"]
-            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the known jobs stay
-                self.known = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+            with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the last answer stays
+                listing = subprocess.run(command, capture_output=True, text=True, check=True)
+                self.listed = set(listing.stdout.split())
                 self.looked = time.monotonic()
-        return self.known
+        return self.listed
 
 
 queue = Queue()

@@ -28,17 +28,17 @@ class Ladder:
         What the losses are.
     points : pandas.DataFrame
         See `fit_scaling`.
-    found : mapping
+    stored : mapping
         What a study keeps as its attribute LADDER.
     """
 
-    def __init__(self, metric: str, points: pd.DataFrame, found: Mapping[str, Any]) -> None:
+    def __init__(self, metric: str, points: pd.DataFrame, stored: Mapping[str, Any]) -> None:
         self.metric = metric
         self.fit = fit_scaling(points, DRAWS)
-        self.forecast = self.fit.forecast(found["forecast"])
+        self.forecast = self.fit.forecast(stored["forecast"])
         self.notes = [
             f"{name}: tables of other sizes than those of the runs, which the law does not take into account"
-            for name in found["other_tables"]
+            for name in stored["other_tables"]
         ]
 
     @property
@@ -49,10 +49,10 @@ class Ladder:
     @functools.cached_property
     def constants(self) -> pd.DataFrame:
         """The constants of the law, as text."""
-        rows = [
-            {"constant": row.constant, "value": f"{row.value:.4g}", "95% interval": f"[{row.low:.4g}, {row.high:.4g}]"}
-            for row in self.fit.constants().itertuples()
-        ]
+        rows = []
+        for row in self.fit.constants().itertuples():
+            interval = f"[{row.low:.4g}, {row.high:.4g}]"
+            rows.append({"constant": row.constant, "value": f"{row.value:.4g}", "95% interval": interval})
         return pd.DataFrame(rows).set_index("constant")
 
     @functools.cached_property
@@ -134,10 +134,10 @@ class Ladder:
             ax.plot(flops, fit.law.loss(size, fit.tables_for(flops, size)), color=color, linewidth=1)
             ax.plot(runs.flops, runs.loss, "o", color=color, label=f"{size:,.0f} parameters")
         budgets = np.geomspace(lowest, highest, 40)
-        optima = [fit.optimal_size(budget) for budget in budgets]
-        frontier = [
-            fit.law.loss(size, fit.tables_for(flops, size)) for size, flops in zip(optima, budgets, strict=True)
-        ]
+        frontier = []
+        for budget in budgets:
+            size = fit.optimal_size(budget)
+            frontier.append(fit.law.loss(size, fit.tables_for(budget, size)))
         ax.plot(budgets, frontier, "k--", linewidth=1, label="compute-optimal size")
         for row in self.forecast.itertuples():
             errors = [[max(row.loss - row.low, 0)], [max(row.high - row.loss, 0)]]

@@ -24,20 +24,24 @@ METRICS = (
 
 def problem(metric: str, config: RunConfig) -> str | None:
     """Return why a run with this configuration does not write the metric, or None."""
-    (kind, _, score), settings = metric.partition("/"), config.validation
+    kind, _, score = metric.partition("/")
+    settings = config.validation
     if metric not in METRICS:
         near = closest(metric, METRICS)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
         return f"metric is {metric!r}; there is no such metric; {hint}"
     if metric == "loss":
         return None
-    if score not in (NUMBER_SCORES if config.model.is_regression else CLASS_SCORES):
-        task = "regression" if config.model.is_regression else "classification"
-        return f"metric is {metric!r}, which runs of task={task} do not have"
+    if config.model.is_regression and score not in NUMBER_SCORES:
+        return f"metric is {metric!r}, which runs of task=regression do not have"
+    if not config.model.is_regression and score not in CLASS_SCORES:
+        return f"metric is {metric!r}, which runs of task=classification do not have"
     if not settings.every:
         return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
     if kind == REAL:
-        return None if settings.real_rows else f"metric is {metric!r}, but validation.real_rows is 0"
+        if not settings.real_rows:
+            return f"metric is {metric!r}, but validation.real_rows is 0"
+        return None
     if not settings.rows:
         return f"metric is {metric!r}, but validation.rows is [], which leaves validation tables out"
     if kind not in config.curriculum.parts(build_prior(config.prior)):
@@ -55,7 +59,10 @@ def last(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -
     if metric == "loss":
         return training_loss(run_dir)
     values = curve(run_dir, metric, data_sets)
-    return values[-1][1] if values else None
+    if not values:
+        return None
+    _, value = values[-1]
+    return value
 
 
 def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str, bool] | None:
@@ -66,15 +73,17 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
     from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of  # pandas and scikit-learn: a second or two
     from tabicl_train.prediction.origin import position, trained_range
 
-    found: dict[str, bool] = {}
+    inside_all: dict[str, bool] = {}
     for config in configs:
-        start = inherited_range(config.init_weights, config.model.is_regression)
-        content = {"config": asdict(config), "global_step": config.total_steps, "inherited_range": start}
-        trained = trained_range(content)
+        inherited = inherited_range(config.init_weights, config.model.is_regression)
+        # The trained range of a checkpoint at the end of such a run
+        checkpoint = {"config": asdict(config), "global_step": config.total_steps, "inherited_range": inherited}
+        trained = trained_range(checkpoint)
         for task in real_tasks(config.model.is_regression, config.validation.real_rows):
+            name = name_of(task)
             is_inside = position(trained, sizes_of(task)) == INSIDE
-            found[name_of(task)] = is_inside and found.get(name_of(task), True)
-    return found
+            inside_all[name] = is_inside and inside_all.get(name, True)
+    return inside_all
 
 
 @functools.cache
@@ -85,10 +94,14 @@ def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, 
     from tabicl_train.prediction.export import read_weights
 
     trained = read_weights(resolve(init_weights, is_regression)).trained_range
-    return None if trained is None else trained.recorded()
+    if trained is None:
+        return None
+    return trained.recorded()
 
 
 def counted_data_sets(study: Any) -> list[str] | None:
     """Return the public data sets that count in a study; None for another metric, or a study that has not kept them."""
-    found = study.user_attrs.get(DATA_SETS)
-    return None if found is None else [name for name, is_inside in found.items() if is_inside]
+    data_sets = study.user_attrs.get(DATA_SETS)
+    if data_sets is None:
+        return None
+    return [name for name, is_inside in data_sets.items() if is_inside]

@@ -46,8 +46,8 @@ class Plan:
     sweep: SweepConfig
     folder: Path
     axes: list[Axis]
-    settings: list[str]  # overrides of every run
-    own: list[str]  # overrides of the command line, which win over all others
+    settings: list[str]  # overrides of every run, from sweep.settings
+    command_line: list[str]  # overrides of the command line, which win over all others
     config_dir: str | None = None  # the option --config-dir
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
     data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
@@ -58,7 +58,9 @@ class Plan:
     @property
     def points(self) -> list[Point]:
         """All points of a grid; for a search, points that cover every choice and both ends of each range."""
-        return list(grid(self.axes)) if self.sweep.sampler == "grid" else examples(self.axes)
+        if self.sweep.sampler == "grid":
+            return list(grid(self.axes))
+        return examples(self.axes)
 
     @property
     def total(self) -> int:
@@ -69,8 +71,10 @@ class Plan:
 
     def overrides(self, point: Point, seed: int) -> list[str]:
         """Return the settings of a run."""
-        varied = [text for axis in self.axes for text in axis.overrides(point[axis.key])]
-        return last_of_each([*self.settings, *varied, *self.own, f"seed={seed}"])
+        varied = []
+        for axis in self.axes:
+            varied += axis.overrides(point[axis.key])
+        return last_of_each([*self.settings, *varied, *self.command_line, f"seed={seed}"])
 
     def arguments(self, point: Point, seed: int) -> list[str]:
         """Return the arguments of tabicl-train, without run_dir."""
@@ -85,7 +89,8 @@ class Plan:
 
     def run_name(self, point: Point, seed: int) -> str:
         """Return the name of a run after its point and seed."""
-        return "_".join(filter(None, [label(point), f"seed-{seed}"]))
+        point_label = label(point)
+        return f"{point_label}_seed-{seed}" if point_label else f"seed-{seed}"
 
     def run_dir(self, number: int, point: Point, seed: int) -> Path:
         """Return the run directory of a trial and a seed."""
@@ -94,18 +99,25 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Return the settings that must not change from one call of a sweep to the next."""
         sweep = self.sweep
-        kept = [setting for setting in [*self.settings, *self.own] if not is_free(setting)]
-        axes = {axis.key: [str(axis.distribution), axis.settings] for axis in self.axes}
-        names = {"sampler": sweep.sampler, "pruner": sweep.pruner, "seeds": sweep.seeds, "metric": sweep.metric}
-        return json.loads(json.dumps({**names, "space": axes, "settings": sorted(kept)}))
+        settings = [setting for setting in [*self.settings, *self.command_line] if not is_free(setting)]
+        identity = {
+            "sampler": sweep.sampler,
+            "pruner": sweep.pruner,
+            "seeds": sweep.seeds,
+            "metric": sweep.metric,
+            "space": {axis.key: [str(axis.distribution), axis.settings] for axis in self.axes},
+            "settings": sorted(settings),
+        }
+        return json.loads(json.dumps(identity))  # as the study returns it
 
     def text(self) -> str:
         """Format the sweep and, for a grid, the commands of its runs."""
         parts = [yaml.safe_dump(dataclasses.asdict(self.sweep), sort_keys=False)]
         if self.sweep.sampler == "grid":
-            runs = [self.arguments(point, seed) for point in self.points for seed in self.sweep.seeds]
-            own = plugins.arguments(hashes=False)
-            parts += [shlex.join(["tabicl-train", *arguments, *own]) for arguments in runs]
+            of_plugins = plugins.arguments(hashes=False)
+            for point in self.points:
+                for seed in self.sweep.seeds:
+                    parts.append(shlex.join(["tabicl-train", *self.arguments(point, seed), *of_plugins]))
         return "\n".join(parts)
 
 
@@ -131,17 +143,20 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     """Make the plan of a command line; raises ConfigError with every problem."""
     # All points of a grid are checked; for a search, whose points are unknown, points that cover every value.
     overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
-    composer, problems = Composer(config_dir), list[str]()
+    composer = Composer(config_dir)
+    problems: list[str] = []
     try:
         sweep = composer.compose_sweep([text for text in overrides if is_of_sweep(text)])
     except ConfigError as error:
-        sweep, problems = SweepConfig(), list(error.problems)
+        sweep = SweepConfig()
+        problems += error.problems
     plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], composer, problems)
     if sweep.sampler != "grid" and not plan.axes:
         problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
     if sweep.sampler == "grid":
-        ranges = [axis.key for axis in plan.axes if not axis.settings]
-        problems += [f"{key} is a range; sweep.sampler=grid needs a list of values" for key in ranges]
+        for axis in plan.axes:
+            if not axis.settings:
+                problems.append(f"{axis.key} is a range; sweep.sampler=grid needs a list of values")
         runs = plan.total * len(plan.sweep.seeds)
         if runs > MOST_RUNS:
             problems.append(f"the grid has {runs:,} runs; name fewer values, at most {MOST_RUNS:,} runs")
@@ -168,15 +183,19 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             axes[key] = axis_of_space(key, entry)
         except ValueError as error:
             problems.append(f"sweep.space.{error}")
-    problems += [f"sweep.space has {key}; use {use}" for key, use in RESERVED.items() if axes.pop(key, None)]
-    settings: list[str] = []
-    own: list[str] = []
-    folder, seeds = f"runs/{sweep.name}", list(sweep.seeds)
+    for key, instead in RESERVED.items():
+        if axes.pop(key, None):
+            problems.append(f"sweep.space has {key}; use {instead}")
+    folder = f"runs/{sweep.name}"
+    seeds = list(sweep.seeds)
     of_sweep, problems_of_sweep = composer.read(sweep.settings)
     of_command, problems_of_command = composer.read(command_line)
     problems += problems_of_sweep + problems_of_command
+    plain_of_sweep: list[str] = []  # settings with one value
+    plain_of_command: list[str] = []
+    # In this order, so that the command line wins.
     for index, (text, override) in enumerate(of_sweep + of_command):
-        plain = settings if index < len(of_sweep) else own
+        plain = plain_of_sweep if index < len(of_sweep) else plain_of_command
         key = override.key_or_group
         try:
             axis = axis_of_override(override)
@@ -202,9 +221,8 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
         else:
             axes.pop(key, None)
             plain.append(text)
-    seeds = list(dict.fromkeys(seeds))
-    sweep = dataclasses.replace(sweep, seeds=seeds)
-    return Plan(sweep, Path(folder), list(axes.values()), settings, own, composer.config_dir)
+    sweep = dataclasses.replace(sweep, seeds=list(dict.fromkeys(seeds)))
+    return Plan(sweep, Path(folder), list(axes.values()), plain_of_sweep, plain_of_command, composer.config_dir)
 
 
 RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folder of the sweep"}
@@ -212,18 +230,20 @@ RESERVED = {"seed": "sweep.seeds", "run_dir": "the setting run_dir for the folde
 
 def check_configs(plan: Plan, problems: list[str]) -> None:
     """Set the metric if none is chosen, and add the problems of configurations as runs of a sweep."""
-    sweep, configs = plan.sweep, plan.configs
+    sweep = plan.sweep
+    configs = plan.configs
     if sweep.metric is None and sweep.scaling_law:
         plan.sweep = dataclasses.replace(sweep, metric=SYNTHETIC)
     elif sweep.metric is None:
+        # By real data if all runs have it, and it has data sets that count.
         has_real = all(metric_problem(REAL, config) is None for config in configs)
         has_real = has_real and any((compared_data_sets(REAL, configs) or {}).values())
         plan.sweep = dataclasses.replace(sweep, metric=REAL if has_real else "loss")
         problems += [f"sweep.{line}" for line in plan.sweep.problems() if line.startswith("pruner")]
     metric = plan.sweep.metric or ""
-    of_metric = [f"sweep.{line}" for config in configs if (line := metric_problem(metric, config))]
-    problems += of_metric
-    if not of_metric:
+    problems_of_metric = [metric_problem(metric, config) for config in configs]
+    problems += [f"sweep.{problem}" for problem in problems_of_metric if problem]
+    if not any(problems_of_metric):
         plan.data_sets = compared_data_sets(metric, configs)
         if plan.data_sets is not None and not any(plan.data_sets.values()):
             why = "none of the public data sets lies inside the trained range of all runs"
@@ -272,8 +292,10 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
 
 def sizes_of_tables(config: RunConfig) -> list[tuple]:
     """Return the sizes of the tables of each stage, and their number in a step."""
-    stages = config.curriculum.stages.values()
-    return [(stage.row_ranges, stage.features, stage.features_per_row, stage.tables, stage.uses) for stage in stages]
+    return [
+        (stage.row_ranges, stage.features, stage.features_per_row, stage.tables, stage.uses)
+        for stage in config.curriculum.stages.values()
+    ]
 
 
 def comparable(config: RunConfig, metric: str) -> dict[str, Any]:
@@ -283,12 +305,21 @@ def comparable(config: RunConfig, metric: str) -> dict[str, Any]:
         "task": config.model.is_regression,
         "model.max_classes": config.model.max_classes,
     }
-    names = ("real_rows",) if metric == REAL else ("rows", "tables", "features")
-    return settings | {f"validation.{name}": getattr(config.validation, name) for name in names}
+    validation = config.validation
+    if metric == REAL:
+        settings["validation.real_rows"] = validation.real_rows
+    else:
+        settings["validation.rows"] = validation.rows
+        settings["validation.tables"] = validation.tables
+        settings["validation.features"] = validation.features
+    return settings
 
 
 def difference(one: RunConfig, other: RunConfig, metric: str) -> str | None:
     """Return the name of the first setting in which two runs differ so that their losses cannot be compared."""
-    here = comparable(one, metric)
-    there = comparable(other, metric)
-    return next((name for name in here if here[name] != there[name]), None)
+    settings = comparable(one, metric)
+    other_settings = comparable(other, metric)
+    for name, value in settings.items():
+        if value != other_settings[name]:
+            return name
+    return None

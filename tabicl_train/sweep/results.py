@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import optuna
@@ -34,7 +35,8 @@ from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, hydra_text, short_names, value_text
 from tabicl_train.sweep.study import LADDER, RUNS, load_study
 
-RESULTS, PAGE = "results.csv", "sweep.html"
+RESULTS = "results.csv"
+PAGE = "sweep.html"
 FIGURES = "figures"  # folder of the PDF files
 TEMPLATE = Path(__file__).with_name("sweep.html.j2")
 INTERVAL = "95% interval"
@@ -64,46 +66,74 @@ class SweepRun:
     @property
     def commands(self) -> tuple[str, str]:
         """The shell commands that train or continue it, and export it."""
-        own = plugins.arguments(hashes=False)
-        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}", *own]
-        export = ["tabicl-export", f"checkpoint={self.folder}", f"output={self.folder}/model", "format=hub", *own]
+        of_plugins = plugins.arguments(hashes=False)
+        train = ["tabicl-train", *self.arguments, f"run_dir={hydra_text(str(self.folder))}", *of_plugins]
+        output = f"output={self.folder}/model"
+        export = ["tabicl-export", f"checkpoint={self.folder}", output, "format=hub", *of_plugins]
         return shlex.join(train), shlex.join(export)
 
 
+class SweepPoint(NamedTuple):
+    """A point of a sweep: its trial in the study, and a run for each seed."""
+
+    trial: FrozenTrial
+    runs: list[SweepRun]
+
+
 class Sweep:
-    """The state of a sweep, which may be running; raises ConfigError if there is none in the folder."""
+    """The state of a sweep, which may be running; raises ConfigError if there is none in the folder.
+
+    points: all that have begun, in the order of their trials
+    parameters: short names of the settings that vary, by their keys
+    data_sets: public data sets over which the metric is a mean; None for another metric
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.study = folder, load_study(folder)
+        self.folder = folder
+        self.study = load_study(folder)
         self.metric: str = self.study.user_attrs["identity"]["metric"]
         self.name: str = self.study.user_attrs["name"]
         self.data_sets = counted_data_sets(self.study)
-        trials = [trial for trial in self.study.get_trials(deepcopy=False) if RUNS in trial.user_attrs]
-        self.points = [(trial, [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]) for trial in trials]
-        self.parameters = short_names(list(dict.fromkeys(key for trial in trials for key in trial.params)))
+        self.points: list[SweepPoint] = []
+        keys: list[str] = []
+        for trial in self.study.get_trials(deepcopy=False):
+            if RUNS in trial.user_attrs:
+                runs = [self.read_run(trial, *run) for run in trial.user_attrs[RUNS]]
+                self.points.append(SweepPoint(trial, runs))
+                keys += trial.params
+        self.parameters = short_names(list(dict.fromkeys(keys)))
 
     def read_run(self, trial: FrozenTrial, name: str, seed: int, arguments: list[str]) -> SweepRun:
+        """Return the state of a run; name, seed, arguments: as the trial keeps them in its attribute RUNS."""
         folder = self.folder / name
         state = written_status(folder) or {"status": "planned", "step": 0}
         is_pruned = trial.state == TrialState.PRUNED and state["status"] != "finished"
-        status = "pruned" if is_pruned else state["status"]
-        return SweepRun(folder, seed, arguments, status, last(folder, self.metric, self.data_sets), state["step"])
+        return SweepRun(
+            folder=folder,
+            seed=seed,
+            arguments=arguments,
+            status="pruned" if is_pruned else state["status"],
+            value=last(folder, self.metric, self.data_sets),
+            step=state["step"],
+        )
 
     @property
     def runs(self) -> list[SweepRun]:
-        return [run for _, runs in self.points for run in runs]
+        return [run for point in self.points for run in point.runs]
 
     @property
-    def ranked(self) -> list[tuple[optuna.trial.FrozenTrial, list[SweepRun]]]:
+    def ranked(self) -> list[SweepPoint]:
         """The points that have finished, best first."""
-        finished = [point for point in self.points if point[0].state == TrialState.COMPLETE]
-        return sorted(finished, key=lambda point: point[0].value, reverse=not is_better_lower(self.metric))
+        finished = [point for point in self.points if point.trial.state == TrialState.COMPLETE]
+        return sorted(finished, key=lambda point: point.trial.value, reverse=not is_better_lower(self.metric))
 
     @property
     def best_run(self) -> SweepRun | None:
         """The best run of the best point, or None."""
+        if not self.ranked:
+            return None
         choose = min if is_better_lower(self.metric) else max
-        return choose(self.ranked[0][1], key=lambda run: run.value) if self.ranked else None
+        return choose(self.ranked[0].runs, key=lambda run: run.value)
 
     def params(self, trial: FrozenTrial) -> dict[str, str]:
         """Return the formatted values of a trial by their short names."""
@@ -111,12 +141,11 @@ class Sweep:
 
     def table_of_runs(self) -> pd.DataFrame:
         """Return a row for each run, with the latest value of the metric."""
-        rows = [
-            {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status, self.metric: run.value}
-            | {"step": run.step, **self.size(trial)}
-            for trial, runs in self.points
-            for run in runs
-        ]
+        rows = []
+        for trial, runs in self.points:
+            for run in runs:
+                row = {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status}
+                rows.append({**row, self.metric: run.value, "step": run.step, **self.size(trial)})
         return pd.DataFrame(rows).set_index("run") if rows else pd.DataFrame()
 
     def ranking(self) -> pd.DataFrame:
@@ -125,67 +154,78 @@ class Sweep:
         for rank, (trial, runs) in enumerate(self.ranked, start=1):
             row = {"rank": rank, **self.params(trial), self.metric: f"{trial.value:.4f}"}
             if len(runs) > 1:
-                found = mean_interval([run.value for run in runs])
-                row[INTERVAL] = f"[{found.low:.4f}, {found.high:.4f}]"
-            rows.append(row | {"seeds": len(runs)})
+                mean = mean_interval([run.value for run in runs])
+                row[INTERVAL] = f"[{mean.low:.4f}, {mean.high:.4f}]"
+            row["seeds"] = len(runs)
+            rows.append(row)
         return pd.DataFrame(rows).set_index("rank") if rows else pd.DataFrame()
 
     def without_result(self) -> pd.DataFrame:
         """Return a row for each point that has not finished."""
-        rows = [
-            {"trial": t.number, **self.params(t), "status": STATES[t.state], "reason": t.user_attrs.get("reason", "")}
-            for t, _ in self.points
-            if t.state != TrialState.COMPLETE
-        ]
+        rows = []
+        for trial, _ in self.points:
+            if trial.state != TrialState.COMPLETE:
+                reason = trial.user_attrs.get("reason", "")
+                row = {"trial": trial.number, **self.params(trial), "status": STATES[trial.state], "reason": reason}
+                rows.append(row)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
 
     @functools.cached_property
     def ladder(self) -> Ladder | None:
         """The scaling law, once all points have ended; None without one, and if too few of them have finished."""
-        found = self.study.user_attrs.get(LADDER)
+        stored = self.study.user_attrs.get(LADDER)
         ended = [trial for trial, _ in self.points if trial.state.is_finished()]
-        if found is None or len(ended) < len(found["sizes"]):
+        if stored is None or len(ended) < len(stored["sizes"]):
             return None
         rows = []
         for trial, runs in self.ranked:
             rows += [{**self.size(trial), "loss": run.value} for run in runs]
         try:
-            return Ladder(self.metric, pd.DataFrame(rows, columns=COLUMNS), found)
+            return Ladder(self.metric, pd.DataFrame(rows, columns=COLUMNS), stored)
         except ConfigError as error:
             info(f"warning   there is no scaling law: {first_line(error)}")
             return None
 
     def size(self, trial: FrozenTrial) -> dict[str, float]:
         """Return the parameters, tables and flops of the runs of a point; empty without `sweep.scaling_law=true`."""
-        found = self.study.user_attrs.get(LADDER, {"sizes": []})
-        return next((size for point, size in found["sizes"] if point == trial.params), {})
+        stored = self.study.user_attrs.get(LADDER, {"sizes": []})
+        for point, size in stored["sizes"]:
+            if point == trial.params:
+                return size
+        return {}
 
     @property
     def summary(self) -> str:
+        """One sentence about the points, and one about the metric."""
         states = [STATES[trial.state] for trial, _ in self.points]
-        counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(STATES.values()) if state in states]
+        counts = [f"{states.count(state)} {state}" for state in STATES.values() if state in states]
         direction = "lower" if is_better_lower(self.metric) else "higher"
         return (
             f"{counted(len(states), 'point')}: {', '.join(counts) or 'none has begun'}. "
-            f"Metric: {self.metric} ({direction} is better){self.means_of}."
+            f"Metric: {self.metric} ({direction} is better){self.data_sets_in_words}."
         )
 
     @property
-    def means_of(self) -> str:
+    def data_sets_in_words(self) -> str:
         """Say over which public data sets the metric is a mean, if it is one."""
         if self.data_sets is None:
             return ""
-        known = self.study.user_attrs[DATA_SETS]
-        if len(self.data_sets) == len(known):
-            return f", the mean over {', '.join(known)}"
-        names, total = ", ".join(self.data_sets), counted(len(known), "data set")
+        names = ", ".join(self.data_sets)
+        scored = self.study.user_attrs[DATA_SETS]
+        if len(self.data_sets) == len(scored):
+            return f", the mean over {names}"
+        total = counted(len(scored), "data set")
         return f", the mean over {len(self.data_sets)} of {total}, which all runs have in their trained range: {names}"
 
     def text(self) -> str:
         """Format the results for the terminal."""
-        tables = [table.reset_index() for table in (self.ranking(), self.without_result()) if len(table)]
-        parts = [f"{self.name}: {self.summary}", *(text_table(table.columns, table.to_numpy()) for table in tables)]
-        if best := self.best_run:
+        parts = [f"{self.name}: {self.summary}"]
+        for table in (self.ranking(), self.without_result()):
+            if len(table):
+                shown = table.reset_index()
+                parts.append(text_table(shown.columns, shown.to_numpy()))
+        best = self.best_run
+        if best is not None:
             train, export = best.commands
             title = f"best run of the best point: {best.name} ({best.value:.4f})"
             parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
@@ -196,16 +236,13 @@ class Sweep:
     def write_csv(self) -> None:
         """Replace results.csv: the table of runs, and a column for each metric that any of them has."""
         table = self.table_of_runs()
-        for metric in [name for name in METRICS if name != self.metric]:
-            values = [latest(str(run.folder), stamp(run.folder), self.counted).get(metric) for run in self.runs]
-            if any(value is not None for value in values):
+        data_sets = None if self.data_sets is None else tuple(self.data_sets)
+        latest_of_runs = [latest(str(run.folder), stamp(run.folder), data_sets) for run in self.runs]
+        for metric in METRICS:
+            values = [values_of_run.get(metric) for values_of_run in latest_of_runs]
+            if metric != self.metric and any(value is not None for value in values):
                 table[metric] = values
         Records(self.folder).replace(RESULTS, table.to_csv())
-
-    @property
-    def counted(self) -> tuple[str, ...] | None:
-        """The public data sets that count, if the metric is a mean over such."""
-        return None if self.data_sets is None else tuple(self.data_sets)
 
 
 def stamp(run_dir: Path) -> tuple[int, ...]:
@@ -222,12 +259,12 @@ def stamp(run_dir: Path) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=MOST_RUNS)
 def latest(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | None) -> dict[str, float]:
     """Return the last value of each metric that a run has; its files are read again only after a change."""
-    found = {}
+    values = {}
     for metric in METRICS:
         value = last(Path(run_dir), metric, data_sets)
         if value is not None and math.isfinite(value):
-            found[metric] = value
-    return found
+            values[metric] = value
+    return values
 
 
 def write_page(sweep: Sweep) -> None:
@@ -246,23 +283,31 @@ def write_page(sweep: Sweep) -> None:
 
 
 def figures(sweep: Sweep) -> dict[str, Figure]:
-    """Draw the scaling law, and Optuna's figures of finished points, by title; those of a parameter need two values."""
-    study, found = sweep.study, [trial for trial, _ in sweep.ranked]
-    varied = [key for key in sweep.parameters if len({str(trial.params[key]) for trial in found}) > 1]
-    drawn: dict[str, Callable] = {"Optimization history": plots.plot_optimization_history} if found else {}
+    """Draw the scaling law, and Optuna's figures of finished points, by title."""
+    finished = [trial for trial, _ in sweep.ranked]
+    varied = []  # parameters of which two values have finished
+    for key in sweep.parameters:
+        if len({str(trial.params[key]) for trial in finished}) > 1:
+            varied.append(key)
+
+    plotters: dict[str, Callable] = {}  # by title
+    if finished:
+        plotters["Optimization history"] = plots.plot_optimization_history
     if varied:
-        drawn["Slices"] = partial(plots.plot_slice, params=varied)
-        drawn["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
+        plotters["Slices"] = partial(plots.plot_slice, params=varied)
+        plotters["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
     if len(varied) > 1:
-        drawn["Importance of the parameters"] = partial(
+        plotters["Importance of the parameters"] = partial(
             plots.plot_param_importances, params=varied, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        axes = {title: plot(study, target_name=sweep.metric) for title, plot in drawn.items()}
-    pictures = {title: np.ravel(one)[0].figure for title, one in axes.items()}
-    for figure in pictures.values():
-        pyplot.close(figure)
+
+    drawn: dict[str, Figure] = {}
     if sweep.ladder is not None:
-        pictures = {TITLE: sweep.ladder.draw(), **pictures}
-    return pictures
+        drawn[TITLE] = sweep.ladder.draw()
+    for title, plot in plotters.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            axes = plot(sweep.study, target_name=sweep.metric)  # one, or an array of them
+        drawn[title] = np.ravel(axes)[0].figure
+        pyplot.close(drawn[title])
+    return drawn

@@ -50,13 +50,14 @@ class ActiveTrial:
         self.trial = trial
         self.reported = 0  # number of validations that the pruner knows
         self.pruned = ""  # why the pruner has stopped it
-        self.runs = [
-            ActiveRun(folder / name, [*arguments, f"run_dir={hydra_text(str((folder / name).absolute()))}"])
-            for name, _, arguments in trial.user_attrs[RUNS]
-        ]
+        self.runs = []
+        for name, _seed, arguments in trial.user_attrs[RUNS]:
+            run_dir = folder / name
+            self.runs.append(ActiveRun(run_dir, [*arguments, f"run_dir={hydra_text(str(run_dir.absolute()))}"]))
 
     @property
     def running(self) -> list[tuple[ActiveRun, jobs.Job]]:
+        """The runs that have a job, with their jobs."""
         return [(run, run.job) for run in self.runs if run.job is not None]
 
 
@@ -65,24 +66,30 @@ class Controller:
 
     def __init__(self, plan: Plan, stop: Stop) -> None:
         assert plan.sweep.metric is not None
-        self.plan, self.stop, self.metric = plan, stop, plan.sweep.metric
+        self.plan = plan
+        self.stop = stop
+        self.metric = plan.sweep.metric
         self.study = open_study(plan)
         self.data_sets = counted_data_sets(self.study)
         self.free = jobs.slots(plan)  # places for further runs
         self.at_once = len(self.free)
         self.prunes = plan.sweep.pruner != "none"
         self.active: list[ActiveTrial] = []
-        self.stopping = False
-        self.drawn = -math.inf
+        self.stopping = False  # whether the runs have been told to stop
+        self.drawn = -math.inf  # when the page was written last
 
     def run(self) -> bool:
         """Run all trials; returns whether all of them have ended."""
+        # Trials of an earlier call, some of whose runs may still be running
         for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            self.active.append(ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder))
-            for run in self.active[-1].runs:
-                if job := jobs.find(run.folder, self.plan.sweep.submit.cluster):
+            active = ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder)
+            self.active.append(active)
+            for run in active.runs:
+                job = jobs.find(run.folder, self.plan.sweep.submit.cluster)
+                if job is not None:
                     info(f"adopt     {run.folder.name}, which an earlier call has started")
                     self.begin(run, job)
+
         while True:
             if self.stop.asked and not self.stopping:
                 self.stopping = True
@@ -98,25 +105,35 @@ class Controller:
 
     def start(self) -> None:
         """Start runs as long as there is room."""
-        while self.free and (waiting := self.next_run()):
-            active, run = waiting
-            if (read_status(run.folder) or {}).get("status") == "finished":
+        while self.free:
+            next_run = self.next_run()
+            if next_run is None:
+                return
+            active, run = next_run
+            status = read_status(run.folder)
+            if status is not None and status.get("status") == "finished":
                 # An earlier call has started it, and was killed before it could report the run to the study.
                 self.end(run)
                 self.tell_if_ended(active)
                 continue
-            info(f"{'resume' if run.folder.exists() else 'start':9} {run.folder.name}")
+            verb = "resume" if run.folder.exists() else "start"
+            info(f"{verb:9} {run.folder.name}")
             self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: ActiveRun, job: jobs.Job) -> None:
-        run.job, run.slot = job, self.free.pop(0) if self.free else None
+        """Count a run as running; it takes the first free slot, but one that was adopted may find none."""
+        run.job = job
+        run.slot = self.free.pop(0) if self.free else None
 
     def next_run(self) -> tuple[ActiveTrial, ActiveRun] | None:
         """Return a run that can start, perhaps of a new trial; with a pruner, a trial begins with its first seed."""
         for active in self.active:
-            first, *others = active.runs
-            candidates = [first] if self.prunes and first.value is None else [first, *others]
-            for run in candidates if not active.pruned else []:
+            if active.pruned:
+                continue
+            candidates = active.runs
+            if self.prunes and candidates[0].value is None:
+                candidates = candidates[:1]
+            for run in candidates:
                 if run.job is None and run.value is None:
                     return active, run
         if not has_more(self.plan, self.study):
@@ -142,16 +159,22 @@ class Controller:
         if active.pruned and not active.running:
             self.tell(active, TrialState.PRUNED, active.pruned)
         elif all(run.value is not None for run in active.runs):
-            reason = "; ".join(f"{run.folder.name}: {run.reason}" for run in active.runs if run.reason)
-            self.tell(active, TrialState.FAIL if reason else TrialState.COMPLETE, reason)
+            reasons = [f"{run.folder.name}: {run.reason}" for run in active.runs if run.reason]
+            state = TrialState.FAIL if reasons else TrialState.COMPLETE
+            self.tell(active, state, "; ".join(reasons))
 
     def end(self, run: ActiveRun, error: str = "", was_asked: bool = False) -> None:
-        """Determine whether a run whose job has ended has finished, has failed, or will be continued."""
+        """Determine whether a run whose job has ended has finished, has failed, or will be continued.
+
+        error: in the output of the job
+        was_asked: whether the sweep has told it to stop
+        """
         status = read_status(run.folder) or {"status": "killed"}
         if status["status"] == "finished":
             value = last(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
-                run.value, run.reason = math.nan, f"{self.metric} is {value}"
+                run.value = math.nan
+                run.reason = f"{self.metric} is {value}"
             else:
                 run.value = value
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
@@ -159,13 +182,15 @@ class Controller:
             run.was_killed = True
             info(f"killed    {run.folder.name}: it is continued once")
         elif not was_asked and (error or status["status"] != "preempted"):
-            run.value, run.reason = math.nan, error or status.get("cause") or "it was killed"
+            run.value = math.nan
+            run.reason = error or status.get("cause") or "it was killed"
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 
     def prune(self, active: ActiveTrial) -> None:
         """Stop a trial that is worse than others by the validations of its first seed so far."""
-        for step, value in curve(active.runs[0].folder, self.metric, self.data_sets)[active.reported :]:
+        validations = curve(active.runs[0].folder, self.metric, self.data_sets)
+        for step, value in validations[active.reported :]:
             active.reported += 1
             active.trial.report(value, step)
             if active.trial.should_prune():
@@ -183,8 +208,10 @@ class Controller:
         self.active.remove(active)
         if reason:
             active.trial.set_user_attr("reason", reason)
-        values = [run.value for run in active.runs if run.value is not None]
-        self.study.tell(active.trial, statistics.fmean(values) if state == TrialState.COMPLETE else None, state)
+        mean = None
+        if state == TrialState.COMPLETE:
+            mean = statistics.fmean(run.value for run in active.runs if run.value is not None)
+        self.study.tell(active.trial, mean, state)
         self.write(page=time.monotonic() - self.drawn >= DRAW)
 
     def write(self, page: bool = True) -> Sweep:
@@ -204,8 +231,10 @@ def run_sweep(plan: Plan) -> str:
     """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
     # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     make_folder("run_dir", plan.folder)
-    if plan.sweep.sampler == "grid" and (shared := shared_of_plan(plan)) is not None:
-        info(f"tables    {shared}")
+    if plan.sweep.sampler == "grid":
+        shared = shared_of_plan(plan)
+        if shared is not None:
+            info(f"tables    {shared}")
     lock = RunLock(plan.folder)
     lock.acquire()
     try:
@@ -226,7 +255,10 @@ def run_sweep(plan: Plan) -> str:
 def shared_of_plan(plan: Plan) -> str | None:
     """Say which points of a grid are trained on identical tables with the same seed; None for a single point."""
     short = short_names([axis.key for axis in plan.axes])
-    names = [", ".join(f"{short[key]}={value_text(value)}" for key, value in point.items()) for point in plan.points]
+    names = []
+    for point in plan.points:
+        settings = [f"{short[key]}={value_text(value)}" for key, value in point.items()]
+        names.append(", ".join(settings))
     return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
 
 

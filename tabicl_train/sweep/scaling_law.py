@@ -118,8 +118,9 @@ def fit_law(parameters: Any, tables: Any, losses: Any, starts: tuple[Law, ...] =
     exponent = (0.0, HIGHEST_EXPONENT)
     constant = (lowest + math.log(LOWEST_E), None)
     free = (None, None)
-    found = [
-        optimize.minimize(
+    results = []
+    for start in first:
+        result = optimize.minimize(
             objective,
             start,
             jac=True,
@@ -127,9 +128,8 @@ def fit_law(parameters: Any, tables: Any, losses: Any, starts: tuple[Law, ...] =
             bounds=[constant, free, exponent, free, exponent],
             options={"maxiter": 500, "ftol": 1e-10, "gtol": 1e-6},
         )
-        for start in first
-    ]
-    e, size, a, data, b = min(found, key=lambda result: result.fun).x
+        results.append(result)
+    e, size, a, data, b = min(results, key=lambda result: result.fun).x
     return Law(math.exp(e), math.exp(size + a * middle_N), float(a), math.exp(data + b * middle_D), float(b))
 
 
@@ -188,13 +188,14 @@ class ScalingFit:
         # Between a hundredth of the smallest and a hundred times the largest size: a law with an exponent of 0 has its
         # optimum at an end.
         chosen = self.law if law is None else law
-        sizes = np.log(self.points.parameters)
-        found = optimize.minimize_scalar(
-            lambda size: float(chosen.loss(math.exp(size), self.tables_for(flops, math.exp(size)))),
-            bounds=(sizes.min() - math.log(100), sizes.max() + math.log(100)),
-            method="bounded",
-        )
-        return math.exp(found.x)
+
+        def loss(log_size: float) -> float:
+            parameters = math.exp(log_size)
+            return float(chosen.loss(parameters, self.tables_for(flops, parameters)))
+
+        log_sizes = np.log(self.points.parameters)
+        bounds = (log_sizes.min() - math.log(100), log_sizes.max() + math.log(100))
+        return math.exp(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x)
 
     def constants(self) -> pd.DataFrame:
         """Return the constants of the law, a row for each with the ends of its 95 % interval."""

@@ -38,31 +38,43 @@ class Axis:
         return [self.distribution.low, self.distribution.high]
 
     def overrides(self, value: Any) -> list[str]:
-        return self.settings[self.choices.index(value)] if self.settings else [f"{self.prefix}{self.key}={value!r}"]
+        """Return the settings of tabicl-train for a value."""
+        if not self.settings:  # a range
+            return [f"{self.prefix}{self.key}={value!r}"]
+        return self.settings[self.choices.index(value)]
 
     def suggest(self, trial: optuna.Trial) -> Any:
         """Draw the value of a trial, which keeps it."""
-        d = self.distribution
-        if isinstance(d, IntDistribution):
-            return trial.suggest_int(self.key, d.low, d.high, step=d.step, log=d.log)
-        if isinstance(d, FloatDistribution):
-            return trial.suggest_float(self.key, d.low, d.high, step=d.step, log=d.log)
-        return trial.suggest_categorical(self.key, self.choices)
+        distribution = self.distribution
+        if isinstance(distribution, CategoricalDistribution):
+            return trial.suggest_categorical(self.key, self.choices)
+        suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+        return suggest(self.key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
 def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
-    """Return an axis of values by their texts, which are its choices for lists, or if values are equal (1 and true)."""
-    plain = all(isinstance(value, str | int | float | None) for value in values.values())
-    named = list(values.values()) if plain and len(set(values.values())) == len(values) else list(values)
-    return Axis(key, CategoricalDistribution(named), [[f"{element or key}={text}"] for text in values])
+    """Return an axis of several values.
+
+    values: by their texts
+    element: the key with the pluses before it, if there are any
+    """
+    # Optuna takes no lists as choices, and takes 1 and true for the same one: then the texts are the choices.
+    are_plain = all(isinstance(value, str | int | float | None) for value in values.values())
+    if are_plain and len(set(values.values())) == len(values):
+        distribution = CategoricalDistribution(list(values.values()))
+    else:
+        distribution = CategoricalDistribution(list(values))
+    return Axis(key, distribution, settings=[[f"{element or key}={text}"] for text in values])
 
 
 def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
     """Return the axis of a range, of whole numbers if both ends are; raises ValueError or TypeError."""
-    if type(low) not in (int, float) or type(high) not in (int, float) or not -math.inf < low < high < math.inf:
+    are_numbers = type(low) in (int, float) and type(high) in (int, float)
+    if not are_numbers or not -math.inf < low < high < math.inf:
         raise ValueError("low and high must be two finite numbers, low the smaller one")
-    kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
-    return Axis(key, kind(low, high, **options), [], prefix)
+    are_whole = isinstance(low, int) and isinstance(high, int)
+    kind = IntDistribution if are_whole else FloatDistribution
+    return Axis(key, kind(low, high, **options), settings=[], prefix=prefix)
 
 
 def axis_of_space(key: str, entry: Any) -> Axis:
@@ -90,15 +102,18 @@ def axis_of_override(override: Override) -> Axis | None:
     if not override.is_sweep_override():
         return None
     element = override.get_key_element()
-    key, prefix = element.lstrip("+"), element[: len(element) - len(element.lstrip("+"))]
+    key = element.lstrip("+")
     value = override.value()
     if isinstance(value, IntervalSweep):
+        prefix = element.removesuffix(key)
         return interval(key, value.start, value.end, prefix, log="log" in value.tags)
     if isinstance(value, RangeSweep):
         check_range(value)
     parser = OverridesParser.create()
-    texts = list(dict.fromkeys(override.sweep_string_iterator()))
-    return choices(key, {text: parser.parse_override(f"x={text}").value() for text in texts}, element)
+    values = {}
+    for text in override.sweep_string_iterator():
+        values[text] = parser.parse_override(f"x={text}").value()
+    return choices(key, values, element)
 
 
 def check_range(value: RangeSweep) -> None:
@@ -110,15 +125,20 @@ def check_range(value: RangeSweep) -> None:
 
 
 def grid(axes: list[Axis]) -> Iterator[Point]:
-    """Return all combinations of the choices."""
+    """Yield all combinations of the choices."""
     keys = [axis.key for axis in axes]
-    return (dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes)))
+    for values in itertools.product(*[axis.choices for axis in axes]):
+        yield dict(zip(keys, values, strict=True))
 
 
 def examples(axes: list[Axis]) -> list[Point]:
     """Return points that cover every choice of each axis, and both ends of each range."""
     first = {axis.key: axis.choices[0] for axis in axes}
-    return [first] + [first | {axis.key: value} for axis in axes for value in axis.choices[1:]]
+    points = [first]
+    for axis in axes:
+        for value in axis.choices[1:]:
+            points.append(first | {axis.key: value})
+    return points
 
 
 def override_text(value: Any) -> str:
@@ -128,7 +148,8 @@ def override_text(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(override_text, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{override_text(v)}" for key, v in value.items()) + "}"
+        pairs = [f"{key}:{override_text(inner)}" for key, inner in value.items()]
+        return "{" + ",".join(pairs) + "}"
     return json.dumps(value)
 
 
@@ -142,18 +163,33 @@ def hydra_text(text: str) -> str:
 
 def value_text(value: Any) -> str:
     """Format a value for people: 0.001 rather than 0.0010000000000000002."""
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def label(point: Point) -> str:
     """Format a point as part of a file name, which does not depend on the order of its axes."""
     names = short_names(list(point))
-    text = "_".join(sorted(f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()))
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text)[:150]
+    parts = [f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()]
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(sorted(parts)))[:150]
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """Return the shortest unique suffix of each dotted key, such as lr for curriculum.stages.a.lr."""
-    ends = {key: [key.split(".", i)[-1] for i in reversed(range(key.count(".") + 1))] for key in keys}
-    counts = collections.Counter(end for several in ends.values() for end in several)
-    return {key: next((end for end in ends[key] if counts[end] == 1), key) for key in keys}
+    counts = collections.Counter()  # how many keys end like this
+    for key in keys:
+        counts.update(suffixes(key))
+    names = {}
+    for key in keys:
+        unique = [suffix for suffix in suffixes(key) if counts[suffix] == 1]
+        names[key] = unique[0] if unique else key
+    return names
+
+
+def suffixes(key: str) -> list[str]:
+    """Return the ends of a dotted key, the shortest first: c, b.c and a.b.c for a.b.c."""
+    words = key.split(".")
+    return [".".join(words[first:]) for first in reversed(range(len(words)))]

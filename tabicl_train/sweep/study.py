@@ -30,20 +30,22 @@ def open_study(plan: Plan) -> optuna.Study:
     assert plan.sweep.metric is not None
     path = plan.folder / STUDY
     repair(path)
+    pruner = optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner()
     with damage(path):
         study = optuna.create_study(
             storage=storage(path),
             study_name=NAME,
             direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
-            sampler=optuna.samplers.RandomSampler(),
-            pruner=optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner(),
+            sampler=optuna.samplers.RandomSampler(),  # `ask` sets that of each trial
+            pruner=pruner,
             load_if_exists=True,
         )
     identity = plan.identity()
-    known = study.user_attrs.get("identity", identity)
-    if changed := [key for key, value in identity.items() if known[key] != value]:
-        what = ", ".join(f"{key} was {known[key]}" for key in changed)
-        raise ConfigError([f"run_dir is {str(plan.folder)!r}, which holds another sweep ({what}); choose another name"])
+    before = study.user_attrs.get("identity", identity)
+    changes = [f"{key} was {before[key]}" for key, value in identity.items() if before[key] != value]
+    if changes:
+        other = f"which holds another sweep ({', '.join(changes)})"
+        raise ConfigError([f"run_dir is {str(plan.folder)!r}, {other}; choose another name"])
     check_plugins(plan, study)
     if plan.data_sets is not None and DATA_SETS not in study.user_attrs:
         data_sets = plan.data_sets
@@ -57,8 +59,7 @@ def open_study(plan: Plan) -> optuna.Study:
     if plan.sweep.scaling_law:  # it is not part of the identity, so that a law may be fitted later
         sizes = [[point, size._asdict()] for point, size in zip(plan.points, plan.sizes, strict=True)]
         forecast = {name: size._asdict() for name, size in plan.forecast.items()}
-        found = {"sizes": sizes, "forecast": forecast, "other_tables": plan.other_tables}
-        study.set_user_attr(LADDER, found)
+        study.set_user_attr(LADDER, {"sizes": sizes, "forecast": forecast, "other_tables": plan.other_tables})
     return study
 
 
@@ -69,15 +70,14 @@ def check_plugins(plan: Plan, study: optuna.Study) -> None:
         now |= plugin_hashes(config.plugins_used())
     before = study.user_attrs.get(PLUGINS, now)
     changed = [key for key in now if before.get(key, now[key]) != now[key]]
-    texts = [f"{key} was {before[key]}, is {now[key]}" for key in changed]
+    changes = [f"{key} was {before[key]}, is {now[key]}" for key in changed]
     is_allowed = all(config.resume.allow_changes for config in plan.configs)
     if any(key.startswith(PLUGIN) for key in changed) and not is_allowed:
+        what = f"run_dir is {str(plan.folder)!r}, which holds another sweep"
         advice = "choose a new run_dir, or set resume.allow_changes=true, which keeps the results of finished runs"
-        raise ConfigError(
-            [f"run_dir is {str(plan.folder)!r}, which holds another sweep ({text}); {advice}" for text in texts]
-        )
-    for text in texts:
-        info(f"changed   {text}: finished runs keep their results, all others go on with the file as it is now")
+        raise ConfigError([f"{what} ({change}); {advice}" for change in changes])
+    for change in changes:
+        info(f"changed   {change}: finished runs keep their results, all others go on with the file as it is now")
     study.set_user_attr(PLUGINS, before | now)
 
 
@@ -127,13 +127,20 @@ def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
 def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> Trial:
     """Start a trial with its runs, or continue one that an earlier call of the sweep has started."""
     default = study.sampler
-    study.sampler = sampler(plan, len(study.get_trials(deepcopy=False)) if running is None else running.number)
-    trial = study.ask() if running is None else Trial(study, running._trial_id)
+    if running is None:
+        study.sampler = sampler(plan, len(study.get_trials(deepcopy=False)))
+        trial = study.ask()
+    else:
+        study.sampler = sampler(plan, running.number)
+        trial = Trial(study, running._trial_id)
     point = {axis.key: axis.suggest(trial) for axis in plan.axes}
     # Otherwise Study.tell of the last trial raises RuntimeError: GridSampler calls Study.stop outside Study.optimize.
     study.sampler = default
-    names = [(plan.run_dir(trial.number, point, seed).name, seed) for seed in plan.sweep.seeds]
-    trial.set_user_attr(RUNS, [[name, seed, plan.arguments(point, seed)] for name, seed in names])
+    runs = []
+    for seed in plan.sweep.seeds:
+        name = plan.run_dir(trial.number, point, seed).name
+        runs.append([name, seed, plan.arguments(point, seed)])
+    trial.set_user_attr(RUNS, runs)
     return trial
 
 

@@ -26,7 +26,7 @@ from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, j
 from tabicl_train.prediction.export import read_weights
 from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
 from tabicl_train.report.figures import draw_training
-from tabicl_train.report.page import Run, read_run
+from tabicl_train.report.page import RunContent, read_run
 from tabicl_train.report.page import effort as effort_of_run
 from tabicl_train.weights import FOLDER
 
@@ -42,7 +42,7 @@ The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/we
 NOT_TRAINED_FOR = "Not trained for time series, rows that depend on each other, and text other than categories."
 
 
-def section(name: str, run: Run) -> str:
+def section(name: str, run: RunContent) -> str:
     """Describe one file, and draw the loss of its run beside it."""
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
@@ -69,7 +69,7 @@ def section(name: str, run: Run) -> str:
     return f"## {name}\n\n" + "\n\n".join(parts).replace("## ", "### ")
 
 
-def effort(origin: dict, run: Run) -> str:
+def effort(origin: dict, run: RunContent) -> str:
     """Tables and time in all, and the starts of the run with their hardware."""
     stages = origin["config"]["curriculum"]["stages"]
     steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])

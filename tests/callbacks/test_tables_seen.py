@@ -51,11 +51,11 @@ def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
 def test_counts_of_ranks_add_up_and_are_told(mixture):
     config = compose(["experiment=smoke", *mixture])
     one, other = (seen_by(config, range(6), rank, 2) for rank in (0, 1))
-    assert one.line() is None and other.own.sum() > 0
-    total = one.own + other.own
+    assert one.line() is None and other.unmerged.sum() > 0
+    total = one.unmerged + other.unmerged
     one.context.ranks = SimpleNamespace(sum=lambda _: total)
     whole, state = seen_by(config, range(6)), one.state_dict()
-    assert state == whole.state_dict() and one.own.sum() == 0
+    assert state == whole.state_dict() and one.unmerged.sum() == 0
     counts = list(zip(one.sizes, one.merged.tolist(), strict=True))
     share = sum(draws for (_, table), (draws, _) in counts if table) / (6 * 8)
     epochs = [rows / ROWS[table] for (_, table), (_, rows) in counts if table]

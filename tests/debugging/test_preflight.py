@@ -74,16 +74,16 @@ def test_deviations_from_fp32_are_refused(factor, words, monkeypatch):
 
 
 def test_each_difference_has_its_limit():
-    reference = [(2.0, 1.0, 5.0)] * 10
-    assert checks.differences(reference, [(2.03, 1.2, 5.5)] * 10, "bf16") == []
+    reference = [checks.Measured(2.0, 1.0, 5.0)] * 10
+    assert checks.differences(reference, [checks.Measured(2.03, 1.2, 5.5)] * 10, "bf16") == []
     for mixed, words in (
-        ([(2.0, 1.0, 5.0)] * 9 + [(2.0, 1.0, 7.0)], "largest multiplier of bf16 is 7"),
-        ([(2.0, 0.7, 5.0)] * 10, "gradient norm of bf16 is 0.7"),
-        ([(2.06, 1.0, 5.0)] * 10, "the loss of bf16 is 2.0600"),
+        ([checks.Measured(2.0, 1.0, 5.0)] * 9 + [checks.Measured(2.0, 1.0, 7.0)], "largest multiplier of bf16 is 7"),
+        ([checks.Measured(2.0, 0.7, 5.0)] * 10, "gradient norm of bf16 is 0.7"),
+        ([checks.Measured(2.06, 1.0, 5.0)] * 10, "the loss of bf16 is 2.0600"),
     ):
         (problem,) = checks.differences(reference, mixed, "bf16")
         assert words in problem
-    overflow = [(2.0, math.inf, 5.0)] * 2 + reference[2:]
+    overflow = [checks.Measured(2.0, math.inf, 5.0)] * 2 + reference[2:]
     assert checks.differences(reference, overflow, "fp16") == []
     assert "gradient norm inf in step 0 of the preflight" in checks.differences(reference, overflow, "bf16")[0]
 

@@ -1,5 +1,6 @@
 """One query, step by step: against numpy, from the layer's tokens and weights, and against the network's output."""
 
+import dataclasses
 import json
 import math
 import re
@@ -16,9 +17,15 @@ from tabicl_train.lab import attention as lab_attention
 from tabicl_train.lab.attention import Options, explain, page, scene_of
 
 
-def data_of(network, table, layer, head, **options):
+def explained(network, table, layer, head, **options):
     options = Options(folder="", checkpoint="", table=str(table), target="class", **options)
-    return json.loads(json.dumps(explain(scene_of(options, network), layer, head), allow_nan=False))
+    return explain(scene_of(options, network), layer, head)
+
+
+def data_of(network, table, layer, head, **options):
+    """What the page holds as JSON."""
+    explanation = explained(network, table, layer, head, **options)
+    return json.loads(json.dumps(dataclasses.asdict(explanation), allow_nan=False))
 
 
 def numpy_mlp(weights, name, x):
@@ -117,7 +124,7 @@ def test_rows_and_prediction_are_those_of_the_table(table):
     [("none", []), ("ssmax", ["based"]), ("qassmax", ["based", "scaled"]), ("ssa_trainable", ["based", "logit"])],
 )
 def test_the_page_has_the_steps_of_the_rule(rule, steps, table):
-    source = page(data_of(small_network(icl_scaling=rule, max_classes=4), table, 0, 1, row=7))
+    source = page(explained(small_network(icl_scaling=rule, max_classes=4), table, 0, 1, row=7))
     found = re.findall(r'data-step="(\w+)"', source)
     assert found == [
         "tokens", "qkv", "score", "divided", *steps, "visibility", "weight", "context", "prediction",

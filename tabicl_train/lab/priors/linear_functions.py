@@ -10,6 +10,7 @@ import torch
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import TableSpec
+from tabicl_train.lab.priors import not_positive
 
 
 @dataclass
@@ -46,8 +47,7 @@ class LinearFunctions(Prior):
     raw = True
 
     def problems(self) -> list[str]:
-        given = {"sigma": self.sigma, "input_sigma": self.input_sigma, "deviant": self.deviant}
-        return [f"{name} is {value}; it must be positive" for name, value in given.items() if not value > 0]
+        return not_positive(sigma=self.sigma, input_sigma=self.input_sigma, deviant=self.deviant)
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> LinearFunctionPlan:
         *a, b = self.sigma * rng_at(seed, "plan").standard_normal(spec.num_features + 1)

@@ -10,6 +10,7 @@ import torch
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import TableSpec
+from tabicl_train.lab.priors import not_positive
 
 QUANTIFIERS = ("every", "some")
 
@@ -46,8 +47,7 @@ class Quantifiers(Prior):
     raw = True
 
     def problems(self) -> list[str]:
-        given = {"sigma": self.sigma, "deviant": self.deviant}
-        problems = [f"{name} is {value}; it must be positive" for name, value in given.items() if not value > 0]
+        problems = not_positive(sigma=self.sigma, deviant=self.deviant)
         if self.quantifier not in QUANTIFIERS:
             problems.append(f"quantifier is {self.quantifier!r}; it must be one of {', '.join(QUANTIFIERS)}")
         return problems
@@ -60,8 +60,11 @@ class Quantifiers(Prior):
         every = self.quantifier == "every"
         if self.undecided:
             numbers[:-1] = np.abs(numbers[:-1]) if every else -np.abs(numbers[:-1])
-        numbers[0 if self.undecided else -1] *= self.deviant
+            numbers[0] *= self.deviant
+        else:
+            numbers[-1] *= self.deviant
         numbers = numbers.astype(np.float32)
-        lowest, highest = numbers.min(1), numbers.max(1)  # of each row, (N,)
-        truth = np.minimum.accumulate(lowest) > 0 if every else np.maximum.accumulate(highest) > 0
+        all_so_far = np.minimum.accumulate(numbers.min(1)) > 0  # (N,)
+        some_so_far = np.maximum.accumulate(numbers.max(1)) > 0
+        truth = all_so_far if every else some_so_far
         return torch.from_numpy(numbers), torch.from_numpy(truth.astype(np.int64)), 2
