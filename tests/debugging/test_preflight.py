@@ -92,9 +92,9 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def other_tables(prior, batch, seed, step, index):
+def other_tables(prior, batch, seed, step, *rest):
     """Rank 1 draws other tables from the second step on."""
-    return DRAW(prior, batch, seed + (rank() == 1 and step > 0), step, index)
+    return DRAW(prior, batch, seed + (rank() == 1 and step > 0), step, *rest)
 
 
 def averaged(self):
