@@ -64,3 +64,21 @@ register.experiment(
     question="whether softmax or SSA still tells if all numbers are positive in longer sequences",
     trains=True,
 )
+register.experiment(
+    "rows",
+    "tabicl_train.lab.rows:run",
+    question="time, memory and scores with 60,000 labeled rows beside 10,000",
+    packages=("matplotlib",),
+)
+register.experiment(
+    "four_tokens",
+    "tabicl_train.lab.four_tokens:run",
+    question="causal attention of four tokens in numbers, and why scores are divided by sqrt(d)",
+    packages=("matplotlib",),
+)
+register.experiment(
+    "ranking",
+    "tabicl_train.lab.ranking:run",
+    question="whether scaling a query changes which key comes first",
+    packages=("matplotlib",),
+)

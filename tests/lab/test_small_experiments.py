@@ -1,0 +1,43 @@
+"""Experiments about the claims of the sources at their smallest size, which says nothing about the claims."""
+
+import pandas as pd
+import pytest
+from command_line import command
+
+
+def run(name, folder, *settings):
+    """Run an experiment at its smallest size; return its page, which shows all of its figures."""
+    result = command("lab", name, f"folder={folder}", "small=true", *settings)
+    assert result.returncode == 0, result.stderr
+    page = (folder / "README.md").read_text()
+    for figure in folder.glob("*.png"):
+        assert f"({figure.name})" in page
+    return page
+
+
+@pytest.mark.slow  # git, for the page
+def test_four_tokens(tmp_path):
+    page = run("four_tokens", tmp_path)
+    assert "| jobs | 0.419 | 0.431 | 0.126 | 0.024 |" in page
+    measured = pd.read_csv(tmp_path / "four_tokens.csv")
+    assert measured["variance_divided"].between(0.9, 1.1).all()
+
+
+@pytest.mark.slow
+def test_ranking(tmp_path):
+    page = run("ranking", tmp_path)
+    assert "at n = 90 (dotted)" in page
+    curves = pd.read_csv(tmp_path / "ranking.csv")
+    wins = curves["first"] > curves["second"]
+    assert set(curves["rule"][~wins]) == {"element-wise"}
+
+
+@pytest.mark.slow
+def test_rows(tmp_path, run_dir, table):
+    settings = [f"checkpoint={run_dir}", f"table={table}", "target=class"]
+    page = run("rows", tmp_path / "rows", *settings, "rows=[30]")
+    scores = pd.read_csv(tmp_path / "rows" / "rows.csv")
+    assert scores["rows"].tolist() == [15, 30] and (scores[["peak_gb", "log_loss"]] > 0).all(axis=None)
+    assert "30 labeled rows minus 15" in page
+    result = command("lab", "rows", f"folder={tmp_path}/x", *settings)
+    assert result.returncode == 2 and "60000 labeled rows and 2000 query rows are needed" in result.stderr
