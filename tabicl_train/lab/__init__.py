@@ -82,3 +82,9 @@ register.experiment(
     question="whether scaling a query changes which key comes first",
     packages=("matplotlib",),
 )
+register.experiment(
+    "codes",
+    "tabicl_train.lab.codes:run",
+    question="digits and groups of many classes beside error-correcting output codes with as many passes",
+    packages=("matplotlib",),
+)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tabicl_train import register
+from tabicl_train.lab.codes import code_words
 from tabicl_train.lab.four_tokens import compute_steps
 from tabicl_train.lab.ranking import crossing, multipliers, weights
 from tabicl_train.model import TabICLConfig
+from tabicl_train.model.encoding import label_digits
 from tabicl_train.model.scaling import SSMax, SSMaxMLP
 
 PAGE = Path(__file__).parents[2] / "tabicl_train/lab/README.md"
@@ -88,3 +90,13 @@ def test_the_ranking_is_that_of_the_networks_rules(rule):
         np.testing.assert_allclose((odds / (odds.sum() + count - 2)).numpy(), expected, rtol=1e-5)
         keeps_its_rank = rule == "SSMax" or count < crossing()
         assert (expected[0] > expected[1]) == keeps_its_rank
+
+
+@pytest.mark.parametrize(("classes", "passes"), [(20, 3), (57, 7), (300, 41)])
+def test_words_tell_classes_apart_from_the_first_digits_on_and_use_all_symbols_alike(classes, passes):
+    words = code_words(classes, passes, 10, seed=1)
+    digits = len(label_digits(torch.arange(classes), classes, 10))
+    assert words.shape == (classes, passes) and words.max() < 10
+    for start in range(0, passes - digits + 1, digits):
+        assert len({tuple(word) for word in words[:, start : start + digits]}) == classes
+    assert not (words[:, :digits] == words[:, digits : 2 * digits]).all()

@@ -41,3 +41,15 @@ def test_rows(tmp_path, run_dir, table):
     assert "30 labeled rows minus 15" in page
     result = command("lab", "rows", f"folder={tmp_path}/x", *settings)
     assert result.returncode == 2 and "60000 labeled rows and 2000 query rows are needed" in result.stderr
+
+
+@pytest.mark.slow
+def test_codes(tmp_path, run_dir):
+    page = run("codes", tmp_path / "codes", f"checkpoint={run_dir}")
+    scores = pd.read_csv(tmp_path / "codes" / "codes.csv")
+    passes = scores.set_index(["classes", "way"])["passes"].to_dict()
+    assert passes == {
+        (10, "digits and groups"): 1, (10, "codes, as many readings"): 1, (10, "codes, as many passes"): 1,
+        (20, "digits and groups"): 3, (20, "codes, as many readings"): 2, (20, "codes, as many passes"): 3,
+    }  # fmt: skip
+    assert scores["accuracy"].between(0, 1).all() and "| 20 | codes, as many passes | 3 |" in page
