@@ -11,7 +11,11 @@ register.network("sequence", "tabicl_train.lab.sequence_model:SequenceModel", se
 register.network(
     "retrieval", "tabicl_train.lab.retrieval:Retrieval", settings="tabicl_train.lab.retrieval:RetrievalConfig"
 )
+register.network(
+    "output_gate", "tabicl_train.lab.output_gate:OutputGate", settings="tabicl_train.lab.output_gate:OutputGateConfig"
+)
 
+register.prior("haystack", "tabicl_train.lab.priors.haystack:Haystack")
 register.prior("linear_functions", "tabicl_train.lab.priors.linear_functions:LinearFunctions")
 register.prior("needle", "tabicl_train.lab.priors.needle:Needle")
 register.prior("quantifiers", "tabicl_train.lab.priors.quantifiers:Quantifiers")
@@ -87,4 +91,10 @@ register.experiment(
     "tabicl_train.lab.codes:run",
     question="digits and groups of many classes beside error-correcting output codes with as many passes",
     packages=("matplotlib",),
+)
+register.experiment(
+    "haystack",
+    "tabicl_train.lab.haystack:run",
+    question="which scoring rules serve queries that need one row and queries that need many",
+    trains=True,
 )

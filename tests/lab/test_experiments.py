@@ -74,7 +74,7 @@ def test_a_mistake_in_the_options_is_told(tmp_path):
     ("name", "package"),
     [
         *((name, "matplotlib") for name in register.experiment),
-        *((name, "optuna") for name in ("needle", "curriculum", "linear", "quantifiers")),
+        *((name, "optuna") for name, experiment in register.experiment.items() if experiment.trains),
         ("attention", "jinja2"),
     ],
 )

@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from command_line import command
+from forked_jobs import forked_jobs  # noqa: F401
 
 
 def run(name, folder, *settings):
@@ -53,3 +54,13 @@ def test_codes(tmp_path, run_dir):
         (20, "digits and groups"): 3, (20, "codes, as many readings"): 2, (20, "codes, as many passes"): 3,
     }  # fmt: skip
     assert scores["accuracy"].between(0, 1).all() and "| 20 | codes, as many passes | 3 |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
+def test_haystack(tmp_path):
+    page = run("haystack", tmp_path)
+    scores = pd.read_csv(tmp_path / "haystack.csv")
+    assert len(scores) == 5 * 2 * 2 and scores["rule"].nunique() == 5
+    assert scores[["needle", "crowd", "entropy"]].apply(lambda column: column.between(0, 1)).all(axis=None)
+    assert "No claim is made with fewer than 3 seeds" in page and "QASSMax minus each other rule" in page
