@@ -12,6 +12,11 @@ register.network(
     "retrieval", "tabicl_train.lab.retrieval:Retrieval", settings="tabicl_train.lab.retrieval:RetrievalConfig"
 )
 register.network(
+    "scored_sequence",
+    "tabicl_train.lab.scored_sequence:ScoredSequence",
+    settings="tabicl_train.lab.scored_sequence:ScoredSequenceConfig",
+)
+register.network(
     "output_gate", "tabicl_train.lab.output_gate:OutputGate", settings="tabicl_train.lab.output_gate:OutputGateConfig"
 )
 
@@ -96,5 +101,11 @@ register.experiment(
     "haystack",
     "tabicl_train.lab.haystack:run",
     question="which scoring rules serve queries that need one row and queries that need many",
+    trains=True,
+)
+register.experiment(
+    "scores",
+    "tabicl_train.lab.scores:run",
+    question="linear functions with other scoring functions, without attention, and with a raised bound",
     trains=True,
 )

@@ -64,3 +64,12 @@ def test_haystack(tmp_path):
     assert len(scores) == 5 * 2 * 2 and scores["rule"].nunique() == 5
     assert scores[["needle", "crowd", "entropy"]].apply(lambda column: column.between(0, 1)).all(axis=None)
     assert "No claim is made with fewer than 3 seeds" in page and "QASSMax minus each other rule" in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
+def test_scores(tmp_path):
+    page = run("scores", tmp_path)
+    scores = pd.read_csv(tmp_path / "scores.csv")
+    assert len(scores) == 5 * 6 * 2 and scores["rule"].nunique() == 5 and (scores["error"] > 0).all()
+    assert "SSA minus softmax" in page and "No claim is made with fewer than 3 seeds" in page
