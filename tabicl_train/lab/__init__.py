@@ -17,6 +17,11 @@ register.network(
     settings="tabicl_train.lab.scored_sequence:ScoredSequenceConfig",
 )
 register.network(
+    "identity_start",
+    "tabicl_train.lab.identity_start:IdentityStart",
+    settings="tabicl_train.lab.identity_start:IdentityStartConfig",
+)
+register.network(
     "output_gate", "tabicl_train.lab.output_gate:OutputGate", settings="tabicl_train.lab.output_gate:OutputGateConfig"
 )
 
@@ -107,5 +112,11 @@ register.experiment(
     "scores",
     "tabicl_train.lab.scores:run",
     question="linear functions with other scoring functions, without attention, and with a raised bound",
+    trains=True,
+)
+register.experiment(
+    "long_rows",
+    "tabicl_train.lab.long_rows:run",
+    question="what growing rows do for tables of up to 32,768 labeled rows",
     trains=True,
 )

@@ -6,6 +6,7 @@ import torch
 from small_networks import SMALL, draw, randomize, small_network
 
 from priors import TableSpec, build_prior
+from tabicl_train.lab.identity_start import IdentityStart, IdentityStartConfig
 from tabicl_train.lab.output_gate import OutputGate, OutputGateConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
@@ -70,3 +71,17 @@ def test_gates_of_outputs_start_at_one_and_multiply_the_output_of_each_head():
 def test_gates_are_for_rules_with_softmax():
     (problem,) = OutputGateConfig(**{**SMALL, "icl_scaling": "ssa"}).problems()
     assert "gates of outputs are for rules with softmax" in problem
+
+
+@torch.no_grad()
+def test_a_network_that_starts_at_identity_is_plain_softmax_before_training():
+    torch.manual_seed(0)
+    network = IdentityStart(IdentityStartConfig(**SMALL)).eval()
+    weights = {name: weight for name, weight in network.state_dict().items() if "ssmax" not in name}
+    plain = small_network(col_scaling="none", icl_scaling="none").eval()
+    plain.load_state_dict(weights)
+    X, y_train, y_query = draw(1, 30, 4, 20)
+    pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], 20)])
+    torch.testing.assert_close(network(pack), plain(pack), rtol=0, atol=1e-5)
+    (problem,) = IdentityStartConfig(**{**SMALL, "col_scaling": "none", "icl_scaling": "ssmax"}).problems()
+    assert problem.startswith("neither col_scaling nor icl_scaling is a QASSMax")

@@ -73,3 +73,13 @@ def test_scores(tmp_path):
     scores = pd.read_csv(tmp_path / "scores.csv")
     assert len(scores) == 5 * 6 * 2 and scores["rule"].nunique() == 5 and (scores["error"] > 0).all()
     assert "SSA minus softmax" in page and "No claim is made with fewer than 3 seeds" in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
+def test_long_rows(tmp_path):
+    page = run("long_rows", tmp_path)
+    scores = pd.read_csv(tmp_path / "long_rows.csv")
+    assert len(scores) == 2 * 4 * 2 * 5 and sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
+    assert scores["entropy"].between(0, 1).all() and scores["rule"].nunique() == 4
+    assert "No claim is made with fewer than 3 seeds" in page
