@@ -120,3 +120,9 @@ register.experiment(
     question="what growing rows do for tables of up to 32,768 labeled rows",
     trains=True,
 )
+register.experiment(
+    "invariances",
+    "tabicl_train.lab.invariances:run",
+    question="what changes predictions whatever the weights are, and what inducing points save",
+    packages=("matplotlib",),
+)

@@ -83,3 +83,12 @@ def test_long_rows(tmp_path):
     assert len(scores) == 2 * 4 * 2 * 5 and sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
     assert scores["entropy"].between(0, 1).all() and scores["rule"].nunique() == 4
     assert "No claim is made with fewer than 3 seeds" in page
+
+
+@pytest.mark.slow
+def test_invariances(tmp_path):
+    page = run("invariances", tmp_path)
+    changes = pd.read_csv(tmp_path / "invariances.csv")
+    assert len(changes) == 2 and (changes["with positions"] > 1e-2).all()
+    assert (changes[["labeled rows", "query rows", "without positions"]] < 1e-4).all(axis=None)
+    assert "| 1,000 | 3.9 |" in page
