@@ -62,7 +62,7 @@ class Options:
     """tabicl-lab haystack folder=DIR [small=true]
 
     Trains small networks of five rules on queries of different sharpness, and tests them among 100,000 negatives. It
-    takes about an hour on two CPU cores; when it is stopped, the same command continues it.
+    takes about half an hour on two CPU cores; when it is stopped, the same command continues it.
     """
 
     folder: str = MISSING
