@@ -87,7 +87,7 @@ register.experiment(
 register.experiment(
     "four_tokens",
     "tabicl_train.lab.four_tokens:run",
-    question="causal attention of four tokens in numbers, and why scores are divided by sqrt(d)",
+    question="causal attention of four tokens in numbers",
     packages=("matplotlib",),
 )
 register.experiment(
@@ -99,19 +99,19 @@ register.experiment(
 register.experiment(
     "codes",
     "tabicl_train.lab.codes:run",
-    question="digits and groups of many classes beside error-correcting output codes with as many passes",
+    question="many classes by digits and groups, and by error-correcting output codes",
     packages=("matplotlib",),
 )
 register.experiment(
     "haystack",
     "tabicl_train.lab.haystack:run",
-    question="which scoring rules serve queries that need one row and queries that need many",
+    question="which scoring rules serve queries that need one row and others that need many",
     trains=True,
 )
 register.experiment(
     "scores",
     "tabicl_train.lab.scores:run",
-    question="linear functions with other scoring functions, without attention, and with a raised bound",
+    question="linear functions with more scoring functions, or no attention",
     trains=True,
 )
 register.experiment(
@@ -123,6 +123,6 @@ register.experiment(
 register.experiment(
     "invariances",
     "tabicl_train.lab.invariances:run",
-    question="what changes predictions whatever the weights are, and what inducing points save",
+    question="what changes predictions whatever the weights are",
     packages=("matplotlib",),
 )
