@@ -159,8 +159,8 @@ def findings(scores: pd.DataFrame) -> str:
 ![accuracy of both kinds of queries and entropy, by number of negatives](haystack.png)
 
 Means with 95 % intervals for other seeds of training and other tables, from {counted(seeds, "seed")} and
-{counted(scores["table"].nunique(), "table")} for each number of negatives. {claim} The networks have a width of 16 and
-a single in-context layer: this ranks the rules at that size.
+{counted(scores["table"].nunique(), "table")} for each number of negatives. {claim}
+The networks have a width of 16 and a single in-context layer: this ranks the rules at that size.
 
 {text}
 

@@ -135,6 +135,8 @@ def draw(scores: pd.DataFrame) -> Figure:
     entropy.set(title="entropy of attention / log n", ylim=(-0.02, 1.02))
     for axes in figure.axes:
         axes.set(xscale="log", xlabel="labeled rows")
+        axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axes.minorticks_off()
     loss.legend(fontsize="x-small")
     return figure
 
