@@ -59,7 +59,7 @@ class SequenceConfig:
     def problems(self) -> list[str]:
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = []
-        if self.family != "sequence":
+        if self.family != type(self).family:
             problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")
         for name in ("num_blocks", "num_heads", "width", "max_tokens"):
             if getattr(self, name) < 1:

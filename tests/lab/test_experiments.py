@@ -74,7 +74,7 @@ def test_a_mistake_in_the_options_is_told(tmp_path):
     ("name", "package"),
     [
         *((name, "matplotlib") for name in register.experiment),
-        *((name, "optuna") for name in ("needle", "curriculum", "linear", "quantifiers")),
+        *((name, "optuna") for name, experiment in register.experiment.items() if experiment.trains),
         ("attention", "jinja2"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_pa
     for module in (f"tabicl_train.lab.{name}", "tabicl_train.report.figures", "tabicl_train.report.page"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     needed = {"attention": ["checkpoint=mini", "table=x.csv", "row=0"], "classes": ["checkpoint=mini"]}
-    needed["entropy"] = needed["classes"]
+    needed["entropy"] = needed["rows"] = needed["codes"] = needed["classes"]
     result = command("lab", name, f"folder={tmp_path}/x", *needed.get(name, []))
     assert result.returncode == 2 and not (tmp_path / "x").exists()
     assert re.fullmatch(rf"error: \w+ needs? {package}: pip install .*", result.stderr.strip())

@@ -27,6 +27,7 @@ PRIORS = {
     "tree_scm": ("tree_scm", {}),
     "mix_scm": ("mix_scm", {}),
     "needle": ("needle", {}),
+    "haystack": ("haystack", {}),
     "tables": ("tables", {"folder": own_tables.shared(), "validation_fraction": 0.0, "test_fraction": 0.0}),
     "one_table": ("one_table", {"file": f"{own_tables.shared()}/table0.csv", "target": "size"}),
     "quantifiers": ("quantifiers", {"undecided": True}),

@@ -1,0 +1,184 @@
+"""invariances: what the architecture of TabICL promises of any weights, and what inducing points save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from omegaconf import MISSING
+from torch import Tensor
+
+from tabicl_train.console import counted
+from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model.pack import Pack
+from tabicl_train.statistics import mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEEDS = 5  # networks with random weights
+ROWS, LABELED, FEATURES = 60, 40, 6  # of the table that they predict
+WIDTH, HEADS, INDUCING = 128, 4, 128  # of the column stage of TabICL, arXiv 2502.05564
+LENGTHS = (300, 1000, 3000, 10_000)  # rows of a column
+REPEATS = 3
+CLAIMS = {
+    "labeled rows": "labeled rows in another order",
+    "query rows": "query rows one at a time",
+    "with positions": "features in another order",
+    "without positions": "features in another order, rotary embedding switched off",
+}
+
+QUESTION = """
+Some properties of a TabICL follow from its architecture, whatever its weights are: the order of the labeled rows does
+not matter, and query rows do not see each other. The order of the features would not matter either, but for the rotary
+position embedding, by which members of an ensemble with shuffled features differ. Networks with random weights predict
+a table and the same table in another order. The column stage, moreover, sends all rows through a fixed number of
+inducing points: what does that save?
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab invariances folder=DIR
+
+    What changes predictions of networks with random weights, and the time of induced and full attention.
+    """
+
+    folder: str = MISSING
+    """Folder to write."""
+    small: bool = False
+    """Two networks, and short columns."""
+
+
+def run(options: Options) -> None:
+    folder = Folder("invariances", options)
+    changes = pd.DataFrame([measure_changes(seed) for seed in range(2 if options.small else SEEDS)])
+    times = pd.DataFrame(measure_times(LENGTHS[:2] if options.small else LENGTHS))
+    folder.csv("invariances", changes)
+    folder.csv("attention_time", times)
+    folder.figure("attention_time", draw(times))
+    folder.page("What the architecture promises", QUESTION, findings(changes, times))
+
+
+@torch.no_grad()
+def measure_changes(seed: int) -> dict[str, float]:
+    """Return the largest change of a logit in each of CLAIMS, divided by the standard deviation of the logits."""
+    torch.manual_seed(seed)
+    # As TabICL, each feature is a group by itself: circular groups of three depend on the order anyway.
+    config = TabICLConfig(
+        embed_dim=32,
+        col_num_blocks=2,
+        col_num_heads=4,
+        col_num_inducing=16,
+        col_grouping="none",
+        row_num_blocks=2,
+        row_num_heads=4,
+        icl_num_blocks=2,
+        icl_num_heads=4,
+    )
+    network = TabICL(config).eval()
+    X = torch.randn(ROWS, FEATURES)
+    y = torch.randint(0, config.max_classes, (ROWS,))
+    rows = torch.randperm(LABELED)
+    features = torch.randperm(FEATURES)
+    if torch.equal(features, torch.arange(FEATURES)):
+        features = features.flip(0)
+
+    def predict(X: Tensor, y: Tensor) -> Tensor:
+        return network(Pack.of([(X, y, LABELED)]))  # (query rows, classes)
+
+    expected = predict(X, y)
+    spread = expected.std()
+
+    def change(found: Tensor, expected: Tensor) -> float:
+        return ((found - expected).abs().max() / spread).item()
+
+    found = {"seed": float(seed)}
+    shuffled = torch.cat([X[:LABELED][rows], X[LABELED:]])
+    found["labeled rows"] = change(predict(shuffled, torch.cat([y[:LABELED][rows], y[LABELED:]])), expected)
+    alone = []
+    for row in range(LABELED, ROWS):
+        of_row = torch.cat([X[:LABELED], X[row : row + 1]])
+        alone.append(predict(of_row, y[: LABELED + 1]))
+    found["query rows"] = change(torch.cat(alone), expected)
+    found["with positions"] = change(predict(X[:, features], y), expected)
+    network.row_interactor.tf_row["rope"].freqs.zero_()  # no pair is rotated, so all positions are alike
+    found["without positions"] = change(predict(X[:, features], y), predict(X, y))
+    return found
+
+
+@torch.no_grad()
+def measure_times(lengths: tuple[int, ...]) -> list[dict[str, float]]:
+    """Measure one column: full self-attention of n rows, and attention to and from inducing points."""
+    rows = []
+    for n in lengths:
+        x = torch.randn(1, HEADS, n, WIDTH // HEADS)
+        points = torch.randn(1, HEADS, INDUCING, WIDTH // HEADS)
+
+        def full(x: Tensor = x) -> None:
+            F.scaled_dot_product_attention(x, x, x)
+
+        def induced(x: Tensor = x, points: Tensor = points) -> None:
+            hidden = F.scaled_dot_product_attention(points, x, x)
+            F.scaled_dot_product_attention(x, hidden, hidden)
+
+        for repeat in range(REPEATS):
+            row = {"n": n, "repeat": repeat, "scores_full": n * n, "scores_induced": 2 * n * INDUCING}
+            rows.append(row | {"full": seconds(full), "induced": seconds(induced)})
+    return rows
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """Return the CPU seconds of a call, after one that allocates."""
+    function()
+    started = time.process_time()
+    function()
+    return time.process_time() - started
+
+
+def draw(times: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    means = times.groupby("n").mean(numeric_only=True)
+    for way in ("full", "induced"):
+        axes.plot(means.index, means[way], "o-", label=f"{way} attention")
+    axes.set(xscale="log", yscale="log", xlabel="rows of a column", ylabel="CPU seconds")
+    axes.legend()
+    return figure
+
+
+def findings(changes: pd.DataFrame, times: pd.DataFrame) -> str:
+    rows = []
+    for name, title in CLAIMS.items():
+        mean = mean_interval(changes[name].to_numpy(), 0.0)
+        rows.append([title, f"{mean:.2g}", f"{changes[name].max():.2g}"])
+    table = pd.DataFrame(rows, columns=["what differs", "largest change of a logit", "in the worst network"])
+    saved = []
+    for n, own in times.groupby("n"):
+        counted_ratio = own["scores_full"].iloc[0] / own["scores_induced"].iloc[0]
+        ratio = mean_interval(np.log(own["full"] / own["induced"]).to_numpy())
+        low, mean, high = (np.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
+        saved.append([f"{n:,}", f"{counted_ratio:.1f}", f"{mean:.1f} [{low:.1f}, {high:.1f}]"])
+    columns = ["rows", "scores, full / induced", "CPU seconds, full / induced"]
+    return f"""
+Changes are in standard deviations of the logits, with 95 % intervals for other random weights, from
+{counted(len(changes), "network")}; 1e-5 and less is rounding in float32:
+
+{markdown(table)}
+
+![CPU seconds by rows of a column](attention_time.png)
+
+{markdown(pd.DataFrame(saved, columns=columns))}
+
+Attention alone, without projections, of one column with width {WIDTH}, {HEADS} heads and {INDUCING} inducing points, on
+this machine; intervals are for other repetitions, of which there are {times["repeat"].nunique()}.
+"""

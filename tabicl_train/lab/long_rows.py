@@ -1,0 +1,180 @@
+"""long_rows: networks trained on up to 2,048 rows, fixed or growing, on tables of up to 32,768 labeled rows.
+
+Training is lab/configs/sweep/long_rows.yaml, with the curricula fixed_long and growing_long. It is the experiment
+`curriculum` with longer tables, the network of demo_long, QASSMax that starts at 1, and entropy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch.nn.functional as F
+from omegaconf import MISSING
+
+from tabicl_train.config.schema import positive
+from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.curriculum import QUERIES, test_table
+from tabicl_train.lab.folder import (
+    FEWEST_SEEDS,
+    NO_CLAIM,
+    Folder,
+    Row,
+    by_seed_and_table,
+    markdown,
+    plot_estimates,
+    score_all,
+    trained_runs,
+)
+from tabicl_train.lab.instruments import measure
+from tabicl_train.model import TabICL
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import QUERY
+from tabicl_train.statistics import Estimate, mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST = 2048  # rows of the longest tables of training
+FACTORS = (1, 2, 4, 8, 16)
+TABLES = 16
+FIXED, GROWING = "fixed_long", "growing_long"  # lab/configs/curriculum
+SMALL = [
+    "seed=0",
+    *(
+        f"curriculum.stages.{stage}.{value}"
+        for stage in ("first", "middle", "last")
+        for value in ("steps=1", "tables=2", "rows=[20,40]")
+    ),
+]
+
+QUESTION = """
+Is it worthwhile to grow the tables of training? Networks with the same longest tables, 2,048 rows, and the same amount
+of arithmetic see tables of that length only, or shorter ones first. Then they predict tables with up to 32,768 labeled
+rows. Four rules of attention: softmax; SSMax, which multiplies scores by log n; QASSMax, which multiplies queries by
+learned functions of log n and of the query; and QASSMax whose learned function of log n starts at 1. Scores are log
+losses, where lower is better, and the entropy of attention over log n, which is 1 if all rows have equal weights.
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab long_rows folder=DIR [scale_steps=3]
+
+    Trains networks of four scoring rules on up to 2,048 rows, fixed or growing, and tests them on up to 32,768. It
+    takes about six hours on two CPU cores; when it is stopped, the same command continues it.
+    """
+
+    folder: str = MISSING
+    """Folder to write; the runs are inside, in runs/."""
+    scale_steps: float = 1.0
+    """Multiplies the steps of all networks, which have 1e13 FLOPs each otherwise."""
+    small: bool = False
+    """One step of training in each stage, one seed and two short tables."""
+
+
+def run(options: Options) -> None:
+    if problems := positive(scale_steps=options.scale_steps):
+        raise ConfigError(problems)
+    folder = Folder("long_rows", options)
+    settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
+    runs = trained_runs(["sweep=long_rows", *settings], folder.path / "runs")
+    longest, tables = (16, 2) if options.small else (LONGEST, TABLES)
+
+    def score_one(network: TabICL, _: Row, number: int) -> list[Row]:
+        table = test_table("synthetic", number, longest * FACTORS[-1])
+        rows = []
+        for n in (factor * longest for factor in FACTORS):
+            # A shorter table has the last labeled rows of the longest one, and all have its query rows.
+            X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
+            rows.append({"n": n} | score(network, X, y, n))
+        return rows
+
+    scores = score_all(folder, runs, ["table"], itertools.product(range(tables)), score_one)
+    folder.figure("long_rows", draw(scores))
+    folder.page("What growing rows do for long tables", QUESTION, findings(scores))
+
+
+def score(network: TabICL, X, y, n: int) -> Row:
+    """Log loss of the query rows after n labeled rows, and the mean entropy of their attention."""
+    pack = Pack.of([(X, y, n)])
+    logits = []
+    shapes = measure(network, lambda: logits.append(network(pack)), rows=QUERIES, points=1)
+    log_p = logits[0].log_softmax(-1)
+    entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
+    return {"log_loss": F.nll_loss(log_p, y[n:]).item(), "entropy": entropy}
+
+
+def values_of(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: str) -> np.ndarray:
+    """Return a column of the scores of one kind of network at one length, (seeds, tables)."""
+    rows = scores[(scores["curriculum"] == curriculum) & (scores["rule"] == rule) & (scores["n"] == n)]
+    return by_seed_and_table(rows, column)
+
+
+def draw(scores: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    loss, change, entropy = figure.subplots(1, 3)
+    lengths = sorted(scores["n"].unique())
+    for color, rule in enumerate(scores["rule"].unique()):
+        for curriculum, style in ((FIXED, "o--"), (GROWING, "o-")):
+            label = f"{rule}, {curriculum}"
+            for axes, column in ((loss, "log_loss"), (entropy, "entropy")):
+                line = [values_of(scores, curriculum, rule, n, column).mean() for n in lengths]
+                axes.plot(lengths, line, style, color=f"C{color}", label=label)
+        changes = {n: growing_minus_fixed(scores, rule, n) for n in lengths}
+        plot_estimates(change, pd.Series(changes, dtype=object), color=f"C{color}", label=rule)
+    change.axhline(0, color="0.5", linewidth=1)
+    loss.set(title="log loss")
+    change.set(title="log loss, growing minus fixed rows")
+    entropy.set(title="entropy of attention / log n", ylim=(-0.02, 1.02))
+    for axes in figure.axes:
+        axes.set(xscale="log", xlabel="labeled rows")
+        axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axes.minorticks_off()
+    loss.legend(fontsize="x-small")
+    return figure
+
+
+def growing_minus_fixed(scores: pd.DataFrame, rule: str, n: int) -> Estimate:
+    """Return what growing rows change of the log loss at one length."""
+    losses = [values_of(scores, curriculum, rule, n, "log_loss") for curriculum in (GROWING, FIXED)]
+    return mean_interval(losses[0] - losses[1])
+
+
+def findings(scores: pd.DataFrame) -> str:
+    lengths = sorted(scores["n"].unique())
+    rules = list(scores["rule"].unique())
+    means, entropies = [], []
+    for curriculum, rule in itertools.product((FIXED, GROWING), rules):
+        rows = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
+        means.append([rule, curriculum, *(mean_interval(values) for values in rows)])
+        rows = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+        entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in rows)])
+    changes = [[rule, *(growing_minus_fixed(scores, rule, n) for n in lengths)] for rule in rules]
+    columns = [f"n = {n:,}" for n in lengths]
+    seeds = scores["seed"].nunique()
+    return f"""
+![log loss, what growing rows change, and entropy by labeled rows](long_rows.png)
+
+Log loss, with 95 % intervals for other seeds and other tables, from {counted(seeds, "seed")} and
+{counted(scores["table"].nunique(), "table")}. {NO_CLAIM if seeds < FEWEST_SEEDS else ""}
+
+{markdown(pd.DataFrame(means, columns=["rule", "curriculum", *columns]))}
+
+Growing rows minus fixed rows; below zero, the curriculum helps:
+
+{markdown(pd.DataFrame(changes, columns=["rule", *columns]), "+.3f")}
+
+Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning:
+
+{markdown(pd.DataFrame(entropies, columns=["rule", "curriculum", *columns]))}
+
+lab/configs/sweep/long_rows.yaml has every setting of the training; long_rows.csv has the scores of each run and table,
+and runs/ the runs. A longer version of a table has the same query rows, and the labeled rows of the shorter ones.
+"""

@@ -1,0 +1,99 @@
+"""haystack: some queries need one labeled row, others the mean of many; after the stress test of TabICLv2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from priors.prior import Prior
+from priors.random import rng_at
+from priors.table import MAX_CLASSES, TableSpec
+from tabicl_train.lab.priors.needle import CROWD, DISTANCE, NOISE
+
+MARGIN = 0.5  # distance of a crowd query from the plane that divides the crowd
+
+
+@dataclass
+class HaystackPlan:
+    """The sizes of a table, its needles and the two halves of its crowd; other values follow from the address."""
+
+    address: tuple[int, ...]
+    negatives: int
+    queries: int
+    directions: np.ndarray  # (needles, num_features), orthogonal or opposite unit vectors
+    halves: np.ndarray  # (2,), the class of most rows of each half of the crowd
+
+    def __str__(self) -> str:
+        needles, features = self.directions.shape
+        sizes = f"{needles} needles, {self.negatives} negatives, {self.queries} queries, {features} features"
+        return f"haystack {self.address}: {sizes}, halves of the classes {self.halves.tolist()}"
+
+
+@dataclass
+class Haystack(Prior):
+    """Needles and a crowd whose labels are noisy: every second query lies beside a needle, the others in the crowd.
+
+    The crowd is a ball that a plane divides into two halves, each with a class of its own, which `share` of its rows
+    have; the others have any other class. A query beside a needle has the class of that single row, a query in the
+    crowd has the class of its half, which only the mean of many rows tells. Queries take turns: the first, third,
+    ... are beside needles.
+    """
+
+    needles: int = 4
+    """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
+    share: float = 0.4
+    """Share of the rows of a half of the crowd that have its class."""
+
+    def problems(self) -> list[str]:
+        problems = []
+        if not 2 <= self.needles <= MAX_CLASSES:
+            problems.append(f"needles is {self.needles}; it must lie in 2..{MAX_CLASSES}")
+        if not 0 < self.share <= 1:
+            problems.append(f"share is {self.share}; it must lie in (0, 1]")
+        return problems
+
+    def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> HaystackPlan:
+        queries = spec.num_rows - spec.train_size
+        needles = min(self.needles, spec.max_classes, 2 * spec.num_features)
+        rng = rng_at(seed, "plan")
+        axes = np.linalg.qr(rng.standard_normal((spec.num_features, spec.num_features)))[0]
+        directions = rng.permutation(np.concatenate([axes, -axes]))[:needles]
+        halves = rng.permutation(needles)[:2]
+        return HaystackPlan(seed, spec.train_size - needles, queries, directions, halves)
+
+    def execute(self, plan: HaystackPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
+        rng = rng_at(plan.address, "execute")
+        needles, features = plan.directions.shape
+        normal = rng.standard_normal(features)
+        normal /= np.linalg.norm(normal)  # of the plane
+
+        crowd = draw_crowd(rng, plan.negatives, features)
+        own = plan.halves[(crowd @ normal > 0).astype(int)]  # the class of each row's half
+        others = (own + rng.integers(1, needles, size=plan.negatives)) % needles
+        noisy = np.where(rng.random(plan.negatives) < self.share, own, others)
+        labeled = np.concatenate([DISTANCE * plan.directions, crowd])  # (train_size, M)
+        classes = np.concatenate([np.arange(needles), noisy])
+        order = rng.permutation(len(labeled))
+
+        beside = np.arange(plan.queries) % 2 == 0
+        asked = rng.permutation(np.arange(plan.queries) % needles)  # the needle of each query
+        near = DISTANCE * plan.directions[asked] + NOISE * rng.standard_normal((plan.queries, features))
+        inside = draw_crowd(rng, plan.queries, features)
+        side = inside @ normal
+        # Queries in the crowd keep a distance from the plane, where half of their neighbors have the other class.
+        sign = np.where(side > 0, 1.0, -1.0)
+        inside += np.maximum(MARGIN - np.abs(side), 0)[:, None] * sign[:, None] * normal
+        queries = np.where(beside[:, None], near, inside)
+        truth = np.where(beside, asked, plan.halves[(sign > 0).astype(int)])
+
+        columns = np.concatenate([labeled[order], queries]).astype(np.float32)  # (N, M)
+        return torch.from_numpy(columns), torch.from_numpy(np.concatenate([classes[order], truth])), needles
+
+
+def draw_crowd(rng: np.random.Generator, count: int, features: int) -> np.ndarray:
+    """Draw points that are uniform in a ball around the origin, (count, features)."""
+    points = rng.standard_normal((count, features))
+    radius = CROWD * rng.random((count, 1)) ** (1 / features)
+    return points * radius / np.linalg.norm(points, axis=1, keepdims=True)

@@ -1,0 +1,172 @@
+"""The transformer over sequences with more scoring functions, without attention, or with a raised bound of outputs.
+
+The SSA paper (arXiv 2508.14685) compares its rule with two others, which are here beside softmax and SSA:
+
+- CosFormer (Qin et al., "cosFormer: rethinking softmax in attention", ICLR 2022): the weight of token j for token i is
+  relu(q_i) . relu(k_j) cos(pi (i - j) / (2 M)), divided by the sum of these. All scores are computed here, so this is
+  what it computes, not its linear time.
+- SA-Softmax (Zheng et al., arXiv 2502.18277): the weight is z softmax(z) for a score z; weights sum to no constant.
+
+H heads, T tokens of a sequence, d values of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tabicl_train.lab.causal import CausalAttention, CausalBlock
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.lab.sequence_model import SequenceModel
+from tabicl_train.model.pack import Pack
+
+__all__ = ["ScoredSequence", "ScoredSequenceConfig"]
+
+SMALLEST = 1e-6  # added to the sum of CosFormer's weights, which may all be 0
+OF_SCALING = "scaling"
+ABSENT = "absent"
+
+
+@dataclass
+class ScoredSequenceConfig(SequenceConfig):
+    """Settings of ScoredSequence, beside those of a transformer over sequences."""
+
+    family: str = "scored_sequence"
+    """The name of the network; it tells its checkpoints from others."""
+    score: str = OF_SCALING
+    """Weights of attention: scaling (softmax or SSA, as the setting of that name says), cosformer, sa_softmax, or
+    absent for blocks without attention."""
+    cosformer_length: int = 80
+    """M of CosFormer, the longest sequence in tokens; 40 points and values have 80."""
+    output_scale: float = 1.0
+    """Factor of the outputs. The last LayerNorm bounds them, and this raises the bound."""
+
+    def problems(self) -> list[str]:
+        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
+        problems = super().problems()
+        names = (OF_SCALING, ABSENT, *SCORES)
+        if self.score not in names:
+            problems.append(f"score is {self.score!r}, must be one of {', '.join(names)}")
+        elif self.score != OF_SCALING and self.scaling != "none":
+            problems.append(f"scaling is {self.scaling}, which has no effect with score={self.score}")
+        if self.score in SCORES and self.dropout > 0:
+            problems.append(f"score is {self.score}, which needs dropout=0; it is {self.dropout}")
+        if self.score == ABSENT and self.ff_factor == 0:
+            problems.append("score=absent and ff_factor=0 leave nothing in a block")
+        if self.score == "cosformer" and self.cosformer_length < self.max_tokens:
+            # Beyond M the cosine is negative.
+            problems.append(
+                f"cosformer_length is {self.cosformer_length}, must be at least max_tokens ({self.max_tokens})"
+            )
+        if not self.output_scale > 0:
+            problems.append(f"output_scale is {self.output_scale}, must be above 0")
+        return problems
+
+
+def cosformer(q: Tensor, k: Tensor, length: int) -> Tensor:
+    """Return CosFormer's causal weights of q, k (count, H, T, d), (count, H, T, T)."""
+    T = q.shape[2]
+    position = torch.arange(T, device=q.device)
+    distance = position[:, None] - position  # (T, T), negative for later tokens
+    near = torch.cos(distance * (math.pi / (2 * length)))
+    odds = (F.relu(q) @ F.relu(k).mT * near).masked_fill(distance < 0, 0.0)
+    return odds / (odds.sum(-1, keepdim=True) + SMALLEST)
+
+
+def sa_softmax(q: Tensor, k: Tensor, length: int) -> Tensor:
+    """Return the causal weights z softmax(z) of q, k (count, H, T, d), (count, H, T, T)."""
+    z = q @ k.mT * q.shape[-1] ** -0.5
+    later = torch.ones(z.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return z * torch.softmax(z.masked_fill(later, -torch.inf), -1)
+
+
+SCORES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"cosformer": cosformer, "sa_softmax": sa_softmax}
+
+
+class ScoredAttention(CausalAttention):
+    """Causal attention with the weights of `SCORES`."""
+
+    def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
+        super().__init__(dim, num_heads, scaling, settings, fp32)
+        self.weights = SCORES[settings.score]
+        self.length = settings.cosformer_length
+
+    def forward(
+        self, x: Tensor, context: None, spans: Any, log_n: Tensor | None = None, table: Tensor | None = None
+    ) -> Tensor:
+        """Let the tokens x (tokens, E) of `spans`, CausalSpans, attend to each other -> (tokens, E)."""
+        qkv, _ = self.project(x, None)  # (tokens, 3, H, d)
+        outs = []
+        for (count, T), part in zip(spans.runs, qkv.split([count * T for count, T in spans.runs]), strict=True):
+            q, k, v = part.unflatten(0, (count, T)).permute(2, 0, 3, 1, 4)  # (count, H, T, d)
+            out = self.weights(q, k, self.length) @ v
+            outs.append(out.transpose(1, 2).flatten(0, 1))  # (count * T, H, d)
+        return self.out_proj(torch.cat(outs).flatten(1))
+
+
+class NoAttention(nn.Module):
+    """In the place of attention: it adds nothing, so that no token sees another one."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        """X (tokens, E) -> zeros."""
+        return torch.zeros_like(x)
+
+
+class ScoredBlock(CausalBlock):
+    """A block with the weights of `SCORES`."""
+
+    attention = ScoredAttention
+
+
+class BlindBlock(CausalBlock):
+    """A block without attention."""
+
+    attention = NoAttention
+
+
+class ScoredSequence(SequenceModel):
+    """A transformer over sequences with other scoring functions; with the default settings it is a SequenceModel."""
+
+    config: ScoredSequenceConfig
+
+    def __init__(self, config: ScoredSequenceConfig):
+        super().__init__(config)
+        c = config
+        if c.score != OF_SCALING:
+            block = BlindBlock if c.score == ABSENT else ScoredBlock
+            blocks = (block(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
+            self.transformer = nn.ModuleList(blocks)
+
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        """Predict the rows of all tables; as in `SequenceModel`."""
+        return super().forward(pack, checkpoint_rows) * self.config.output_scale
+
+    @staticmethod
+    def forward_flops(config: ScoredSequenceConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        """Count the FLOPs of one table's forward pass; see `SequenceModel`."""
+        flops = SequenceModel.forward_flops(config, num_rows, train_size, num_features)
+        if config.score == ABSENT:
+            T = num_rows * (num_features + 1)
+            flops -= config.num_blocks * (8 * T * config.width**2 + 4 * T * T * config.width)
+        return flops
+
+    @staticmethod
+    def kept_values(
+        config: ScoredSequenceConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+    ) -> float:
+        """Count the values of one table that are kept for the backward pass; see `SequenceModel`."""
+        kept = SequenceModel.kept_values(config, num_rows, train_size, num_features, recomputed)
+        if config.score in SCORES:
+            # The products, their mask, what they are divided by or multiplied with, and the weights.
+            T = num_rows * (num_features + 1)
+            kept += 4 * config.num_heads * T * T * (1 if recomputed else config.num_blocks)
+        return kept

@@ -1,0 +1,166 @@
+"""scores: linear functions in context with more scoring functions, a raised bound of outputs, and wider training.
+
+The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/scores.yaml, with all of its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from omegaconf import MISSING
+
+from tabicl_train.config.schema import at_least, one_of
+from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab import linear, sequences
+from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row, by_seed_and_table, markdown, plot_estimates
+from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
+from tabicl_train.statistics import mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KEYS = ["input_sigma", "sigma", "deviant"]
+# 8 times the bound of 13 that networks of `linear` had lets outputs of 100 be, twice the largest values at sigma 10.
+RAISED = 8
+VARIATIONS = {
+    "as in linear": [],
+    "raised bound": [f"model.output_scale={RAISED}"],
+    "points from N(0, 100)": ["prior.input_sigma=10"],
+}
+TESTS = {  # standard deviation of the points, of the coefficients, and factor of the first point
+    "points, sigma 0.3": (0.3, 1, 1),
+    "as in training": (1, 1, 1),
+    "points, sigma 5": (5, 1, 1),
+    "coefficients, sigma 5": (1, 5, 1),
+    "first point times 10": (1, 1, 10),
+    "first point times 100": (1, 1, 100),
+}
+PAPER = {"softmax": 1.62, "SSA": 0.02, "CosFormer": 5.10, "SA-Softmax": 3.83}  # coefficients of sigma 5, its table 1
+
+QUESTION = """
+The task is that of `tabicl-lab linear`: predict the values of a linear function from examples. Five networks differ in
+how scores become weights: softmax, signed averaging (SSA), CosFormer, SA-Softmax, or no attention at all. They are
+trained three times: as there; with outputs multiplied by 8, which raises the bound that the last LayerNorm sets, so
+that larger values can be predicted; and with points from a normal distribution of standard deviation 10, which should
+help with deviant points and be worse near zero.
+"""
+
+
+@dataclass
+class Options:
+    """tabicl-lab scores folder=DIR [variations=[raised bound]] [steps=12000]
+
+    Trains small transformers with five scoring functions on linear functions, in three variations. With all of them it
+    takes 22 hours on a core; when it is stopped, the same command continues it.
+    """
+
+    folder: str = MISSING
+    """Folder to write; the runs are inside, in runs/."""
+    variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
+    """Which variations are trained: as in linear, raised bound, points from N(0, 100)."""
+    steps: int = 12_000
+    """Steps of training of each network."""
+    small: bool = False
+    """Two steps of training, one seed, one variation and a few test sequences."""
+
+
+def run(options: Options) -> None:
+    problems = at_least(1, steps=options.steps)
+    for name in options.variations:
+        problems += one_of("variations", name, VARIATIONS)
+    if problems:
+        raise ConfigError(problems)
+    folder = Folder("scores", options)
+    steps = f"curriculum.stages.sequences.steps={options.steps}"
+    variations = {name: [steps, *VARIATIONS[name]] for name in options.variations}
+
+    def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
+        pack = draw("linear_functions", 0)
+        values = pack.y.view(len(pack), -1)[:, linear.KNOWN :]
+        found = sequences.predicted(network, pack)[:, linear.KNOWN :, 0]
+        limit = network.config.output_scale * linear.bound(network)
+        beyond = (values.abs() - limit).clamp(min=0)
+        return {
+            "error": (found - values).square().mean().item(),
+            "least": beyond.square().mean().item(),
+            "bound": limit,
+        }
+
+    scores = sequences.scored(folder, options, variations, KEYS, list(TESTS.values()), errors)
+    folder.figure("scores", draw_errors(scores))
+    folder.page("Scoring functions on linear functions", QUESTION, findings(scores))
+
+
+def at(scores: pd.DataFrame, test: str) -> pd.DataFrame:
+    """Return the rows of one of the TESTS."""
+    return sequences.where(scores, **dict(zip(KEYS, TESTS[test], strict=True)))
+
+
+def draw_errors(scores: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    variations = list(scores["variation"].unique())
+    figure = Figure(figsize=(1 + 5 * len(variations), 4.4), layout="constrained")
+    for axes, variation in zip(figure.subplots(1, len(variations), squeeze=False)[0], variations, strict=True):
+        of_variation = sequences.where(scores, variation=variation)
+        for rule, rows in of_variation.groupby("rule", sort=False):
+            means = {}
+            for place, test in enumerate(TESTS):
+                means[place] = mean_interval(by_seed_and_table(at(rows, test), "error", "block"), 0.0)
+            plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
+        axes.set_xticks(range(len(TESTS)), TESTS, rotation=35, ha="right")
+        axes.set(title=variation, yscale="log", ylabel="squared error")
+    figure.axes[0].legend(fontsize="small")
+    return figure
+
+
+def findings(scores: pd.DataFrame) -> str:
+    seeds = scores["seed"].nunique()
+    parts = []
+    for variation, own in scores.groupby("variation", sort=False):
+        rows = []
+        for rule, of_rule in own.groupby("rule", sort=False):
+            cells = []
+            for test in TESTS:
+                errors = by_seed_and_table(at(of_rule, test), "error", "block")
+                cells.append(f"{mean_interval(errors, 0.0):.3g}")
+            far = at(of_rule, "coefficients, sigma 5")
+            rows.append([rule, *cells, f"{far['bound'].mean():.1f}", f"{far['least'].mean():.2g}"])
+        columns = ["network", *TESTS, "bound", "least error at sigma 5"]
+        parts += [f"## {str(variation).capitalize()}", markdown(pd.DataFrame(rows, columns=columns))]
+        parts.append(contrasts(own))
+    text = "\n\n".join(parts)
+    paper = ", ".join(f"{rule} {error:g}" for rule, error in PAPER.items())
+    return f"""
+![squared error by test](scores.png)
+
+Squared errors with 95 % intervals for other seeds of training and other sequences, from {counted(seeds, "seed")} and
+{counted(scores["block"].nunique(), "block")} of test sequences. {NO_CLAIM if seeds < FEWEST_SEEDS else ""} A comparison
+of rules says something only if they have learned the task: an error of at most {linear.LEARNED:g} as in training.
+**bound**: the largest output that the weights after the last LayerNorm allow. **least error**: what that bound leaves
+to a network that is right wherever it can be.
+
+{text}
+
+The paper (arXiv 2508.14685, table 1) has, for coefficients of sigma 5: {paper}. lab/configs/sweep/scores.yaml has every
+setting of the training; scores.csv has the scores of each run and block, and runs/ the runs.
+"""
+
+
+def contrasts(scores: pd.DataFrame) -> str:
+    """Return the errors of each rule minus those of softmax on the same sequences, of one variation."""
+    rules = list(scores["rule"].unique())
+    rows = []
+    for rule in rules[1:]:
+        cells = []
+        for test in TESTS:
+            own = at(scores, test)
+            values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
+            cells.append(f"{mean_interval(values[rule] - values[rules[0]]):+.3g}")
+        rows.append([f"{rule} minus {rules[0]}", *cells])
+    return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
