@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tabicl_train import register
-from tabicl_train.config.schema import build_options, one_of
+from tabicl_train.config import build
+from tabicl_train.config.schema import one_of
 from tabicl_train.model.counting import random_tables
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
@@ -107,7 +108,7 @@ def build_objective(settings: dict[str, Any] | None) -> Any:
     if settings is None:
         return None
     options = {key: value for key, value in settings.items() if key != "name"}
-    return build_options(register.objective[settings["name"]], options)
+    return build.build_objective(register.objective[settings["name"]], options)
 
 
 def losses_of(

@@ -8,11 +8,12 @@ from runs import metrics
 from short_runs import run
 from small_networks import small_network
 
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.objectives import CrossEntropy, Objective, Pinball, losses_of, mixing_problem
+from tabicl_train.objectives import CrossEntropy, Objective, Pinball, build_objective, losses_of, mixing_problem
 
 
 def tables():
@@ -129,3 +130,14 @@ def test_wrong_objectives_are_reported(settings, words):
     with pytest.raises(ConfigError) as error:
         compose(["experiment=smoke", *settings])
     assert words in error.value.problems[0]
+
+
+def test_a_function_is_an_objective_without_options(monkeypatch):
+    def half(predictions, pack, network):
+        return network.losses(predictions, pack) / 2
+
+    monkeypatch.setattr(register.objective, "_entries", dict(register.objective._entries))
+    register.objective("half", half)
+    assert build_objective({"name": "half"}) is half
+    with pytest.raises(ConfigError, match="gamma: no such option"):
+        build_objective({"name": "half", "gamma": 1.0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import json
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
@@ -56,6 +57,15 @@ def build_options(cls: Any, options: dict[str, Any]) -> Any:
     if problems:
         raise ConfigError(problems)
     return built
+
+
+def build_objective(entry: Any, options: dict[str, Any]) -> Any:
+    """Build an objective from its options: a function is one already, which has none; see `build_options`."""
+    if not inspect.isfunction(entry):
+        return build_options(entry, options)
+    if options:
+        raise ConfigError([f"{option}: no such option; a function has none" for option in options])
+    return entry
 
 
 def build_prior(settings: dict[str, Any] | None) -> Prior:

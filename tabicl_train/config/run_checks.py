@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tabicl_train import plugins, register
-from tabicl_train.config.build import build_options
+from tabicl_train.config.build import build_objective, build_options
 from tabicl_train.config.checks import at_least, seed_problems
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
@@ -96,7 +96,7 @@ def objective_problems(config: RunConfig) -> list[str]:
     name = objective["name"]
     options = {key: value for key, value in objective.items() if key != "name"}
     try:
-        build_options(register.objective[name], options)
+        build_objective(register.objective[name], options)
     except ConfigError as error:
         return [f"objective.{problem}" for problem in error.problems]
     if name in OURS and config.model.is_regression == (name == "cross_entropy"):
