@@ -30,7 +30,7 @@ RAISED = 8
 VARIATIONS = {
     "as in linear": [],
     "raised bound": [f"model.output_scale={RAISED}"],
-    "points from N(0, 100)": ["prior.input_sigma=10"],
+    "points of sigma 10": ["prior.input_sigma=10"],  # N(0, 10) of the paper, which also trains with N(0, 100)
 }
 TESTS = {  # standard deviation of the points, of the coefficients, and factor of the first point
     "points, sigma 0.3": (0.3, 1, 1),
@@ -62,7 +62,7 @@ class Options:
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
     variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
-    """Which variations are trained: as in linear, raised bound, points from N(0, 100)."""
+    """Which variations are trained: as in linear, raised bound, points of sigma 10."""
     steps: int = 12_000
     """Steps of training of each network."""
     small: bool = False
