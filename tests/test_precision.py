@@ -15,6 +15,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.stages import exact_linear
 from tabicl_train.module import Gradients
 from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, compute_capability, policy, set_up_gpu
+from tabicl_train.process import Process
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -132,6 +133,14 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
     assert "          repeatable to the bit" in policy(config.trainer)
     on_cpu = compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.deterministic=true"])
     assert "no effect on a CPU" in policy(on_cpu.trainer)[-1]
+
+
+def test_predictions_after_a_run_have_the_settings_from_before(gpu, monkeypatch):
+    monkeypatch.setenv(*WORKSPACE)
+    with Process.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
+        assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
+    assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
