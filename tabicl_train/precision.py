@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -97,6 +99,23 @@ def set_up_gpu(settings: TrainerConfig) -> None:
         os.environ.setdefault(*WORKSPACE)
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+
+
+@contextmanager
+def gpu_settings_kept() -> Iterator[None]:
+    """Undo in the end what `set_up_gpu` has set in torch: a notebook that has trained goes on, and predicts."""
+    matmul, deterministic = torch.backends.cuda.matmul, torch.utils.deterministic
+    in_tf32 = matmul.fp32_precision == "tf32"
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if (matmul.fp32_precision == "tf32") != in_tf32:
+            torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def policy(trainer: TrainerConfig) -> list[str]:

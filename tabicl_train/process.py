@@ -21,7 +21,7 @@ from lightning.fabric.strategies import DDPStrategy
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.distributed.processes import Launch, Stop, read_launch, watch_signals
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.precision import set_up_gpu, uses_cuda
+from tabicl_train.precision import gpu_settings_kept, set_up_gpu, uses_cuda
 
 __all__ = ["Process"]
 
@@ -63,6 +63,7 @@ class Process:
             if settings.max_hours is not None:
                 stop.limit = 3600 * settings.max_hours
             resources.callback(torch.set_num_threads, torch.get_num_threads())  # a notebook may go on
+            resources.enter_context(gpu_settings_kept())
             set_up_process(settings)
             process = cls(settings, read_launch(), stop, resources)
             yield process

@@ -14,7 +14,8 @@ from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.stages import exact_linear
 from tabicl_train.module import Gradients
-from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, policy, set_up_gpu
+from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, compute_capability, policy, set_up_gpu
+from tabicl_train.process import Process
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -50,6 +51,40 @@ def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", started)
     config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
     assert any("lacks" in problem for problem in start_problems(config)) == refused
+
+
+class Driver:
+    """Those functions of libcuda.so.1 that are called, for cards of compute capability 9."""
+
+    def __init__(self, init=0, devices=2):
+        self.init, self.devices = init, devices
+
+    def cuInit(self, flags):
+        return self.init
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = 7
+        return 0 if number < self.devices else 101
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        assert (attribute, device.value) == (75, 7)
+        value._obj.value = 9
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [(None, None), (Driver(), 9), (Driver(init=100), None), (Driver(devices=0), None)],
+    ids=["no driver", "two cards", "no start", "no visible card"],
+)
+def test_the_driver_tells_the_capability_of_the_first_card(driver, expected, monkeypatch):
+    def load(name):
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr("ctypes.CDLL", load)
+    assert compute_capability() == expected
 
 
 @pytest.fixture
@@ -98,6 +133,14 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
     assert "          repeatable to the bit" in policy(config.trainer)
     on_cpu = compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.deterministic=true"])
     assert "no effect on a CPU" in policy(on_cpu.trainer)[-1]
+
+
+def test_predictions_after_a_run_have_the_settings_from_before(gpu, monkeypatch):
+    monkeypatch.setenv(*WORKSPACE)
+    with Process.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
+        assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
+    assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_2000_good_steps():
@@ -220,8 +263,9 @@ def test_inputs_are_read_in_fp32_and_tokens_are_in_the_format_of_the_run(monkeyp
     )
     torch.set_float32_matmul_precision("high")
     try:
-        with torch.autocast("cpu", torch.bfloat16):
-            exact_linear(torch.zeros(2, 14), torch.zeros(5, 14), None)
-        assert formats == ["ieee"] and torch.get_float32_matmul_precision() == "high"
+        for enabled in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                exact_linear(torch.zeros(2, 14), torch.zeros(5, 14), None)
+        assert formats == ["ieee", "ieee"] and torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from omegaconf import MISSING
 
 from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted
@@ -30,7 +29,7 @@ RAISED = 8
 VARIATIONS = {
     "as in linear": [],
     "raised bound": [f"model.output_scale={RAISED}"],
-    "points from N(0, 100)": ["prior.input_sigma=10"],
+    "points of sigma 10": ["prior.input_sigma=10"],  # N(0, 10) of the paper, which also trains with N(0, 100)
 }
 TESTS = {  # standard deviation of the points, of the coefficients, and factor of the first point
     "points, sigma 0.3": (0.3, 1, 1),
@@ -52,21 +51,17 @@ help with deviant points and be worse near zero.
 
 
 @dataclass
-class Options:
+class Options(sequences.SequenceOptions):
     """tabicl-lab scores folder=DIR [variations=[raised bound]] [steps=12000]
 
     Trains small transformers with five scoring functions on linear functions, in three variations. With all of them it
     takes 22 hours on a core; when it is stopped, the same command continues it.
     """
 
-    folder: str = MISSING
-    """Folder to write; the runs are inside, in runs/."""
     variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
-    """Which variations are trained: as in linear, raised bound, points from N(0, 100)."""
+    """Which variations are trained: as in linear, raised bound, points of sigma 10."""
     steps: int = 12_000
     """Steps of training of each network."""
-    small: bool = False
-    """Two steps of training, one seed, one variation and a few test sequences."""
 
 
 def run(options: Options) -> None:

@@ -49,7 +49,7 @@ SMALL = [
 
 @dataclass
 class SequenceOptions:
-    """What both experiments can be asked."""
+    """What all experiments with sequences can be asked."""
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
@@ -62,7 +62,7 @@ def scored(
     options: SequenceOptions,
     variations: dict[str, list[str]],
     keys: list[str],
-    tests: Iterable[tuple[int, ...]],
+    tests: Iterable[tuple[float, ...]],
     errors: Callable[[Network, str, Callable[..., Pack]], Row],
 ) -> pd.DataFrame:
     """Train and score the networks of the experiment's sweep under each variation of its settings.

@@ -233,9 +233,16 @@ class TakeRows(torch.autograd.Function):
 
 def one_hot_sums(values: Tensor, index: Tensor, count: int) -> Tensor:
     """Sum the values (Q, ...) of each index 0..count-1, (count, ...), by a product, whose order is fixed."""
-    chosen = index == torch.arange(count, device=index.device)[:, None]  # (count, Q)
+    chosen = (index == torch.arange(count, device=index.device)[:, None]).to(values.dtype)  # (count, Q)
+    flat = values.flatten(1)
     with torch.autocast(values.device.type, enabled=False):
-        sums = chosen.to(values.dtype) @ values.flatten(1)
+        if values.dtype == torch.float32:
+            # TF32 would round each value to 10 bits of its fraction. With these bits and the others apart, nothing is
+            # lost; a change of torch's setting would break the graph of a compiled block.
+            first_bits = (flat.view(torch.int32) & -(2**13)).view(torch.float32)
+            sums = chosen @ first_bits + chosen @ (flat - first_bits)
+        else:
+            sums = chosen @ flat
     return sums.view(count, *values.shape[1:])
 
 

@@ -6,6 +6,7 @@ import torch
 from small_networks import SMALL, draw, randomize, small_network
 
 from priors import TableSpec, build_prior
+from tabicl_train.lab.haystack import EVEN
 from tabicl_train.lab.identity_start import IdentityStart, IdentityStartConfig
 from tabicl_train.lab.output_gate import OutputGate, OutputGateConfig
 from tabicl_train.model import TabICL
@@ -28,6 +29,10 @@ def test_the_nearest_row_answers_queries_beside_needles_and_many_rows_those_in_t
     assert nearest[1::2].double().mean() < 0.6 and many[0::2].double().mean() < 0.6
     share = near[1::2].gather(1, truth[1::2, None]).double().mean() / 200
     assert share.item() == pytest.approx(0.4, abs=0.05)
+    # Whoever counts the labels of all rows is right as often as the dotted lines of the figure say.
+    guess = labels.bincount().argmax()
+    for name, asked in (("needle", truth[0::2]), ("crowd", truth[1::2])):
+        assert (asked == guess).double().mean().item() == pytest.approx(EVEN[name], abs=0.15)
     assert table.rejections.total() == 0  # every second query is beside a needle, so they keep their order
 
 

@@ -132,6 +132,24 @@ def test_gradients_of_repeated_rows_are_summed_in_order_and_in_fp32_on_a_gpu(mon
     assert "aten::mm" in called.names and not {n for n in called.names if "index_" in n or "scatter" in n}
 
 
+class InTF32(TorchDispatchMode):
+    """Rounds the factors of products toward zero to the 10 bits that TF32 keeps of a fraction."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._schema.name == "aten::mm":
+            args = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in args]
+        return function(*args, **(kwargs or {}))
+
+
+def test_sums_of_fp32_gradients_are_in_full_precision_also_with_tf32():
+    values = torch.randn(200, 3, 16, generator=torch.Generator().manual_seed(0))
+    index = torch.arange(4).repeat_interleave(50)
+    exact = torch.zeros(4, 3, 16, dtype=torch.float64).index_add_(0, index, values.double())
+    with InTF32():
+        sums = one_hot_sums(values, index, 4)
+    assert (sums.double() - exact).norm() / exact.norm() < 1e-6  # 5e-4 if the values are rounded
+
+
 def test_shared_queries_are_taken_by_a_rule_with_repeatable_gradients():
     with FakeTensorMode():
         q = torch.empty(2, 8, 4, 16, dtype=torch.bfloat16, requires_grad=True)  # of two tables
