@@ -173,7 +173,7 @@ class Pack:
 class EqualSequences(NamedTuple):
     """Adjacent sequences of the same size, each of which has queries and keys of its own: a row of `Spans.runs`."""
 
-    count: int  # of the sequences
+    number: int  # of the sequences
     queries: int  # of each sequence
     keys: int  # of each sequence
     first_key: int  # of the first sequence; the keys of the others follow
@@ -189,7 +189,7 @@ class Spans(NamedTuple):
     In the example of this module, the labeled and query tokens of columns a0, a1 and b0 attend to the I = 4 inducing
     points of their columns (`Columns.from_inducing`):
 
-        runs            count  queries  keys  first key
+        runs           number  queries  keys  first key
                             2        2     4          0    a0 and a1, labeled
                             1        1     4          8    b0, labeled
                             2        1     4          0    a0 and a1, queries
