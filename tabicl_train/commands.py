@@ -93,7 +93,9 @@ def option_problems(words: list[str]) -> list[str]:
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         if word.startswith("--") and option not in OPTIONS:
-            value = value if equals else "VALUE" if not after or after.startswith("-") or "=" in after else after
+            if not equals:
+                is_value = after and not after.startswith("-") and "=" not in after
+                value = after if is_value else "VALUE"
             problems.append(f"{option}: settings have no dashes; write {option[2:].replace('-', '_')}={value}")
     return problems
 
@@ -154,7 +156,8 @@ def train_arguments(program: str) -> argparse.Namespace:
 
 def run(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
-    folder, status = None if config.preflight else Path(config.run_dir), "finished"
+    folder = None if config.preflight else Path(config.run_dir)
+    status = "finished"
     # Signals are watched before the imports, which take seconds; a preflight has nothing to save.
     with contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
         if config.preflight:
@@ -189,8 +192,8 @@ def submit() -> None:
     options, config = check_submission(args, settings)
     folder = Path(config.run_dir, "jobs").absolute()
     config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
-    own = [] if args.config_dir is None else ["--config-dir", str(Path(args.config_dir).absolute())]
-    settings = [*own, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}", *plugins.arguments()]
+    config_dir = [] if args.config_dir is None else ["--config-dir", str(Path(args.config_dir).absolute())]
+    settings = [*config_dir, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}", *plugins.arguments()]
     job = submit_job(settings, options, folder, config.cores)
     print(f"job       {job.job_id}, started again at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
@@ -203,7 +206,9 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
-    problems, options, config = [], None, None
+    problems = []
+    options = None
+    config = None
     try:
         options = parse_options(SubmitOptions, [text[7:] for text in args.overrides if text.startswith("submit.")])
     except ConfigError as error:
@@ -308,7 +313,8 @@ def report() -> None:
 
     if not args.run_dir:
         raise ConfigError(["run_dir is empty; name at least one run"])
-    folders = [Path(str(name)) for name in (args.run_dir if isinstance(args.run_dir, list) else [args.run_dir])]
+    names = args.run_dir if isinstance(args.run_dir, list) else [args.run_dir]
+    folders = [Path(str(name)) for name in names]
     output = Path(args.output or folders[0] / PAGE)
     write_report(folders, output, overwrite=args.overwrite or args.output is None)
     print(output)
@@ -454,5 +460,7 @@ def end_rank(code: int) -> NoReturn:
 
 
 def print_problems(error: ConfigError) -> None:
-    for line in [*(f"error: {problem}" for problem in error.problems), *getattr(error, "__notes__", [])]:
-        info(line)
+    for problem in error.problems:
+        info(f"error: {problem}")
+    for note in getattr(error, "__notes__", []):
+        info(note)

@@ -30,20 +30,24 @@ def problems(settings: TrainerConfig) -> list[str]:
         problems.append("trainer.triton is true, which needs a GPU")
     elif settings.triton and not is_installed("triton"):
         problems.append("trainer.triton is true, which needs Triton; install it, or leave the setting out")
-    return problems + (compiler_problems(settings) if settings.compile else [])
+    if settings.compile:
+        problems += compiler_problems(settings)
+    return problems
 
 
 def compiler_problems(settings: TrainerConfig) -> list[str]:
     from torch._inductor import config
 
-    names = ("cc", "gcc", "clang") if uses_cuda(settings) else config.cpp.cxx
-    if uses_cuda(settings) and not is_installed("triton"):
+    on_cuda = uses_cuda(settings)
+    names = ("cc", "gcc", "clang") if on_cuda else config.cpp.cxx
+    compilers = [name for name in names if name]
+    if on_cuda and not is_installed("triton"):
         missing = "Triton"
-    elif not any(shutil.which(name) for name in names if name):
-        missing = f"a compiler ({' or '.join(name for name in names if name)})"
+    elif not any(shutil.which(name) for name in compilers):
+        missing = f"a compiler ({' or '.join(compilers)})"
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing = "Python.h, which a package like python3-dev holds"
-    elif not uses_cuda(settings) and " " in torch.__file__:  # torch does not quote it for the linker
+    elif not on_cuda and " " in torch.__file__:  # torch does not quote it for the linker
         return [f"trainer.compile is true, which fails in a path with a space ({Path(torch.__file__).parent})"]
     else:
         return []

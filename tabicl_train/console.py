@@ -27,25 +27,33 @@ def is_first() -> bool:
 
 def counted(number: int, noun: str) -> str:
     """Join a number and its noun: 1 worker, 2 workers, 3 classes."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+    if number == 1:
+        return f"{number} {noun}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {plural}"
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Format a table as text: the first column left-aligned, the others right-aligned."""
-    lines = [[str(cell) for cell in line] for line in (header, *rows)]
+    lines = [list(map(str, line)) for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]).rstrip() for first, *others in lines
-    )
+    aligned = []
+    for first, *others in lines:
+        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        aligned.append("  ".join(cells).rstrip())
+    return "\n".join(aligned)
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Format a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    cells = ([str(cell).replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    lines = []
+    for cells in (header, ["---"] * len(header), *rows):
+        escaped = [str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines)

@@ -23,10 +23,10 @@ IMBALANCE = 1.05  # allowed cost of the slowest rank over the lower bound; a fin
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
-# With two uses of a table, steps of a stage alternate by BLOCK: new tables, then those of DISTANCE steps before. The
-# same worker has drawn them if the number of workers is 1, 2, 3, 4, 6 or 12, which divide the distance. With longer
-# blocks a worker would be idle, since it is only a few steps ahead (stream.prefetch).
-BLOCK, DISTANCE = 4, 12
+# With two uses of a table, steps of a stage alternate: BLOCK steps with new tables, then BLOCK steps with those of
+# DISTANCE steps before.
+DISTANCE = 12  # the same worker has drawn them if the number of workers divides it: 1, 2, 3, 4, 6 or 12
+BLOCK = 4  # with longer ones a worker would be idle, since it is only a few steps ahead (stream.prefetch)
 
 
 @dataclass(frozen=True)
@@ -61,34 +61,44 @@ class StepPlan:
         def order(group: Group) -> tuple[int, int, int, tuple[int, ...]]:
             return group.spec.num_rows, group.spec.train_size, group.spec.num_features, group.tables
 
-        share = sorted(self.assign(ranks)[rank], key=order)
-        tables = [replace(group, tables=(i,)) for group in share for i in group.tables]
+        tables = []  # groups of one table each
+        for group in sorted(self.assign(ranks)[rank], key=order):
+            tables += [replace(group, tables=(index,)) for index in group.tables]
+
+        # As few packs as the budget allows, of about the same number of tokens: the lowest budget (within 2 %) that
+        # does not need more of them.
         fewest = len(cut(tables, self.pack_tokens))
-        most = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
-        while len(packs := cut(tables, most)) > fewest:
-            most = min(1.02 * most, self.pack_tokens)
+        budget = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
+        packs = cut(tables, budget)
+        while len(packs) > fewest:
+            budget = min(1.02 * budget, self.pack_tokens)
+            packs = cut(tables, budget)
         return [join(pack) for pack in packs]
 
     def assign(self, ranks: int) -> list[list[Group]]:
         """Divide the groups among the ranks: largest first, each to the rank with the lowest cost so far."""
-        # If a rank would be idle, or the slowest rank would be more than 5 % above the lower bound (the mean over
-        # ranks, or the largest table), the largest group is halved, until none can be halved.
+        # The largest group is halved, until none can be halved, while
+        # - a rank would be idle, or
+        # - the slowest rank would be more than 5 % above the lower bound: the mean over ranks, or the largest table.
         groups = list(self.groups)
-        bound = max(sum(g.cost for g in groups) / ranks, max(g.table_cost for g in groups))
+        mean_cost = sum(group.cost for group in groups) / ranks
+        bound = max(mean_cost, max(group.table_cost for group in groups))
         while True:
             shares: list[list[Group]] = [[] for _ in range(ranks)]
             loads = [0.0] * ranks
-            for group in sorted(groups, key=lambda g: (-g.cost, g.tables)):
-                least = loads.index(min(loads))
-                loads[least] += group.cost
-                shares[least].append(group)
-            divisible = [g for g in groups if len(g.tables) > 1]
-            if not divisible or (all(shares) and max(loads) <= IMBALANCE * bound):
+            for group in sorted(groups, key=lambda group: (-group.cost, group.tables)):
+                rank = loads.index(min(loads))
+                loads[rank] += group.cost
+                shares[rank].append(group)
+            is_balanced = all(shares) and max(loads) <= IMBALANCE * bound
+            divisible = [group for group in groups if len(group.tables) > 1]
+            if is_balanced or not divisible:
                 return shares
-            largest = max(divisible, key=lambda g: (g.cost, g.tables))
+            largest = max(divisible, key=lambda group: (group.cost, group.tables))
             half = len(largest.tables) // 2
             groups.remove(largest)
-            groups += [replace(largest, tables=largest.tables[:half]), replace(largest, tables=largest.tables[half:])]
+            groups.append(replace(largest, tables=largest.tables[:half]))
+            groups.append(replace(largest, tables=largest.tables[half:]))
 
 
 def cut(tables: list[Group], budget: float) -> list[list[Group]]:
@@ -106,11 +116,12 @@ def cut(tables: list[Group], budget: float) -> list[list[Group]]:
 
 def join(tables: list[Group]) -> list[Group]:
     """Join groups of one table each to groups of all that share a specification."""
-    return [
-        replace(same[0], tables=tuple(i for table in same for i in table.tables))
-        for _, members in groupby(tables, lambda table: table.spec)
-        for same in [list(members)]
-    ]
+    groups = []
+    for _, same_spec in groupby(tables, lambda table: table.spec):
+        members = list(same_spec)
+        indices = [index for table in members for index in table.tables]
+        groups.append(replace(members[0], tables=tuple(indices)))
+    return groups
 
 
 def stage_at(curriculum: CurriculumConfig, step: int) -> tuple[str, StageConfig, int]:
@@ -131,13 +142,16 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
 def learning_rate(stage: StageConfig, step: int) -> float:
     """Compute the learning rate of a step of a stage."""
     # All schedules begin with a linear warmup to the peak, the stage's learning rate, and all but the constant one
-    # reach the final learning rate at the last step. Cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3.
-    # Warmup, stable, decay: Hu et al., MiniCPM, arXiv 2404.06395, section 4.
+    # reach the final learning rate at the last step.
+    # - cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3
+    # - wsd (warmup, stable, decay): Hu et al., MiniCPM, arXiv 2404.06395, section 4
     warmup = stage.warmup * stage.steps
     if step < warmup:
         return stage.learning_rate * (step + 1) / (warmup + 1)
     last = stage.steps - 1
-    decay_start = max(warmup, (1 - stage.decay) * last) if stage.schedule == "wsd" else warmup
+    decay_start = warmup
+    if stage.schedule == "wsd":
+        decay_start = max(warmup, (1 - stage.decay) * last)
     # from 0 before the decay to 1 at the last step
     done = min(max((step - decay_start) / max(last - decay_start, 1), 0.0), 1.0)
     peak, final = stage.learning_rate, stage.final_learning_rate
@@ -199,20 +213,23 @@ def time_of(spec: TableSpec, costs: list[float]) -> float:
 
 def cap_features(rows: int, features: int) -> int:
     """Limit the number of features of a table with so many rows."""
-    return min([features, *(cap for more_than, cap in FEATURE_CAPS if rows > more_than)])
+    caps = [cap for more_than, cap in FEATURE_CAPS if rows > more_than]
+    return min([features, *caps])
 
 
 def draw_features(stage: StageConfig, rows: int, rng: np.random.Generator) -> int:
     """Draw the number of features of a table with so many rows, by the stage's bands of features per row."""
     weights = np.array([weight for weight, _, _ in stage.features_per_row])
-    _, low, high = stage.features_per_row[rng.choice(len(weights), p=weights / weights.sum())]
+    band = rng.choice(len(weights), p=weights / weights.sum())
+    _, low, high = stage.features_per_row[band]
     per_row = math.exp(rng.uniform(math.log(low), math.log(high)))
     return min(max(round(rows * per_row), stage.features[0]), stage.features[1])
 
 
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
     """Draw rows, split, width and mixture of one group."""
-    low, high = stage.small_rows if rng.random() < stage.small_share else stage.rows
+    is_small = rng.random() < stage.small_share
+    low, high = stage.small_rows if is_small else stage.rows
     if stage.row_distribution == "log_uniform":
         rows = math.floor(math.exp(rng.uniform(math.log(low), math.log(high + 1))))
     else:
@@ -225,5 +242,5 @@ def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) ->
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
     # A class needs a labeled and a query row, so a small side of the split limits their number.
-    classes, mix = min(max_classes, train_size, rows - train_size), tuple(sorted(stage.mix.items()))
-    return TableSpec(rows, train_size, features, classes, mix=mix)
+    classes = min(max_classes, train_size, rows - train_size)
+    return TableSpec(rows, train_size, features, classes, mix=tuple(sorted(stage.mix.items())))

@@ -18,7 +18,8 @@ class ConfigError(Exception):
 
     def __init__(self, problems: list[str], config: object = None) -> None:
         super().__init__(problems)
-        self.problems, self.config = problems, config
+        self.problems = problems
+        self.config = config
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
@@ -44,7 +45,8 @@ def unreadable_text(path: Path | str, error: Exception) -> str:
         return f"{path} is not UTF-8 text: line {line} has the byte {error.object[error.start]:#04x}; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return f"{path} cannot be read: {error.strerror}"
-    if (mark := getattr(error, "problem_mark", None)) is not None:  # of yaml.MarkedYAMLError, whose text has six lines
+    mark = getattr(error, "problem_mark", None)  # of yaml.MarkedYAMLError, whose text has six lines
+    if mark is not None:
         return f"{path} is not valid YAML: {getattr(error, 'problem', None)} in line {mark.line + 1}"
     return f"{path} cannot be read: {' '.join(str(error).split())}"
 

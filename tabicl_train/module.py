@@ -29,7 +29,6 @@ from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]
 
-
 # Steps for which packs are halved that did not fit: what took the memory, such as another process, may be gone, and to
 # try again costs a pass.
 RETRY = 1000
@@ -45,9 +44,11 @@ class Gradients:
         sizes = [-(-p.numel() // 64) * 64 for p in trained]
         self.flat = trained[0].new_zeros(sum(sizes) + 1)
         *pieces, self.loss = self.flat.split([*sizes, 1])
-        self.views = [piece[: p.numel()].view_as(p) for piece, p in zip(pieces, trained, strict=True)]
-        for p, view in zip(trained, self.views, strict=True):
+        self.views = []
+        for p, piece in zip(trained, pieces, strict=True):
+            view = piece[: p.numel()].view_as(p)
             p.grad = view
+            self.views.append(view)
         for p in frozen:
             p.grad = None
 
@@ -108,7 +109,10 @@ class Pretraining(L.LightningModule):
         super().__init__()
         self.objective = objective
         self.auxiliary = auxiliary or {}
-        self.curriculum, self.optimizer_config, self.precision, self.seed = curriculum, optimizer, precision, seed
+        self.curriculum = curriculum
+        self.optimizer_config = optimizer
+        self.precision = precision
+        self.seed = seed
         self.model: Network = family_of(model)(model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
@@ -195,17 +199,23 @@ class Pretraining(L.LightningModule):
 
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""
-        parts = [part for part in self.model.parts if part not in stage.frozen]
-        if self.gradients is None or parts != self.trained_parts:
-            self.gradients, self.trained_parts = None, parts
-            trained, frozen = list[nn.Parameter](), list[nn.Parameter]()
-            for part, name in self.model.parts.items():
-                parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
-                (trained if part in parts else frozen).extend(parameters)
-            # A network may have parameters outside of the parts that it names; they are always trained.
-            known = {id(p) for p in [*trained, *frozen]}
-            trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
-            self.gradients = Gradients(trained, frozen)
+        trained_parts = [part for part in self.model.parts if part not in stage.frozen]
+        if self.gradients is not None and trained_parts == self.trained_parts:
+            return self.gradients
+        self.gradients = None  # before there is another one, which takes as much memory
+        trained: list[nn.Parameter] = []
+        frozen: list[nn.Parameter] = []
+        for part, name in self.model.parts.items():
+            parameters = [p for p in getattr(self.model, name).parameters() if p.requires_grad]
+            if part in trained_parts:
+                trained += parameters
+            else:
+                frozen += parameters
+        # A network may have parameters outside of the parts that it names; they are always trained.
+        in_parts = {id(p) for p in trained + frozen}
+        trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
+        self.gradients = Gradients(trained, frozen)
+        self.trained_parts = trained_parts
         return self.gradients
 
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> None:
@@ -216,10 +226,12 @@ class Pretraining(L.LightningModule):
         """
         if item.step >= self.too_large_until:
             self.too_large = math.inf
-        pieces, done = [item.packs[number]], 0
+        pieces = [item.packs[number]]
+        done = 0  # tables
         while pieces:
             piece = pieces.pop(0)
-            tables, tokens = len(piece), self.tokens_of(piece)
+            tables = len(piece)
+            tokens = self.tokens_of(piece)
             if tables > 1 and tokens >= self.too_large:
                 pieces[:0] = piece.halves()
                 continue
@@ -237,15 +249,16 @@ class Pretraining(L.LightningModule):
                         f"lower the curriculum's rows or model.checkpoint_rows; {error}"
                     ) from None
                 fits = False
-            if not fits:  # not in the handler, whose traceback keeps the activations alive
-                self.too_large = tokens
-                self.too_large_until = item.step + RETRY
-                torch.cuda.empty_cache()
-                what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
-                print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved for {RETRY:,} steps")
-                pieces[:0] = piece.halves()
+            if fits:
+                done += tables
                 continue
-            done += tables
+            # Not in the handler, whose traceback keeps the activations alive.
+            self.too_large = tokens
+            self.too_large_until = item.step + RETRY
+            torch.cuda.empty_cache()
+            what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
+            print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved for {RETRY:,} steps")
+            pieces[:0] = piece.halves()
 
     def tokens_of(self, pack: Pack) -> int:
         """Count the tokens of a pack."""
@@ -284,10 +297,13 @@ class Pretraining(L.LightningModule):
     def go_back(self, checkpoint: dict, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
         self.load_state_dict(checkpoint["state_dict"])
-        steps = range(checkpoint["global_step"], step)
-        started = (stage for _, stage, number in (stage_at(self.curriculum, s) for s in steps) if number == 0)
-        other = checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name
-        if other or any(stage.fresh_optimizer for stage in started):
+        needs_new_state = checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name
+        # A stage between the checkpoint and `step` may begin with a fresh optimizer.
+        for skipped_step in range(checkpoint["global_step"], step):
+            _, stage, stage_step = stage_at(self.curriculum, skipped_step)
+            if stage_step == 0 and stage.fresh_optimizer:
+                needs_new_state = True
+        if needs_new_state:
             self.empty_state(optimizer)
         else:
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])

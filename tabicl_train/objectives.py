@@ -8,6 +8,7 @@ B tables, C classes, Q quantiles.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,12 +87,12 @@ class CrossEntropy(Objective):
         counts = [N - n for N, n, _ in pack.shapes]
         if len(y) != sum(counts):
             raise ValueError("class_weights=balanced needs a network whose targets are the labels of the query rows")
-        of_tables = []
-        for loss, labels in zip(losses.split(counts), y.split(counts), strict=True):
-            of_class = F.one_hot(labels, predictions.shape[1]).sum(0)  # (C,)
-            weights = 1 / of_class[labels]  # (query rows of the table,)
-            of_tables.append((weights * loss).sum() / weights.sum())
-        return torch.stack(of_tables)
+        table_losses = []
+        for row_losses, labels in zip(losses.split(counts), y.split(counts), strict=True):
+            rows_of_class = F.one_hot(labels, predictions.shape[1]).sum(0)  # (C,)
+            weights = 1 / rows_of_class[labels]  # (query rows of the table,)
+            table_losses.append((weights * row_losses).sum() / weights.sum())
+        return torch.stack(table_losses)
 
 
 @dataclass
@@ -168,22 +169,25 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
     str or None
         The difference in one line; None if there is none.
     """
-    config, device = network.config, next(network.parameters()).device
+    device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
     tables = []
-    for X, y, n in random_tables(config, ((12, 7, 2), (20, 9, 2)), generator):
+    for X, y, n in random_tables(network.config, ((12, 7, 2), (20, 9, 2)), generator):
         tables.append((X.to(device), y.to(device), n))
     was_training = network.training
     network.eval()
     with torch.no_grad():
         together = losses_of(network, Pack.of(tables), None, objective, auxiliary).float()
-        alone = [losses_of(network, Pack.of([table]), None, objective, auxiliary).float() for table in tables]
+        alone = []
+        for table in tables:
+            alone.append(losses_of(network, Pack.of([table]), None, objective, auxiliary).float())
     network.train(was_training)
     what = "the network's loss" if objective is None else type(objective).__name__
     if together.shape != (2,):
         return f"{what} returns the shape {tuple(together.shape)} for a pack of two tables; it must be (2,)"
     difference = (together - torch.cat(alone)).abs().max().item()
-    if not difference > TOLERANCE * max(1.0, together.abs().max().item()):  # not a number is reported elsewhere
+    largest = max(1.0, together.abs().max().item())
+    if math.isnan(difference) or difference <= TOLERANCE * largest:  # nan is reported elsewhere
         return None
     return (
         f"{what} of two tables in one pack differs by {difference:.2g} from that of the two alone; it must be "

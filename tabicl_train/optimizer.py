@@ -81,7 +81,7 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, taken: Tensor | None = None) -> None:  # type: ignore[override]
         """Update the parameters that have gradients."""
         # taken: (), bool. Where it is False, weights and state stay unchanged, provided that the gradients are zero. It
-        # is a tensor, so that the host need not wait for the device.
+        # is a tensor, so that the host need not wait for the device. `counts` is the same as a factor, 1 or 0.
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
@@ -125,43 +125,57 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """Compute orthogonal directions, with the root mean square of an AdamW update."""
-        # A vector counts as a matrix of one row, so it is normalized. Matrices of the same shape, up to transposition,
-        # go through Newton-Schulz in one stack, and so do all vectors and all matrices of few rows, padded with zeros,
-        # which change nothing. A stack for each shape took 1,300 kernel launches in a step of muon_all.
-        # A tensor of three or more dimensions, of a plug-in's network, counts as the matrix of its first dimension and
-        # all others, as Muon's authors take the kernels of convolutions (Jordan et al. 2024).
-        shapes = [g.shape for g in gradients]
-        gradients = tuple(g.flatten(1) if g.ndim > 2 else g for g in gradients)
-        kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)  # by shape; () are vectors
-        for i, g in enumerate(gradients):
-            rows = min(g.shape) if g.ndim == 2 else 1
-            kinds[() if rows == 1 else (FEW_ROWS,) if rows <= FEW_ROWS else tuple(sorted(g.shape))].append(i)
-        directions = list(gradients)
-        for kind, indices in kinds.items():
-            some = [gradients[i] for i in indices]
-            stack = stack_matrices(some) if kind else stack_vectors(some)
-            stack = orthogonalize(stack)
-            for i, direction, g in zip(indices, stack, some, strict=True):
-                if kind:
-                    direction = (direction.mT if is_tall(g) else direction)[: g.shape[0], : g.shape[1]].contiguous()
-                directions[i] = direction if kind else direction[0, : g.numel()].view(g.shape)
-        torch._foreach_mul_(directions, [0.2 * math.sqrt(max(g.shape, default=1)) for g in gradients])
-        return [direction.view(shape) for direction, shape in zip(directions, shapes, strict=True)]
+        # A vector counts as a matrix of one row, so it is normalized. A tensor of three or more dimensions, of a
+        # plug-in's network, counts as the matrix of its first dimension and all others, as Muon's authors take the
+        # kernels of convolutions (Jordan et al. 2024).
+        matrices = [g.flatten(1) if g.ndim > 2 else g for g in gradients]
+
+        # Newton-Schulz computes a stack of matrices at once. There is one stack for each shape, up to transposition,
+        # one for all matrices of few rows and one for all vectors, padded with zeros, which change nothing. A stack for
+        # each of their shapes took 1,300 kernel launches in a step of muon_all.
+        vectors: list[int] = []
+        stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, matrix in enumerate(matrices):
+            rows = min(matrix.shape) if matrix.ndim == 2 else 1
+            if rows == 1:
+                vectors.append(i)
+            elif rows <= FEW_ROWS:
+                stacks[FEW_ROWS,].append(i)
+            else:
+                stacks[tuple(sorted(matrix.shape))].append(i)
+
+        directions = list(matrices)
+        if vectors:
+            stack = orthogonalize(stack_vectors([matrices[i] for i in vectors]))
+            for i, direction in zip(vectors, stack, strict=True):
+                directions[i] = direction[0, : matrices[i].numel()].view(matrices[i].shape)
+        for indices in stacks.values():
+            stack = orthogonalize(stack_matrices([matrices[i] for i in indices]))
+            for i, direction in zip(indices, stack, strict=True):
+                rows, columns = matrices[i].shape
+                if is_tall(matrices[i]):
+                    direction = direction.mT
+                directions[i] = direction[:rows, :columns].contiguous()
+        torch._foreach_mul_(directions, [0.2 * math.sqrt(max(matrix.shape, default=1)) for matrix in matrices])
+        return [direction.view(g.shape) for direction, g in zip(directions, gradients, strict=True)]
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Group parameters by the number of AdamW steps that they have taken."""
         # All parameters of a group share one tensor as their `taken`, so the groups are known without waiting for the
         # device, and a group has one bias correction. After a part has been unfrozen there are two or three groups.
-        sets, no_steps = defaultdict(list), parameters[0].new_zeros(())
+        no_steps = parameters[0].new_zeros(())
+        groups: dict[Tensor, list[Tensor]] = defaultdict(list)  # by identity, as tensors are hashed
         for p in parameters:
-            if "taken" not in self.state[p]:
-                self.state[p].update(taken=no_steps, mean=torch.zeros_like(p), square=torch.zeros_like(p))
-            sets[self.state[p]["taken"]].append(p)
-        return list(sets.values())
+            state = self.state[p]
+            if "taken" not in state:
+                state.update(taken=no_steps, mean=torch.zeros_like(p), square=torch.zeros_like(p))
+            groups[state["taken"]].append(p)
+        return list(groups.values())
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state; see torch.optim.Optimizer."""
         super().load_state_dict(state_dict)
+        # Parameters with equal counts share a tensor again, see `by_steps_taken`.
         shared: dict[float, Tensor] = {}
         for state in self.state.values():
             if "taken" in state:
@@ -175,16 +189,17 @@ class MuonAdamW(torch.optim.Optimizer):
         for state in states:
             state["taken"] = taken
         gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
-        means, squares = [state["mean"] for state in states], [state["square"] for state in states]
+        means = [state["mean"] for state in states]
+        squares = [state["square"] for state in states]
         torch._foreach_mul_(means, 1 - counts * (1 - beta1))
         torch._foreach_add_(means, gradients, alpha=1 - beta1)
         torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-        taken = taken.double().clamp(min=1)  # 0 if the first step does not count
+        steps = taken.double().clamp(min=1)  # 0 if the first step does not count
         denominators = torch._foreach_sqrt(squares)
-        torch._foreach_div_(denominators, (1 - beta2**taken).sqrt().to(counts.dtype))
+        torch._foreach_div_(denominators, (1 - beta2**steps).sqrt().to(counts.dtype))
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_mul_(denominators, (1 - beta1**taken).to(counts.dtype))
+        torch._foreach_mul_(denominators, (1 - beta1**steps).to(counts.dtype))
         return list(torch._foreach_div(means, denominators))
 
 
@@ -195,16 +210,21 @@ def is_tall(x: Tensor) -> bool:
 def stack_matrices(matrices: list[Tensor]) -> Tensor:
     """Stack matrices, transposed to rows <= columns and padded with zeros to one shape."""
     wide = [m.mT if is_tall(m) else m for m in matrices]
-    rows, columns = (max(sizes) for sizes in zip(*(m.shape for m in wide), strict=True))
-    missing = [(0, columns - m.shape[1], 0, rows - m.shape[0]) for m in wide]
-    return torch.stack([F.pad(m, by) if any(by) else m for m, by in zip(wide, missing, strict=True)])
+    rows = max(m.shape[0] for m in wide)
+    columns = max(m.shape[1] for m in wide)
+    equal = []
+    for m in wide:
+        missing = (0, columns - m.shape[1], 0, rows - m.shape[0])
+        equal.append(F.pad(m, missing) if any(missing) else m)
+    return torch.stack(equal)
 
 
 def stack_vectors(vectors: list[Tensor]) -> Tensor:
     """Stack vectors, and matrices of one row or column, padded with zeros, (K, 1, longest)."""
     flat = [v.reshape(-1) for v in vectors]
     stack = flat[0].new_zeros(len(flat), 1, max(map(len, flat)))
-    torch._foreach_copy_([row[0, : len(v)] for row, v in zip(stack, flat, strict=True)], flat)
+    places = [row[0, : len(v)] for row, v in zip(stack, flat, strict=True)]
+    torch._foreach_copy_(places, flat)
     return stack
 
 
@@ -256,10 +276,12 @@ def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
         if not parameter.requires_grad:  # rotary frequencies
             continue
         kind = entry.kind_of(network, name, parameter) if hasattr(entry, "kind_of") else ""
-        groups[kind, parameter.ndim >= 2].append(parameter)
+        decayed = parameter.ndim >= 2
+        groups[kind, decayed].append(parameter)
     # The order decides which state in a checkpoint belongs to which parameter: muon before adamw, matrices first.
-    order = sorted(groups, reverse=True)
-    described = [{"params": groups[key], "kind": key[0], "decayed": key[1]} for key in order]
+    described = []
+    for kind, decayed in sorted(groups, reverse=True):
+        described.append({"params": groups[kind, decayed], "kind": kind, "decayed": decayed})
     return entry(described, **arguments_of(entry, config))
 
 

@@ -25,10 +25,12 @@ def unwritable_folder(path: Path) -> str | None:
         pass
     except OSError as error:  # a name that is too long
         return f"{path} cannot be created ({error.strerror})"
-    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not existing.is_dir():
         return f"{existing} is a file"
-    return None if os.access(existing, os.W_OK | os.X_OK) else f"{existing} is not writable"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} is not writable"
+    return None
 
 
 def make_folder(setting: str, path: Path) -> None:
@@ -59,7 +61,9 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
         problem = "it is not writable"
     else:
         problem = folder_problem(path.parent)
-    return [f"{setting} is {str(path)!r}; {problem}"] if problem else []
+    if problem is None:
+        return []
+    return [f"{setting} is {str(path)!r}; {problem}"]
 
 
 def check_output(path: str | Path) -> None:
@@ -204,7 +208,8 @@ class ErrorRecorder:
     """A file that keeps the OSError of a write, which torch.save does not report."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush = file, file.flush
+        self.file = file
+        self.flush = file.flush
         self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:

@@ -39,29 +39,47 @@ PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, 
 
 def run_plan(config: RunConfig) -> list[str]:
     """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
-    # For a stage that `trainer.max_steps` cuts short, only its steps in this run count as work.
-    parameters, memory = count_parameters(config.model), memory_of(config.trainer)
-    lines, stages = [*mixture_lines(config), f"model     {parameters:,} parameters", *cost_lines(config)], []
+    parameters = count_parameters(config.model)
+    memory = memory_of(config.trainer)
+    precision = choose(config.trainer).name
+    lines = [*mixture_lines(config), f"model     {parameters:,} parameters", *cost_lines(config)]
     if plans_for_elsewhere(config.trainer):
-        card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {choose(config.trainer).name}"
+        card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"
         lines.append(f"device    {card}; torch finds none on this machine")
+
+    # The table of stages. Of one that `trainer.max_steps` cuts short, only its steps in this run count as work.
+    stages = []
+    warnings = []
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
-    done, warnings = steps_of_stages(lengths, config.total_steps), []
+    steps_in_run = steps_of_stages(lengths, config.total_steps)
     for name, stage in config.curriculum.stages.items():
         rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
-        if name not in done:
+        if name not in steps_in_run:
             stages.append([name, "not run", "", rows, *[""] * 5])
             continue
         work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
-        peak = stage_peak(config.model, parameters, stage, choose(config.trainer).name, bytes_per_weight(config))
-        peak += 0 if uses_cuda(config.trainer) else PROCESS_BYTES
+        peak = stage_peak(config.model, parameters, stage, precision, bytes_per_weight(config))
+        if not uses_cuda(config.trainer):
+            peak += PROCESS_BYTES
         if peak > memory:
             need = f"may need {peak / 1e9:,.1f} GB; a process of this run has {memory / 1e9:.1f} GB"
             warnings.append(f"warning   stage {name} {need}; lower its pack_tokens, rows or features")
-        share = done[name] / stage.steps
-        steps = f"{done[name]:,}" + (f" of {stage.steps:,}" if share < 1 else "")
-        sizes = steps, f"{done[name] * stage.tables:,}", rows, f"{work.cells * share:.2g}", f"{work.flops * share:.2g}"
-        stages.append([name, *sizes, f"{stage.pack_tokens:,}", f"{work.passes:.1f}", f"{peak / 1e9:,.2f} GB"])
+        done = steps_in_run[name]
+        share = done / stage.steps
+        steps = f"{done:,}" if share == 1 else f"{done:,} of {stage.steps:,}"
+        stages.append(
+            [
+                name,
+                steps,
+                f"{done * stage.tables:,}",
+                rows,
+                f"{work.cells * share:.2g}",
+                f"{work.flops * share:.2g}",
+                f"{stage.pack_tokens:,}",
+                f"{work.passes:.1f}",
+                f"{peak / 1e9:,.2f} GB",
+            ]
+        )
     max_steps = config.trainer.max_steps
     if max_steps is not None and max_steps > config.total_steps:
         ends = f"the curriculum ends the run after {config.total_steps:,} steps"
@@ -98,8 +116,10 @@ def percentages(shares: dict[str, float]) -> str:
 
 def memory_problems(config: RunConfig) -> list[str]:
     """List why a run cannot fit into the memory of this machine, however small its tables."""
-    parameters, memory = count_parameters(config.model), memory_of(config.trainer)
-    if (state := bytes_per_weight(config) * parameters) <= memory:
+    parameters = count_parameters(config.model)
+    memory = memory_of(config.trainer)
+    state = bytes_per_weight(config) * parameters
+    if state <= memory:
         return []
     need = f"{parameters:,} parameters need {state / 1e9:,.1f} GB with gradients and optimizer state"
     return [f"model: its {need}; a process of this run has {memory / 1e9:.1f} GB"]
@@ -139,11 +159,13 @@ class Work(NamedTuple):
 
 def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: int = 1, sample: int = 20) -> Work:
     """Extrapolate the work of a stage from the plans of its first `sample` steps."""
-    alone, steps = CurriculumConfig({"stage": stage}), min(sample, stage.steps)
+    alone = CurriculumConfig({"stage": stage})
+    steps = min(sample, stage.steps)
     cells = flops = passes = 0.0
-    for plan in (plan_step(alone, model, seed, step) for step in range(steps)):
-        cells += sum(len(g.tables) * g.spec.num_rows * g.spec.num_features for g in plan.groups)
-        flops += sum(3 * g.cost for g in plan.groups)
+    for step in range(steps):
+        plan = plan_step(alone, model, seed, step)
+        cells += sum(len(group.tables) * group.spec.num_rows * group.spec.num_features for group in plan.groups)
+        flops += sum(3 * group.cost for group in plan.groups)  # the backward pass costs twice the forward pass
         passes += len(plan.packs(0, ranks))
     scale = stage.steps / steps
     return Work(cells * scale, flops * scale, passes / steps)
@@ -177,8 +199,10 @@ def peak_bytes(
     weight_bytes: float = STATE_BYTES,
 ) -> float:
     """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables."""
+    family = family_of(config)
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
-    kept = sum(family_of(config).kept_bytes(config, N, n, M, recomputed, precision != "fp32") for N, n, M in tables)
+    in_16_bits = precision != "fp32"
+    kept = sum(family.kept_bytes(config, N, n, M, recomputed, in_16_bits) for N, n, M in tables)
     return weight_bytes * parameters + kept
 
 
@@ -195,31 +219,40 @@ def stage_peak(
     peaks = []
     for N, n, M in extreme_tables(config, stage):
         tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)
-        peaks.append(state + min(max(tables, 1.0), stage.tables) * peak_bytes(config, 0, [(N, n, M)], precision))
+        tables = min(max(tables, 1.0), stage.tables)
+        peaks.append(state + tables * peak_bytes(config, 0, [(N, n, M)], precision))
     return max(peaks)
 
 
 def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
     """Yield candidates for the table that needs the most memory, in total or per token."""
-    # Memory and tokens are linear in rows, in labeled rows and in features, so the maximum is at an end of a range, at
-    # a number of rows where recomputation or a cap of features begins, or where all tables of a step fill a pack.
+    # Memory and tokens are linear in rows, in labeled rows and in features. So the maximum is at
+    # - an end of a range,
+    # - a number of rows where recomputation or a cap of features begins, or
+    # - a size with which all tables of a step just fill a pack.
     low, high = stage.rows
     if stage.small_share > 0:
-        low, high = min(low, stage.small_rows[0]), max(high, stage.small_rows[1])
-    limits = {low, high, *(rows for rows in (config.checkpoint_rows, *dict(FEATURE_CAPS)) if low <= rows <= high)}
-    share = stage.pack_tokens // stage.tables  # tokens of a table
+        low = min(low, stage.small_rows[0])
+        high = max(high, stage.small_rows[1])
+    thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
+    limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
+    share = stage.pack_tokens // stage.tables  # tokens of a table, if all tables of a step share a pack
 
     def tokens(rows: int, features: int) -> int:
         return family_of(config).pack_tokens(config, rows, features)
 
-    shapes = set()
+    shapes = set()  # rows and features
     for rows in limits:
-        few, many = (cap_features(rows, features) for features in stage.features)
-        fitting = [features for features in range(few, many + 1) if tokens(rows, features) <= share]
-        shapes |= {(rows, few), (rows, many), *((rows, features) for features in fitting[-1:])}
+        fewest = cap_features(rows, stage.features[0])
+        most = cap_features(rows, stage.features[1])
+        shapes |= {(rows, fewest), (rows, most)}
+        fitting = [features for features in range(fewest, most + 1) if tokens(rows, features) <= share]
+        if fitting:
+            shapes.add((rows, fitting[-1]))
     for features in stage.features:
         rows = min(max(share // tokens(1, features), low), high)
         shapes.add((rows, cap_features(rows, features)))
     for rows, features in sorted(shapes):
-        for labeled in stage.train_share:
-            yield rows, min(max(round(rows * labeled), 2), rows - 2), features
+        for labeled_share in stage.train_share:
+            labeled = min(max(round(rows * labeled_share), 2), rows - 2)
+            yield rows, labeled, features

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabicl_train.console import print_line
 from tabicl_train.errors import ConfigError
@@ -103,7 +103,7 @@ def load(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
 
 def find(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
     """Look up plug-ins as `load` does, but import nothing; versions are not looked up."""
-    return [_find(source)[0] for source in _listed(sources)]
+    return [_find(source).plugin for source in _listed(sources)]
 
 
 def _listed(sources: str | Path | Iterable[str | Path] | None) -> list[str]:
@@ -159,48 +159,63 @@ def _sources(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
-    elements = ("".join(parts).strip() for parts in ELEMENT.findall(text))
-    return [element for element in elements if element]
+    sources = []
+    for in_quotes, in_double_quotes, bare in ELEMENT.findall(text):
+        source = (in_quotes or in_double_quotes or bare).strip()
+        if source:
+            sources.append(source)
+    return sources
 
 
-def _find(source: str) -> tuple[Plugin, Path | None, str]:
-    """Return a plug-in that is not imported, its file if it is a loose one, and the hash that it must have or ""."""
+class _Found(NamedTuple):
+    """A plug-in that was looked up, and not imported."""
+
+    plugin: Plugin
+    path: Path | None  # of a loose file
+    expected: str  # the beginning of the hash that it must have; "" for any
+
+
+def _find(source: str) -> _Found:
     match = SOURCE.fullmatch(source.strip())
     place, expected = match.groups("") if match else ("", "")
-    is_file = place.endswith(".py")
-    module = Path(place).stem if is_file else place
-    path = Path(place).absolute() if is_file else None
+    if place.endswith(".py"):
+        path: Path | None = Path(place).absolute()
+        module = Path(place).stem
+    else:
+        path = None
+        module = place
     if path is not None and not path.is_file():
         raise ConfigError([f"plugins: there is no file {place}"])
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError([f"plugins: {place!r} is no name of a module, nor a file NAME.py whose name could be one"])
     files = [path] if path is not None else source_files(module)
     plugin = Plugin(module, str(path or module), None, hash_files(files), _names(files))
-    return plugin, path, expected
+    return _Found(plugin, path, expected)
 
 
 def _load_one(source: str, since: str = COMMAND) -> Plugin:
     with _lock:
-        found, path, expected = _find(source)
-        module = found.module
-        known = _named.get(module)
-        if known is not None and known.source != found.source:
-            both = f"{found.source} and {known.source}"
+        plugin, path, expected = _find(source)
+        module = plugin.module
+        loaded = _named.get(module)
+        if loaded is not None and loaded.source != plugin.source:
+            both = f"{plugin.source} and {loaded.source}"
             raise ConfigError([f"plugins: {both} are both the module {module}; rename one of them"])
-        if not found.sha256.startswith(expected):
-            raise ConfigError([f"plugins: {found.source} has changed since {since}"])
-        if known is None:
+        if not plugin.sha256.startswith(expected):
+            raise ConfigError([f"plugins: {plugin.source} has changed since {since}"])
+        if loaded is None:
             _import(module, path)
-            known = _named[module] = replace(found, version=_version(module))
-        elif known.sha256 != found.sha256:
-            raise ConfigError([f"plugins: {found.source} has changed since it was imported; start Python anew"])
-        return known
+            loaded = replace(plugin, version=_version(module))
+            _named[module] = loaded
+        elif loaded.sha256 != plugin.sha256:
+            raise ConfigError([f"plugins: {plugin.source} has changed since it was imported; start Python anew"])
+        return loaded
 
 
 def refuse_changed() -> None:
     """Raise ConfigError if the files of a plug-in have changed since this process has imported it."""
     for plugin in named():
-        if _find(plugin.source)[0].sha256 != plugin.sha256:
+        if _find(plugin.source).plugin.sha256 != plugin.sha256:
             raise ConfigError([f"plugins: {plugin.source} has changed since {COMMAND}"])
 
 
@@ -228,11 +243,11 @@ class Needed:
 def _import_needed(needed: tuple[Plugin, ...]) -> Needed:
     since = "this object was pickled"
     for plugin in needed:
-        known = _named.get(plugin.module)
-        if known is not None and known.sha256 == plugin.sha256:
+        loaded = _named.get(plugin.module)
+        if loaded is not None and loaded.sha256 == plugin.sha256:
             continue  # perhaps of another folder
-        if known is not None and known.source != plugin.source:
-            raise ConfigError([f"plugins: {known.source} is another {plugin.module} than when {since}"])
+        if loaded is not None and loaded.source != plugin.source:
+            raise ConfigError([f"plugins: {loaded.source} is another {plugin.module} than when {since}"])
         if plugin.source.endswith(".py") and not Path(plugin.source).is_file():
             line = f"plugins: {since} with {plugin.source}, which is not there"
             name = Path(plugin.source).name
@@ -298,15 +313,18 @@ def _import(module: str, path: Path | None) -> ModuleType:
     try:
         if path is None:
             return importlib.import_module(module)
-        known = sys.modules.get(module)
-        if known is not None and _file_of(known) == path.resolve():
-            return known
-        found = None if known is not None else importlib.util.find_spec(module)
-        if found is not None and found.origin is not None and Path(found.origin).resolve() == path.resolve():
-            return importlib.import_module(module)  # its folder is searched, as with python -m
-        if known is not None or found is not None:
-            raise ConfigError([f"plugins: {path} has the name of another module, {module}; rename the file"])
-        return _execute(module, path)
+        has_name_of_another = f"plugins: {path} has the name of another module, {module}; rename the file"
+        imported = sys.modules.get(module)
+        if imported is not None:
+            if _file_of(imported) != path.resolve():
+                raise ConfigError([has_name_of_another])
+            return imported
+        spec = importlib.util.find_spec(module)
+        if spec is None:
+            return _execute(module, path)
+        if spec.origin is None or Path(spec.origin).resolve() != path.resolve():
+            raise ConfigError([has_name_of_another])
+        return importlib.import_module(module)  # its folder is searched, as with python -m
     except ConfigError:
         raise
     except Exception as error:  # a plug-in may fail in any way
@@ -372,8 +390,8 @@ def config_folders() -> list[Path]:
             spec = importlib.util.find_spec(module)
         except Exception:  # a package that holds it is broken, which `load_installed` reports
             continue
-        places = spec.submodule_search_locations if spec is not None else None
-        folders += [Path(place) / "configs" for place in places or []]
+        if spec is not None and spec.submodule_search_locations is not None:
+            folders += [Path(place) / "configs" for place in spec.submodule_search_locations]
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -469,11 +487,13 @@ def source_files(module: str) -> list[Path]:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        known = _file_of(sys.modules[top]) if top in sys.modules else None
-        return [known] if known is not None else []
+        file = _file_of(sys.modules[top]) if top in sys.modules else None
+        return [file] if file is not None else []
     if spec.submodule_search_locations:
-        folders = [Path(folder) for folder in spec.submodule_search_locations]
-        return sorted(path for folder in folders for path in folder.rglob("*.py"))
+        files: list[Path] = []
+        for folder in spec.submodule_search_locations:
+            files += Path(folder).rglob("*.py")
+        return sorted(files)
     return [Path(spec.origin)] if spec.origin and spec.origin.endswith(".py") else []
 
 

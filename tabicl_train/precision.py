@@ -67,10 +67,15 @@ def compute_capability() -> int | None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, major = ctypes.c_int(), ctypes.c_int()
+    device = ctypes.c_int()
+    major = ctypes.c_int()
     attribute = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0)
-    failed = failed or driver.cuDeviceGetAttribute(ctypes.byref(major), attribute, device)
+    # Each function returns 0 if it has succeeded.
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), attribute, device)
+    )
     return None if failed else major.value
 
 
@@ -122,8 +127,10 @@ def policy(trainer: TrainerConfig) -> list[str]:
     """Return lines that describe the number formats and memory settings in force."""
     lines = [f"precision {choose(trainer)}"]
     if uses_cuda(trainer):
-        lines.append(f"          products of fp32 in {'TF32' if trainer.tf32 else 'full precision'}")
-        lines.append(f"          {'repeatable to the bit' if trainer.deterministic else 'repeatable up to rounding'}")
+        products = "TF32" if trainer.tf32 else "full precision"
+        repeats = "to the bit" if trainer.deterministic else "up to rounding"
+        lines.append(f"          products of fp32 in {products}")
+        lines.append(f"          repeatable {repeats}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     elif trainer.deterministic:
         lines.append("warning   trainer.deterministic has no effect on a CPU, where runs repeat to the bit without it")
@@ -135,8 +142,10 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    peaks = next((peaks for part, peaks in PEAK_TFLOPS.items() if part in name), None)
-    return None if peaks is None else peaks[precision == "fp32"] * 1e12
+    for card, (in_16_bits, in_fp32) in PEAK_TFLOPS.items():
+        if card in name:
+            return (in_fp32 if precision == "fp32" else in_16_bits) * 1e12
+    return None
 
 
 class LossScale:
@@ -154,16 +163,18 @@ class LossScale:
 
     def to(self, device: torch.device) -> None:
         """Move the scale to a device."""
-        self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
+        self.scale = self.scale.to(device)
+        self.good_steps = self.good_steps.to(device)
 
     def update(self, finite: Tensor) -> None:
         """Adapt the scale after a step; `finite`, (): whether its gradient was."""
         if not self.enabled:
             return
         self.good_steps = torch.where(finite, self.good_steps + 1, 0.0)
-        grown = self.good_steps >= 2000
-        self.scale = torch.where(finite, torch.where(grown, self.scale * 2, self.scale), self.scale / 2)
-        self.good_steps = torch.where(grown, 0.0, self.good_steps)
+        grows = self.good_steps >= 2000
+        after_good_step = torch.where(grows, self.scale * 2, self.scale)
+        self.scale = torch.where(finite, after_good_step, self.scale / 2)
+        self.good_steps = torch.where(grows, 0.0, self.good_steps)
 
     def state_dict(self) -> dict:
         """Return what a checkpoint holds."""
@@ -171,4 +182,6 @@ class LossScale:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue with the scale of a checkpoint."""
-        self.scale, self.good_steps = (state[key].to(self.scale.device) for key in ("scale", "good_steps"))
+        device = self.scale.device
+        self.scale = state["scale"].to(device)
+        self.good_steps = state["good_steps"].to(device)

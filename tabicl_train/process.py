@@ -82,7 +82,9 @@ class Process:
 
 def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
     """Return the device of a rank."""
-    return torch.device("cuda", launch.local_rank) if uses_cuda(settings) else torch.device("cpu")
+    if uses_cuda(settings):
+        return torch.device("cuda", launch.local_rank)
+    return torch.device("cpu")
 
 
 def set_up_process(settings: TrainerConfig) -> None:
@@ -102,18 +104,24 @@ def set_up_process(settings: TrainerConfig) -> None:
 def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> Fabric:
     """Open Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
     on_cuda = uses_cuda(settings)
-    several = launch.size > 1
-    timeout = timedelta(seconds=settings.timeout)
-    fabric = Fabric(
-        accelerator="cuda" if on_cuda else "cpu",
-        devices=launch.local_size if several or not on_cuda else [launch.local_rank],
-        num_nodes=launch.size // launch.local_size,
+    if launch.size > 1:
+        devices: int | list[int] = launch.local_size
+        environment: LightningEnvironment | TorchElasticEnvironment = TorchElasticEnvironment()
         # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass
         # and waits forever for those that an out-of-memory error there leaves out.
-        strategy=DDPStrategy(process_group_backend="nccl" if on_cuda else "gloo", timeout=timeout)
-        if several
-        else "auto",
-        plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
+        strategy: DDPStrategy | str = DDPStrategy(
+            process_group_backend="nccl" if on_cuda else "gloo", timeout=timedelta(seconds=settings.timeout)
+        )
+    else:
+        devices = [launch.local_rank] if on_cuda else launch.local_size
+        environment = LightningEnvironment()
+        strategy = "auto"
+    fabric = Fabric(
+        accelerator="cuda" if on_cuda else "cpu",
+        devices=devices,
+        num_nodes=launch.size // launch.local_size,
+        strategy=strategy,
+        plugins=[environment],
     )
     fabric.launch()
     ranks.connect(settings.timeout)

@@ -63,8 +63,9 @@ class RayLoader(Loader):
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
-        super().__init__(stream, StreamConfig(num_workers=0), device)
-        self.config, self.drawers = config, config.workers
+        super().__init__(stream, StreamConfig(num_workers=0), device)  # no workers: `take` asks actors instead
+        self.config = config
+        self.drawers = config.workers
         self.ray: Any = None  # imported by `start`
         self.idle: list[Any] = []
         self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
@@ -120,7 +121,8 @@ class RayLoader(Loader):
         end = min(due + self.config.prefetch * self.drawers, self.stream.steps.stop)
         while self.idle and self.undrawn < end:
             actor = self.idle.pop()
-            self.references[self.undrawn] = reference = actor.draw.remote(self.undrawn)
+            reference = actor.draw.remote(self.undrawn)
+            self.references[self.undrawn] = reference
             self.busy[reference] = actor
             self.undrawn += 1
 
@@ -170,14 +172,16 @@ def connect(config: StreamConfig) -> None:
     """Join the cluster, or start Ray on this machine with a CPU for each actor."""
     import ray
 
-    own: dict[str, Any] = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+    of_new_cluster: dict[str, Any] = {}
+    if config.address is None:
+        of_new_cluster = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=config.address or "local",
             log_to_driver=False,
             logging_level=logging.CRITICAL,
-            **(own if config.address is None else {}),
+            **of_new_cluster,
         )
     finally:
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced

@@ -74,7 +74,9 @@ class ResumePoint:
 
     def problems(self, seed: int, real_tables: str | None) -> list[str]:
         """Return why a rank with this seed, which sees these real tables, cannot take part."""
-        problems = [f"seed is {seed}, that of rank 0 {self.seed}"] if seed != self.seed else []
+        problems = []
+        if seed != self.seed:
+            problems.append(f"seed is {seed}, that of rank 0 {self.seed}")
         if real_tables != self.real_tables:
             problems.append("the tables in the files of the prior are others than on rank 0")
         return problems
@@ -102,7 +104,8 @@ def check_beginning(folder: Path, seed: int) -> None:
     """Refuse to start at step 0 if the records of the run directory name a saved checkpoint or another seed."""
     records = Records(folder)
     over = "to start over, name another run_dir or remove this one"
-    if saved := (records.json("status.json") or {}).get("saved"):
+    saved = (records.json("status.json") or {}).get("saved")
+    if saved:
         raise ConfigError([f"{folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
     try:
         recorded = records.config() or {}
@@ -192,9 +195,9 @@ def changes_since(
         The plug-ins that it uses, see `RunConfig.plugins_used`.
     """
     saved = content["config"]
-    made = content["run"]
-    before = compared(saved) | plugin_hashes(made.get("plugins", []))
-    before |= {STREAM: made["stream_version"], REAL_TABLES: made.get("real_tables")}
+    origin = content["run"]  # how the checkpoint was made
+    before = compared(saved) | plugin_hashes(origin.get("plugins", []))
+    before |= {STREAM: origin["stream_version"], REAL_TABLES: origin.get("real_tables")}
     now = compared(values) | plugin_hashes(plugins_now)
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
 
@@ -279,9 +282,9 @@ def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:
                 return number
         return len(starts)
 
-    of_options = sorted((change for change in refused if change.option != STAGES), key=rank)
-    reasons = [change.reason for change in of_options]
-    reasons[1:1] = [change.reason for change in refused if change.option == STAGES]
+    other_changes = [change for change in refused if change.option != STAGES]
+    reasons = [change.reason for change in sorted(other_changes, key=rank)]
+    reasons[1:1] = [change.reason for change in refused if change.option == STAGES]  # the second one
     if len(reasons) > NAMED + 1:
         reasons[NAMED:] = [f"{len(reasons) - NAMED} more settings differ"]
     return reasons
@@ -311,8 +314,11 @@ def longer_without_a_jump(saved: dict, values: dict, steps: int) -> str | None:
     settings |= {"steps": more, "warmup": max(WARMUP, last["warmup"]), "fresh_optimizer": False}
     text = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=math.inf).strip()
     text = text.replace(": .inf", ": inf")  # in Hydra's grammar
-    names = ["more", *(f"more{number}" for number in range(2, len(stages) + 2))]
-    name = next(name for name in names if name not in stages)
+    name = "more"
+    number = 1
+    while name in stages:
+        number += 1
+        name = f"more{number}"
     override = f"+curriculum.stages.{name}={text}"
     return f"leave the stages as they were and add one, with a schedule of its own: {shlex.quote(override)}"
 
@@ -330,10 +336,10 @@ def total_steps(values: dict) -> int:
 
 def curriculum_of(values: dict) -> CurriculumConfig:
     """Return the curriculum of a checkpoint, perhaps of another version, which has other settings."""
-    known = {option.name for option in dataclasses.fields(StageConfig)}
+    options = {option.name for option in dataclasses.fields(StageConfig)}
     stages = {}
     for name, stage in values["curriculum"]["stages"].items():
-        stages[name] = StageConfig(**{key: value for key, value in stage.items() if key in known})
+        stages[name] = StageConfig(**{key: value for key, value in stage.items() if key in options})
     return CurriculumConfig(stages)
 
 
@@ -396,11 +402,10 @@ def change_in_words(key: str, before: dict, now: dict) -> str:
     is_other_task = key == "model.max_classes" and 0 in (before.get(key), now[key])
     if not is_other_task:
         return text
+    why = f"whose labels are read by other weights ({text})"
     if now[key] == 0:
-        was, trains = "a classifier", "a regressor"
-    else:
-        was, trains = "a regressor", "a classifier"
-    return f"it trains {was}, and this configuration {trains}, whose labels are read by other weights ({text})"
+        return f"it trains a classifier, and this configuration a regressor, {why}"
+    return f"it trains a regressor, and this configuration a classifier, {why}"
 
 
 def initial_weights(path: str, model: NetworkConfig) -> Pretrained:

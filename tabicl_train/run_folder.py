@@ -144,9 +144,9 @@ class RunFolder:
 
         point, content = self.ranks.from_first(lock_and_read)
         problems = point.problems(self.config.seed, fingerprint)
-        of_first = self.ranks.from_first(plugins.named)
+        hashes_on_first = {plugin.sha256 for plugin in self.ranks.from_first(plugins.named)}
         for plugin in plugins.named():
-            if plugin.sha256 not in {other.sha256 for other in of_first}:
+            if plugin.sha256 not in hashes_on_first:
                 problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
         self.ranks.raise_on_all_ranks(problems)
         ended, left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
@@ -237,7 +237,8 @@ class RunFolder:
         """Print the settings in force; each rank has `drawers` processes that draw tables."""
         config = self.config
         drawers = counted(context.loader.drawers, "Ray actor" if config.stream.name == "ray" else "worker")
-        info(f"run       {config.run_dir}" + (f", resumed at step {state.step}" if state.step else ""))
+        resumed = f", resumed at step {state.step}" if state.step else ""
+        info(f"run       {config.run_dir}{resumed}")
         info(f"prior     {config.prior['name']}, seed {config.seed}, {drawers}")
         real = real_tables(context.prior)
         described = real.describe() if real else []
@@ -252,8 +253,8 @@ class RunFolder:
         if shares_store():
             info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
         has_decay = any(stage.weight_decay > 0 for stage in config.curriculum.stages.values())
-        of_optimizer = remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
-        for line in [*of_optimizer, *policy(config.trainer), *run_plan(config)]:
+        about_optimizer = remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
+        for line in [*about_optimizer, *policy(config.trainer), *run_plan(config)]:
             info(line)
 
     @contextmanager
@@ -277,8 +278,9 @@ class RunFolder:
             return status
         self.status.write(status=status, step=state.step)
         if status == "finished":
-            skipped = int(state.module.skipped)
-            info(f"finished  {state.step} steps" + (f", {skipped} of them skipped" if skipped else ""))
+            number = int(state.module.skipped)
+            skipped = f", {number} of them skipped" if number else ""
+            info(f"finished  {state.step} steps{skipped}")
             self._print_end()
             return status
         # Preempted: `Checkpoints` has saved after the last step.
@@ -298,4 +300,7 @@ class RunFolder:
 
 def row_files(callbacks: list[Any]) -> list[str]:
     """Return the files to which callbacks add rows while a run trains."""
-    return [name for callback in callbacks for name in getattr(callback, "files", ())]
+    names: list[str] = []
+    for callback in callbacks:
+        names += getattr(callback, "files", ())
+    return names

@@ -169,7 +169,9 @@ class SavedRun:
         if not rows:
             return pd.DataFrame()
         if "step" in rows[0]:
-            rows = [row for at_step in rows_by_step(self.folder, name).values() for row in at_step]
+            rows = []
+            for rows_of_step in rows_by_step(self.folder, name).values():
+                rows += rows_of_step
         columns = list(rows[0]) if rows else []
         return pd.read_csv(io.StringIO(csv_text([columns, *(row.values() for row in rows)])))
 

@@ -38,18 +38,20 @@ class Estimate:
     def exceeds_error(self) -> bool:
         """Whether a gain exceeds its standard error: then the later weights are chosen instead of the first ones."""
         # Otherwise the best of many validations on few rows is often better by chance only. In 37 fine-tunings of a
-        # small network, half of them on noise, choosing the lowest loss made 3 worse on fresh rows (beyond a one-sided
-        # 99 % bound). This rule made none worse, with a mean gain of 0.002; neither did twice the standard error, with
-        # a quarter of the gain.
+        # small network, half of them on noise (worse: on fresh rows, beyond a one-sided 99 % bound):
+        # - the lowest loss made 3 worse;
+        # - this rule made none worse, with a mean gain of 0.002;
+        # - twice the standard error made none worse, with a quarter of the gain.
         return self.mean > self.error
 
     @property
     def smallest_shown(self) -> float:
         """The smallest true mean whose interval excludes zero in 80 % of repetitions; nan without an interval."""
-        # It depends on the standard error, not on the mean that was found. With a true mean of `shift` standard errors
-        # and an estimated error `scale` times the true one, t exceeds its bound with the probability that a normal
-        # variable exceeds bound * scale; the power is the mean over the distribution of `scale`. scipy's noncentral t
-        # is the same, but nan for one degree of freedom. With many degrees it is 2.80 standard errors.
+        # It depends on the standard error, not on the mean that was found.
+        # Let the true mean be `shift` standard errors, and the estimated error `scale` times the true one. Then t
+        # exceeds its bound with the probability that a normal variable exceeds bound * scale, and the power is the mean
+        # over the distribution of `scale`. With many degrees of freedom the result is 2.80 standard errors. scipy's
+        # noncentral t is the same, but nan for one degree of freedom.
         if not math.isfinite(self.error) or self.error == 0:
             return self.error
         bound = stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom)
@@ -70,17 +72,18 @@ class Estimate:
 
     def __format__(self, form: str) -> str:
         """Format the mean and the ends of the interval, if there is one."""
-        mean, low, high = (format(value, form) for value in (self.mean, self.low, self.high))
-        return mean if math.isnan(self.error) else f"{mean} [{low}, {high}]"
+        if math.isnan(self.error):
+            return format(self.mean, form)
+        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
 
 def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float = math.inf) -> Estimate:
     """Estimate the mean of values (N,) or (seeds, tables) by Student's t; a single value has no interval."""
     # With two factors, the interval is for other seeds and other tables. The variance of the mean is at most that of
     # the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of freedom as by
-    # Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17). With three seeds and 9 to 48 tables, such intervals
-    # include the truth in 93 to 99 % of simulated cases, with two in 87 to 95 %; a percentile bootstrap with three
-    # includes it in 75 to 80 % where seeds differ most.
+    # Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17).
+    # Simulated with 9 to 48 tables, such intervals include the truth in 93 to 99 % of cases with three seeds, and in 87
+    # to 95 % with two. A percentile bootstrap with three includes it in 75 to 80 % where seeds differ most.
     # lowest, highest: bounds of what is possible, at which the interval ends
     values = np.asarray(values, dtype=float)
     mean = float(values.mean())
@@ -96,7 +99,8 @@ def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float 
         return Estimate(mean, math.nan, math.nan, math.nan)
     freedom = 1.0
     if variance > 0:
-        freedom = variance**2 / sum(part**2 / own for part, own in zip(variances, freedoms, strict=True))
+        parts = [part**2 / part_freedom for part, part_freedom in zip(variances, freedoms, strict=True)]
+        freedom = variance**2 / sum(parts)
     error = math.sqrt(variance)
     half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error
     return Estimate(mean, error, max(mean - half, lowest), min(mean + half, highest), freedom)
@@ -143,16 +147,16 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def gain_in_words(
-    found: Estimate, count: int, noun: str, which: str = "that took no part in training or validation"
+    gain: Estimate, count: int, noun: str, which: str = "that took no part in training or validation"
 ) -> str:
     """Describe, in part of a sentence, the gain of a training that `paired_gain` found for `count` rows or tables."""
-    if not math.isfinite(found.mean):
+    if not math.isfinite(gain.mean):
         return "none, since the mean loss before or after the training is not finite"
-    if not math.isfinite(found.error):
-        return f"no change shown: {found:.4f}, on too few {noun} for an interval"
+    if not math.isfinite(gain.error):
+        return f"no change shown: {gain:.4f}, on too few {noun} for an interval"
     on = f"on {count} {noun} {which} (mean loss, 95 % confidence interval)"
-    if found.low > 0:
-        return f"better by {found:.4f} {on}"
-    if found.high < 0:
-        return f"worse by {-found:.4f} {on}, although the validation preferred these weights"
-    return f"no change shown: {found:.4f} {on}"
+    if gain.low > 0:
+        return f"better by {gain:.4f} {on}"
+    if gain.high < 0:
+        return f"worse by {-gain:.4f} {on}, although the validation preferred these weights"
+    return f"no change shown: {gain:.4f} {on}"

@@ -60,37 +60,40 @@ class StepStream:
         """Draw the items of all steps in this process."""
         return map(self.draw, self.steps)
 
-    def draw(self, step: int, drawing: Callable[[int], None] = lambda table: None) -> StepItem:
-        """Draw the item of a step; `drawing` is called with the number of each table before it is drawn."""
+    def draw(self, step: int, before_table: Callable[[int], None] = lambda index: None) -> StepItem:
+        """Draw the item of a step; `before_table` is called with the number of each table before it is drawn."""
         if self.costs is not None:  # a spawned worker or an actor of Ray has not read those of the run
             use_costs(family_of(self.model), self.model, self.costs)
         plan = plan_step(self.curriculum, self.model, self.seed, step, self.prior)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):
             tables = []
-            for spec, index in ((group.spec, index) for group in groups for index in group.tables):
-                drawing(index)
-                tables.append(self.table(plan, spec, index))
-                if plan.source == step:
-                    item.rejections.update(tables[-1].rejections)
-                if (source := tables[-1].source) is not None:
-                    item.sources[source, len(tables[-1].y)] += 1
+            for group in groups:
+                for index in group.tables:
+                    before_table(index)
+                    table = self.table(plan, group.spec, index)
+                    tables.append(table)
+                    if plan.source == step:  # a second use rejects nothing
+                        item.rejections.update(table.rejections)
+                    if table.source is not None:
+                        item.sources[table.source, len(table.y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             item.packs.append(pack(tables))
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
+        # Tables whose second use is over, or was on another rank, are dropped.
         self.kept = {address: table for address, table in self.kept.items() if address[0] > step - DISTANCE}
         return item
 
     def table(self, plan: StepPlan, spec: TableSpec, index: int) -> Table:
         """Return a table of a step; what has a second use is kept for it."""
-        first = self.kept.get((plan.source, index))
-        if first is None:
-            first = draw_table(self.prior, spec, self.seed, plan.source, index, self.model.max_classes)
+        table = self.kept.get((plan.source, index))
+        if table is None:
+            table = draw_table(self.prior, spec, self.seed, plan.source, index, self.model.max_classes)
             if plan.source == plan.step and has_second_use(self.curriculum, plan.step):
-                self.kept[plan.step, index] = replace(first, plan=None)  # which may be larger than the table
-        return as_used(first, plan, self.seed, index)
+                self.kept[plan.step, index] = replace(table, plan=None)  # the plan may be larger than the table
+        return as_used(table, plan, self.seed, index)
 
 
 def planned_table(prior: Prior, plan: StepPlan, spec: TableSpec, seed: int, index: int) -> Table:
@@ -100,7 +103,9 @@ def planned_table(prior: Prior, plan: StepPlan, spec: TableSpec, seed: int, inde
 
 def as_used(table: Table, plan: StepPlan, seed: int, index: int) -> Table:
     """Return a table as a step uses it: as it was drawn, or for its second use."""
-    return table if plan.source == plan.step else use_again(table, rng_at(seed, plan.step, index, "second use"))
+    if plan.source == plan.step:
+        return table
+    return use_again(table, rng_at(seed, plan.step, index, "second use"))
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:

@@ -186,12 +186,14 @@ def as_range(value: Any) -> list[Any]:
 
 def as_batch(item: StepItem) -> Batch:
     """Stack the tables of a step, all of which have the same rows; missing columns become zeros at the end."""
-    tables = [table for pack in item.packs for table in pack.tables()]
+    tables: list[tuple[Tensor, Tensor, int]] = []
+    for pack in item.packs:
+        tables += pack.tables()
     if len({(len(y), n) for _, y, n in tables}) > 1:  # of a file
         raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows, so they are no dense batch")
-    rows, n = len(tables[0][1]), tables[0][2]
+    _, y, n = tables[0]
     features = torch.tensor([X.shape[1] for X, _, _ in tables])
-    stacked = torch.zeros(len(tables), rows, int(features.max()))
-    for place, (X, _, _) in zip(stacked, tables, strict=True):
+    dense_X = torch.zeros(len(tables), len(y), int(features.max()))
+    for place, (X, _, _) in zip(dense_X, tables, strict=True):
         place[:, : X.shape[1]] = X
-    return Batch(stacked, torch.stack([y for _, y, _ in tables]), n, features)
+    return Batch(dense_X, torch.stack([y for _, y, _ in tables]), n, features)

@@ -56,7 +56,16 @@ class StopRequested(Exception):
 
 
 class Steps(IterableDataset):
-    """The items of a stream as a worker sends them; `first` is the step to begin with, -1 as long as it is unknown."""
+    """The items of a stream as a worker sends them: each as the arguments of `unpacked`, or an error and where it was.
+
+    Parameters
+    ----------
+    stream : StepStream
+        The stream.
+    first : Value
+        The step to begin with, in memory that is shared with the training process. A worker waits for its lock, which
+        the training process holds until the step is known.
+    """
 
     def __init__(self, stream: StepStream, first: Any) -> None:
         self.stream: StepStream | bytes = stream  # pickled in a worker that was spawned
@@ -78,7 +87,7 @@ class Steps(IterableDataset):
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
                 return
         assert isinstance(stream, StepStream)
-        with self.first.get_lock():  # held by the training process until the first step is known
+        with self.first.get_lock():  # waits
             first = self.first.value
         for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
             try:
@@ -100,58 +109,80 @@ def start_worker(parent: int, number: int) -> None:
 class Loader(AbstractContextManager):
     """The items of a stream, in order.
 
-    The constructor starts idle workers and must run in the main thread; `start` gives them the first step.
+    1. The constructor forks workers, before this process has threads or a CUDA context; it must run in the main thread.
+       Which step is the first one is not known yet, since no checkpoint has been read. So the workers wait.
+    2. `start` gives them the first step.
+    3. `next` hands over the items.
+    4. `close` ends the workers.
+
+    Attributes
+    ----------
+    drawers : int
+        Processes that draw tables, beside this one.
+    workers : set of Process
+        Those that this object has started.
+    waited : float
+        Seconds that the training process has waited for items.
+    unavailable : bool
+        Whether no tables can be drawn any more.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
-        self.stream, self.device = stream, device  # items for a GPU are put in pinned memory, one ahead
-        self.waited = 0.0  # seconds that the training process has waited for items
-        self.unavailable = False  # whether no tables can be drawn any more
-        self.stop: Stop | None = None
         config = config.local()
-        self.drawers = config.workers  # processes that draw tables, beside this one
-        self.drawn: Any = None
+        self.stream = stream
+        self.device = device
+        self.drawers = config.workers
+        self.waited = 0.0
+        self.unavailable = False
+        self.stop: Stop | None = None
+        self.from_workers: Any = None  # iterator over what they send; None without workers, and once they have ended
         self.workers: set[Any] = set()
         if config.workers:
-            others = set(active_children())
-            self.first = CONTEXT.Value("q", -1)
-            self.first.get_lock().acquire()
-            self.drawn = iter(
-                DataLoader(
-                    Steps(stream, self.first),
-                    batch_size=None,
-                    collate_fn=as_it_is,
-                    num_workers=config.workers,
-                    prefetch_factor=config.prefetch,
-                    timeout=POLL,
-                    multiprocessing_context=CONTEXT,
-                    worker_init_fn=functools.partial(start_worker, os.getpid()),
-                )
+            self.open_workers(config)
+
+    def open_workers(self, config: StreamConfig) -> None:
+        """Start the workers; they wait for the lock of `first_step` until `begin` releases it."""
+        self.first_step = CONTEXT.Value("q", -1)  # unknown
+        self.first_step.get_lock().acquire()
+        others = set(active_children())
+        self.from_workers = iter(
+            DataLoader(
+                Steps(self.stream, self.first_step),
+                batch_size=None,
+                collate_fn=as_it_is,
+                num_workers=config.workers,
+                prefetch_factor=config.prefetch,
+                timeout=POLL,
+                multiprocessing_context=CONTEXT,
+                worker_init_fn=functools.partial(start_worker, os.getpid()),
             )
-            self.workers = set(active_children()) - others
+        )
+        self.workers = set(active_children()) - others
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
         """Start drawing at step `first`, by default the stream's first one."""
         self.stop = stop
         if first is not None:
             self.stream = replace(self.stream, steps=range(first, self.stream.steps.stop))
-        if self.drawn is not None:
+        if self.from_workers is not None:
             self.begin(self.stream.steps.start)
-        items = map(self.take, self.stream.steps)
-        device = self.device
-        self.items = pinned(items, device) if device is not None and device.type == "cuda" else items
+        items: Iterator[StepItem] = map(self.take, self.stream.steps)
+        if self.device is not None and self.device.type == "cuda":
+            items = pinned(items, self.device)
+        self.items = items
 
     def begin(self, first: int) -> None:
         """Give the workers their first step, once."""
-        if self.first.value < 0:
-            self.first.value = first
-            self.first.get_lock().release()
+        if self.first_step.value < 0:
+            self.first_step.value = first
+            self.first_step.get_lock().release()
 
     def next(self) -> StepItem | None:
         """Wait for the next item; None if the run was asked to stop meanwhile, or no tables are available any more."""
         started = time.perf_counter()
         try:
-            return None if self.stop is not None and self.stop.asked else next(self.items)
+            self.check_stop()
+            return next(self.items)
         except StopRequested:
             return None
         except TablesUnavailable as error:
@@ -173,13 +204,13 @@ class Loader(AbstractContextManager):
 
     def take(self, step: int) -> StepItem:
         """Wait for the item of a step; raises the error of its worker."""
-        if self.drawn is None:
+        if self.from_workers is None:
             return self.stream.draw(step, self.check_stop)
         while True:
             try:
-                content, more = next(self.drawn)
+                content, more = next(self.from_workers)
                 break
-            except RuntimeError as error:
+            except RuntimeError as error:  # DataLoader has no type of its own for a timeout, here POLL
                 if "timed out" not in str(error):
                     raise
                 self.check_stop()
@@ -189,11 +220,11 @@ class Loader(AbstractContextManager):
 
     def close(self) -> None:
         """End the workers: those that are drawing at their next table, or after five seconds."""
-        if self.drawn is not None:
-            self.begin(self.stream.steps.stop)
-            self.drawn = None
+        if self.from_workers is not None:
+            self.begin(self.stream.steps.stop)  # for those that still wait: there are no steps
+            self.from_workers = None  # DataLoader asks them to end, and waits up to five seconds
             for worker in self.workers:
-                worker.kill()
+                worker.kill()  # as they ignore SIGTERM, by which DataLoader would end them
 
     def __exit__(self, *_: object) -> None:
         """End the workers."""
@@ -218,7 +249,7 @@ def unpacked(item: StepItem, packs: list[Arrays]) -> StepItem:
 
 
 def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem]:
-    """Pin the items in a thread; it starts with the first one, so that workers fork before CUDA starts."""
+    """Pin the items in a thread, one ahead; it starts with the first one, so that workers fork before CUDA starts."""
     with ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device,)) as executor:
         ahead = executor.submit(pin_next, items)
         while (item := ahead.result()) is not None:
@@ -227,6 +258,7 @@ def pinned(items: Iterator[StepItem], device: torch.device) -> Iterator[StepItem
 
 
 def pin_next(items: Iterator[StepItem]) -> StepItem | None:
-    if (item := next(items, None)) is None:
+    item = next(items, None)
+    if item is None:
         return None
     return replace(item, packs=[pack.pin_memory() for pack in item.packs])

@@ -68,7 +68,7 @@ def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monke
     config = TabICLConfig(**(SMALL | options))
     kind = torch.float32 if config.is_regression else torch.int64
     pack = Pack.of((torch.randn(N, M), torch.zeros(N, dtype=kind), n) for N, n, M in tables)
-    monkeypatch.setattr("tabicl_train.model.attention.MANY_SCORES", 0)  # torch's kernel, as on a GPU, not products
+    monkeypatch.setattr("tabicl_train.model.attention.MAX_SCORES", 0)  # torch's kernel, as on a GPU, not products
     estimated = Counter()
     for table in tables:
         estimated.update(kept_by_part(config, *table, recomputed="checkpoint_rows" in options))

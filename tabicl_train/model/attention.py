@@ -23,19 +23,20 @@ from tabicl_train.model.scaling import SSA, Scaling
 
 CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
 FLASH_BACKWARD = 2**31  # flash attention's backward pass indexes the elements of all queries by 32 bits
-# On a CPU, products are up to 1.6 times as fast as torch's kernel with more than SOME_SCORES for each head, and at most
-# MANY_SCORES in a run.
-SOME_SCORES, MANY_SCORES = 2**8, 2**20
+# On a CPU, products are up to 1.6 times as fast as torch's kernel between these numbers of scores.
+MIN_SCORES = 2**8  # of a head in a sequence; more than that
+MAX_SCORES = 2**20  # of a run of equal sequences
 # With fewer keys (5, 6, 7, 9, 10 or 11), the bits of MKL's batched product depend on the position of a query.
-LEAST_KEYS = 12
+MIN_KEYS = 12
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
     """Softmax attention within sequences -> (Q, H, d)."""
-    # On CUDA it is one launch, or a few, of torch's kernels for sequences of various lengths, and otherwise a call of
-    # torch's attention, or of its products, for each run of equal sequences. k, v: (K, H, d); q: (Q, H, d), or
-    # (P, L, H, d) if all sequences have the same L queries, up to a factor that depends on the table (P tables, or 1
-    # without a factor)
+    # k, v: (K, H, d)
+    # q: (Q, H, d), or (P, L, H, d) if all sequences share their L queries; P = B if a factor of the table belongs to
+    # them, else 1
+    # On CUDA: one launch, or a few, of torch's kernels for sequences of various lengths.
+    # Otherwise: for each run of equal sequences, a call of torch's attention, or of its products.
     heads, head_dim = q.shape[-2:]
     if q.is_cuda and not dropout and head_dim % 8 == 0:
         if fits_one_launch(spans, heads, head_dim):
@@ -65,10 +66,11 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
     if q.dim() == 4:
         sequences = len(spans.query_ends) - 1
         assert spans.table is not None  # as the sequences share their queries
-        q = q.expand(sequences, -1, -1, -1) if len(q) == 1 else TakeRows.apply(q, spans.table)
-        q = q.flatten(0, 1)
+        q_of_sequences = q.expand(sequences, -1, -1, -1) if len(q) == 1 else TakeRows.apply(q, spans.table)
+        q = q_of_sequences.flatten(0, 1)
     if spans.uses > 1:
-        k, v = (x.repeat(spans.uses, 1, 1) for x in (k, v))
+        k = k.repeat(spans.uses, 1, 1)
+        v = v.repeat(spans.uses, 1, 1)
     return q, k, v
 
 
@@ -78,14 +80,19 @@ def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention:
     heads, head_dim = q.shape[-2:]
     q, k, v = repeated(q, k, v, spans)
     outs = []
-    sequence = query = key = 0
+    sequence = query = key = 0  # the first ones of a launch
     for sequences, queries, keys in launches(spans, heads, head_dim):
         ends = slice(sequence, sequence + sequences + 1)
-        query_ends = spans.query_ends[ends] - spans.query_ends[sequence]
-        key_ends = spans.key_ends[ends] - spans.key_ends[sequence]
-        of_keys = slice(key, key + keys)
-        own = q[query : query + queries], k[of_keys], v[of_keys]
-        outs.append(attention(*own, query_ends, key_ends, spans.most_queries, spans.most_keys))
+        out = attention(
+            q[query : query + queries],
+            k[key : key + keys],
+            v[key : key + keys],
+            spans.query_ends[ends] - spans.query_ends[sequence],
+            spans.key_ends[ends] - spans.key_ends[sequence],
+            spans.most_queries,
+            spans.most_keys,
+        )
+        outs.append(out)
         sequence += sequences
         query += queries
         key += keys
@@ -94,24 +101,25 @@ def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention:
 
 def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int, int]]:
     """Divide sequences, in order, into as few launches as their limits allow: sequences, queries and keys of each."""
-    limit = (FLASH_BACKWARD - 1) // (num_heads * max(head_dim, 32))  # queries, each sequence rounded up by 128
-    parts: list[tuple[int, int, int]] = []
-    sequences = queries = keys = 0
     assert isinstance(spans.runs, Tensor)  # not exported
-    for count, of_queries, of_keys, *_ in spans.runs.tolist():
-        while count > 0:
-            room = min(CUDA_GRID - sequences, (limit - queries - 128 * sequences) // (of_queries + 128))
+    most_queries = (FLASH_BACKWARD - 1) // (num_heads * max(head_dim, 32))  # of a launch
+    complete: list[tuple[int, int, int]] = []
+    sequences = queries = keys = 0  # of the launch that is being filled
+    for left, queries_each, keys_each, *_ in spans.runs.tolist():
+        padded = queries_each + 128  # as each sequence is rounded up by at most 128
+        while left > 0:
+            room = min(CUDA_GRID - sequences, (most_queries - queries - 128 * sequences) // padded)
             if room <= 0:
                 if sequences > 0:
-                    parts.append((sequences, queries, keys))
+                    complete.append((sequences, queries, keys))
                 sequences = queries = keys = 0
-                room = max(1, min(CUDA_GRID, limit // (of_queries + 128)))
-            some = min(count, room)
-            sequences += some
-            queries += some * of_queries
-            keys += some * of_keys
-            count -= some
-    return [*parts, (sequences, queries, keys)]
+                room = max(1, min(CUDA_GRID, most_queries // padded))
+            added = min(left, room)
+            sequences += added
+            queries += added * queries_each
+            keys += added * keys_each
+            left -= added
+    return [*complete, (sequences, queries, keys)]
 
 
 def launch(
@@ -134,36 +142,44 @@ def attend_by_run(
 ) -> Tensor:
     """`attend` as one call of `attention`, of q (count, H, L, d) to k, v (count, H, K, d), for each run."""
     runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
+    # Labeled and query rows may use the same keys, one run after the other: then the runs of the first use suffice.
     distinct = len(runs) // spans.uses
-    sizes = [count * keys for count, _, keys, *_ in runs[:distinct]]
-    own = [
-        [part.unflatten(0, (run[0], run[2])).transpose(1, 2) for part, run in zip(x.split(sizes), runs, strict=False)]
-        for x in (k, v)
-    ]
-    queries = q.split([count * length for count, length, *_ in runs]) if q.dim() == 3 else ()
+    num_keys = [count * keys for count, _, keys, *_ in runs[:distinct]]
+    keys_of_runs = []
+    values_of_runs = []
+    for run, k_of_run, v_of_run in zip(runs, k.split(num_keys), v.split(num_keys), strict=False):
+        count, _, keys, *_ = run
+        keys_of_runs.append(k_of_run.unflatten(0, (count, keys)).transpose(1, 2))  # (count, H, K, d)
+        values_of_runs.append(v_of_run.unflatten(0, (count, keys)).transpose(1, 2))
+
+    shares_queries = q.dim() == 4
+    if not shares_queries:
+        queries_of_runs = q.split([count * length for count, length, *_ in runs])
     outs = []
     for number, (count, length, _, _, table) in enumerate(runs):
-        if queries:
-            some = queries[number].unflatten(0, (count, length))
+        if shares_queries:
+            queries = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
         else:
-            some = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
-        keys, values = (parts[number % distinct] for parts in own)  # (count, H, K, d)
-        outs.append(attention(some.transpose(1, 2), keys, values).transpose(1, 2).flatten(0, 1))
+            queries = queries_of_runs[number].unflatten(0, (count, length))  # (count, L, H, d)
+        keys = keys_of_runs[number % distinct]
+        values = values_of_runs[number % distinct]
+        out = attention(queries.transpose(1, 2), keys, values)  # (count, H, L, d)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outs)
 
 
 def attend_equal(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Softmax attention of equal sequences, (count, H, ., d)."""
     count, H, L, d = q.shape
-    if not q.is_cuda:
-        scores = L * k.shape[2]
-        few = SOME_SCORES < scores <= MANY_SCORES // (count * H)
-        if not dropout and q.dtype != torch.bfloat16 and few and k.shape[2] >= LEAST_KEYS:
-            return torch.softmax((q * d**-0.5) @ k.mT, -1) @ v
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-    limit = batch_limit(H, L, d)
-    parts = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
-    return torch.cat([F.scaled_dot_product_attention(*part, dropout_p=dropout) for part in parts])
+    K = k.shape[2]
+    if q.is_cuda:
+        limit = batch_limit(H, L, d)
+        batches = zip(q.split(limit), k.split(limit), v.split(limit), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*batch, dropout_p=dropout) for batch in batches])
+    fits_products = MIN_SCORES < L * K <= MAX_SCORES // (count * H) and K >= MIN_KEYS
+    if fits_products and not dropout and q.dtype != torch.bfloat16:
+        return torch.softmax((q * d**-0.5) @ k.mT, -1) @ v
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
 
 
 def batch_limit(num_heads: int, num_queries: int, head_dim: int) -> int:
@@ -192,12 +208,13 @@ class RowSpans(NamedTuple):
 def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float) -> Tensor:
     """`attend` with rotary embedding; q (Q, 3, H, d) of queries, keys and values, or q (Q, H, d), kv (K, 2, H, d)."""
     if kv is None:
-        cos, sin = (x.unsqueeze(1) for x in rows.of_keys)
-        both, v = q.split([2, 1], 1)
-        q, k = turn(both, cos, sin, rows.interleaved).unbind(1)
+        cos, sin = rows.of_keys
+        queries_and_keys, v = q.split([2, 1], 1)
+        q, k = turn(queries_and_keys, cos.unsqueeze(1), sin.unsqueeze(1), rows.interleaved).unbind(1)
         return attend(q, k, v.squeeze(1), rows.spans, dropout)
     k, v = kv.unbind(1)
-    q, k = turn(q, *rows.of_queries, rows.interleaved), turn(k, *rows.of_keys, rows.interleaved)
+    q = turn(q, *rows.of_queries, rows.interleaved)
+    k = turn(k, *rows.of_keys, rows.interleaved)
     return attend(q, k, v, rows.spans, dropout)
 
 
@@ -218,7 +235,8 @@ class LayerNorm(nn.LayerNorm):
         device = x.device.type
         if not torch.is_autocast_enabled(device) or x.dtype == torch.float32:
             return super().forward(x)
-        weight, bias = (None if p is None else p.to(x.dtype) for p in (self.weight, self.bias))
+        weight = self.weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         with torch.autocast(device, enabled=False):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
@@ -237,7 +255,8 @@ class Rotary(nn.Module):
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, negative for the first of a pair, of positions 0..length-1, (length, head_dim)."""
         angles = torch.arange(length, device=self.freqs.device)[:, None] * self.freqs
-        cos, sin = angles.cos(), angles.sin()  # (length, head_dim/2)
+        cos = angles.cos()  # (length, head_dim/2)
+        sin = angles.sin()
         if self.interleaved:
             return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
         return cos.repeat(1, 2), torch.cat([-sin, sin], -1)
@@ -263,7 +282,8 @@ class ScaledLinear(nn.Linear):
 def last_of_branch(in_features: int, out_features: int, settings: Any) -> nn.Linear:
     """Return the last linear map of a residual branch."""
     has_scalars = getattr(settings, "residual_scalars", False)  # which networks of plug-ins may lack
-    return (ScaledLinear if has_scalars else nn.Linear)(in_features, out_features)
+    layer = ScaledLinear if has_scalars else nn.Linear
+    return layer(in_features, out_features)
 
 
 def fold_scalars(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -284,7 +304,10 @@ class Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         """Build it with the width E = dim, a scaling rule by name, and fp32 to compute in float32 under autocast."""
         super().__init__()
-        self.dim, self.num_heads, self.dropout, self.fp32 = dim, num_heads, settings.dropout, fp32
+        self.dim = dim
+        self.num_heads = num_heads
+        self.dropout = settings.dropout
+        self.fp32 = fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = last_of_branch(dim, dim, settings)
@@ -304,9 +327,10 @@ class Attention(nn.Module):
         table: Tensor | None = None,
     ) -> Tensor:
         """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself."""
-        # The context may be its keys and values, see `keys`. If all sequences share their queries, x is (L, E) and the
-        # result (sequences * L, E). Scaling rules need log_n (B,), the logarithm of the number of keys of each table,
-        # and table (Q,), the table of each query, unless all sequences share their queries.
+        # The context may be its keys and values, see `keys`.
+        # If all sequences share their queries, x is (L, E) and the result (sequences * L, E).
+        # Scaling rules need log_n (B,), the logarithm of the number of keys of each table, and table (Q,), the table of
+        # each query, unless all sequences share their queries.
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 out = self(x.float(), None if context is None else context.float(), spans, log_n, table)
@@ -332,16 +356,17 @@ class Attention(nn.Module):
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
-        wq, bq = (p[: self.dim] for p in (self.in_proj_weight, self.in_proj_bias))
-        return F.linear(x, wq, bq).unflatten(-1, heads), context if context.dim() == 4 else self.keys(context)
+        q = F.linear(x, self.in_proj_weight[: self.dim], self.in_proj_bias[: self.dim]).unflatten(-1, heads)
+        has_keys = context.dim() == 4
+        return q, context if has_keys else self.keys(context)
 
     def keys(self, context: Tensor) -> Tensor:
         """Return keys and values of a context (K, E), (K, 2, H, d), which can be kept for later queries."""
         if self.fp32 and torch.is_autocast_enabled(context.device.type):
             with torch.autocast(context.device.type, enabled=False):
                 return self.keys(context.float())
-        wkv, bkv = (p[self.dim :] for p in (self.in_proj_weight, self.in_proj_bias))
-        return F.linear(context, wkv, bkv).unflatten(-1, (2, self.num_heads, self.dim // self.num_heads))
+        kv = F.linear(context, self.in_proj_weight[self.dim :], self.in_proj_bias[self.dim :])
+        return kv.unflatten(-1, (2, self.num_heads, self.dim // self.num_heads))
 
     def scale(self, q: Tensor, log_n: Tensor | None, table: Tensor | None, spans: Spans) -> Tensor:
         """Scale queries as `attend` takes them: (Q, H, d), or (B or 1, L, H, d) if the sequences share them."""
@@ -360,7 +385,8 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
         super().__init__()
-        self.dropout, self.ff_factor = settings.dropout, settings.ff_factor
+        self.dropout = settings.dropout
+        self.ff_factor = settings.ff_factor
         self.attn = self.attention(dim, num_heads, scaling, settings, fp32)
         bias = not settings.bias_free_ln
         if self.ff_factor > 0:
@@ -384,7 +410,8 @@ class Block(nn.Module):
         """Call `Attention.forward` with a residual; an int as context: that many first tokens of x are the keys."""
         normed = self.norm1(x)  # the norm of keys too
         if isinstance(context, Tensor):
-            context = context if context.dim() == 4 else self.norm1(context)
+            if context.dim() != 4:  # tokens, not their keys and values
+                context = self.norm1(context)
         elif context is not None:
             context = normed[:context]
         attended = self._drop(self.attn(normed, context, spans, log_n, table))

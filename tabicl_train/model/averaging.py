@@ -8,13 +8,13 @@ H heads, d values of a head.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-SCORES = {"cpu": 2**18, "cuda": 2**24}  # of a chunk; on a CPU, 1 MB of float32 stays in the second cache
-QUERIES = 16  # of a chunk at least: with fewer, reading the keys from memory dominates
+SCORES_OF_CHUNK = {"cpu": 2**18, "cuda": 2**24}  # on a CPU, 1 MB of float32 stays in the second cache
+MIN_QUERIES_OF_CHUNK = 16  # with fewer, reading the keys from memory dominates
 
 
 def signed_log(z: Tensor) -> Tensor:
@@ -30,21 +30,34 @@ def attend_plain(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:
     return torch.softmax(scores, -1) @ v
 
 
-def pieces(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[tuple[slice, Any, slice, int, Tensor, Tensor, Tensor]]:
-    """Yield slices of each run's queries in the result and in q, and of its keys; count; q, k, v (count, H, ., d)."""
+class Run(NamedTuple):
+    """The equal sequences of a run, views of the tensors that they are part of."""
+
+    number: int  # of the sequences
+    out: slice  # its queries in the result
+    of_q: Any  # the index of its queries in q: a slice, or the table where the sequences share them
+    of_kv: slice  # its keys in kv
+    q: Tensor  # (count, H, L, d)
+    k: Tensor  # (count, H, K, d)
+    v: Tensor
+
+
+def split_runs(q: Tensor, kv: Tensor, runs: Tensor) -> Iterator[Run]:
+    """Yield the runs of q, (queries, H, d) or shared (P, L, H, d), and kv (keys, 2, H, d)."""
     start = 0
-    for count, length, keys, first, table in runs.tolist():
-        at = slice(start, start + count * length)
-        start = at.stop
-        own: Any = at
+    for count, length, keys, first_key, table in runs.tolist():
+        out = slice(start, start + count * length)
+        start = out.stop
+        of_q: Any
         if q.dim() == 3:
-            some = q[at].unflatten(0, (count, length))  # (count, L, H, d)
+            of_q = out
+            q_of_run = q[of_q].unflatten(0, (count, length))  # (count, L, H, d)
         else:
-            own = table if len(q) > 1 else 0
-            some = q[own].expand(count, -1, -1, -1)
-        used = slice(first, first + count * keys)
-        k, v = kv[used].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-        yield at, own, used, count, some.transpose(1, 2), k, v
+            of_q = table if len(q) > 1 else 0
+            q_of_run = q[of_q].expand(count, -1, -1, -1)
+        of_kv = slice(first_key, first_key + count * keys)
+        k, v = kv[of_kv].unflatten(0, (count, keys)).permute(2, 0, 3, 1, 4)
+        yield Run(count, out, of_q, of_kv, q_of_run.transpose(1, 2), k, v)
 
 
 def wide(q: Tensor) -> torch.dtype:
@@ -53,30 +66,35 @@ def wide(q: Tensor) -> torch.dtype:
 
 def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Yield the sequences and the queries of each chunk of a run."""
-    scores = SCORES.get(device.type, SCORES["cpu"])
-    some = min(L, max(scores // (H * K), QUERIES))
-    together = max(scores // (H * L * K), 1) if some == L else 1
-    for sequence in range(0, count, together):
-        for start in range(0, L, some):
-            yield slice(sequence, sequence + together), slice(start, start + some)
+    # A chunk is a few queries of one sequence, or all queries of one or more.
+    scores = SCORES_OF_CHUNK.get(device.type, SCORES_OF_CHUNK["cpu"])
+    queries = min(L, max(scores // (H * K), MIN_QUERIES_OF_CHUNK))
+    sequences = 1
+    if queries == L:
+        sequences = max(scores // (H * L * K), 1)
+    for sequence in range(0, count, sequences):
+        for query in range(0, L, queries):
+            yield slice(sequence, sequence + sequences), slice(query, query + queries)
 
 
 @torch.library.custom_op("tabicl_train::attend_averaging", mutates_args=())
 def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
     """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d)."""
-    # It is computed in float32, or float64 if q is. q: (queries, H, d), or (P, L, H, d) if all sequences have the same
-    # L queries, up to a factor of the table; exponents: (H,), the p of each head; runs, queries: see pack.Spans
+    # It is computed in float32, or float64 if q is.
+    # q: (queries, H, d), or (P, L, H, d) if all sequences share their L queries, up to a factor of the table
+    # exponents: (H,), the p of each head; runs, queries: see pack.Spans
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
     with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
-        for at, _, _, count, some, k, v in pieces(q, kv, runs):
-            L, K = some.shape[2], k.shape[2]
-            result = out[at].unflatten(0, (count, L)).transpose(1, 2)  # (count, H, L, d)
-            for s, i in chunks(count, H, L, K, q.device):
-                z = (some[s, :, i].to(wide(q)) * d**-0.5) @ k[s].to(wide(q)).mT  # (sequences, H, queries, K)
+        for run in split_runs(q, kv, runs):
+            L = run.q.shape[2]
+            K = run.k.shape[2]
+            result = out[run.out].unflatten(0, (run.number, L)).transpose(1, 2)  # (count, H, L, d)
+            for s, i in chunks(run.number, H, L, K, q.device):
+                z = (run.q[s, :, i].to(wide(q)) * d**-0.5) @ run.k[s].to(wide(q)).mT  # (sequences, H, queries, K)
                 logits = z.abs().log1p_().copysign_(z).mul_(power)
-                result[s, :, i] = torch.softmax(logits, -1) @ v[s].to(wide(q))
+                result[s, :, i] = torch.softmax(logits, -1) @ run.v[s].to(wide(q))
     return out
 
 
@@ -85,34 +103,43 @@ def backward(
     grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     H, d = q.shape[-2:]
-    dq, dkv, dp = (
-        torch.zeros_like(x, dtype=wide(q), memory_format=torch.contiguous_format) for x in (q, kv, exponents)
-    )
+    dq = torch.zeros_like(q, dtype=wide(q), memory_format=torch.contiguous_format)
+    dkv = torch.zeros_like(kv, dtype=wide(q), memory_format=torch.contiguous_format)
+    dp = torch.zeros_like(exponents, dtype=wide(q), memory_format=torch.contiguous_format)
     power = exponents.to(wide(q))[:, None, None]
     with torch.autocast(q.device.type, enabled=False):  # which would round the operands of products
-        for at, own, used, count, some, k, v in pieces(q, kv, runs):
-            L, K = some.shape[2], k.shape[2]
-            above, result = (x[at].unflatten(0, (count, L)).transpose(1, 2) for x in (grad, out))  # (count, H, L, d)
-            slope = dq[own].unflatten(0, (-1, L)).transpose(1, 2)  # (count, or 1 if the sequences share it, H, L, d)
-            dk, dv = dkv[used].unflatten(0, (count, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
-            for s, i in chunks(count, H, L, K, q.device):
-                scaled, keys = some[s, :, i].to(wide(q)) * d**-0.5, k[s].to(wide(q))
-                g = above[s, :, i].to(wide(q))
-                inner = (g * result[s, :, i]).sum(-1, keepdim=True)
+        for run in split_runs(q, kv, runs):
+            L = run.q.shape[2]
+            K = run.k.shape[2]
+            grad_of_run = grad[run.out].unflatten(0, (run.number, L)).transpose(1, 2)  # (count, H, L, d)
+            result = out[run.out].unflatten(0, (run.number, L)).transpose(1, 2)
+            # (count, or 1 if the sequences share their queries, H, L, d)
+            dq_of_run = dq[run.of_q].unflatten(0, (-1, L)).transpose(1, 2)
+            dk, dv = dkv[run.of_kv].unflatten(0, (run.number, K)).permute(2, 0, 3, 1, 4)  # (count, H, K, d)
+            for s, i in chunks(run.number, H, L, K, q.device):
+                # Forward again: z, and scores sgn(z) log(1 + |z|), whose softmax times p are the weights.
+                scaled = run.q[s, :, i].to(wide(q)) * d**-0.5
+                keys = run.k[s].to(wide(q))
                 z = scaled @ keys.mT  # (sequences, H, queries, K)
                 base = z.abs()
                 scores = base.log1p().copysign_(z)
                 weights = torch.softmax(torch.mul(scores, power, out=z), -1)
+
+                # Backward through values and softmax: ds is the gradient of the logits.
+                g = grad_of_run[s, :, i].to(wide(q))
+                inner = (g * result[s, :, i]).sum(-1, keepdim=True)
                 dv[s] += weights.mT @ g
-                ds = (g @ v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
+                ds = (g @ run.v[s].to(wide(q)).mT).sub_(inner).mul_(weights)
+
+                # Through p * scores, whose derivative by z is p / (1 + |z|).
                 dp += scores.mul_(ds).sum((0, 2, 3))
                 ds.div_(base.add_(1))
                 dk[s] += ds.mT @ (scaled * power)
-                step = (ds @ keys).mul_(power * d**-0.5)
+                dq_of_chunk = (ds @ keys).mul_(power * d**-0.5)
                 if q.dim() == 3:
-                    slope[s, :, i] = step
+                    dq_of_run[s, :, i] = dq_of_chunk
                 else:
-                    slope[:, :, i] += step.sum(0)
+                    dq_of_run[:, :, i] += dq_of_chunk.sum(0)
     return dq.to(q.dtype), dkv.to(kv.dtype), dp.to(exponents.dtype)
 
 
@@ -123,7 +150,9 @@ def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> T
 
 @backward.register_fake
 def _(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dkv, dp = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, kv, exponents))
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dkv = torch.empty_like(kv, memory_format=torch.contiguous_format)
+    dp = torch.empty_like(exponents, memory_format=torch.contiguous_format)
     return dq, dkv, dp
 
 

@@ -11,7 +11,9 @@ from tabicl_train.model.config import TabICLConfig
 
 def token_groups(config: TabICLConfig, num_features: int) -> int:
     """Return G, the column tokens of a row."""
-    return -(-num_features // config.group_size) if config.col_grouping == "disjoint" else num_features
+    if config.col_grouping == "disjoint":
+        return -(-num_features // config.group_size)
+    return num_features
 
 
 def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -> float:
@@ -22,20 +24,27 @@ def block_flops(config: TabICLConfig, width: int, queries: float, keys: float) -
 
 
 def column_flops(config: TabICLConfig, N: int, n: int, num_features: int) -> float:
-    E, inducing, G = config.embed_dim, config.col_num_inducing, token_groups(config, num_features)
+    E = config.embed_dim
+    inducing = config.col_num_inducing
+    G = token_groups(config, num_features)
     # The inducing vectors are shared by all columns; projecting and scaling them once per pass is not counted.
-    block = block_flops(config, E, inducing, n) - 2 * E * E * inducing + block_flops(config, E, N, inducing)
+    to_inducing = block_flops(config, E, inducing, n) - 2 * E * E * inducing
+    block = to_inducing + block_flops(config, E, N, inducing)
     affine = 4 * E * E * N if config.col_affine else 0
     return G * (2 * N * config.group_size * E + config.col_num_blocks * block + affine)
 
 
 def row_flops(config: TabICLConfig, N: int, G: int) -> float:
-    T, E, cls = G + config.row_num_cls, config.embed_dim, config.row_num_cls
-    return N * ((config.row_num_blocks - 1) * block_flops(config, E, T, T) + block_flops(config, E, cls, T))
+    E = config.embed_dim
+    T = G + config.row_num_cls
+    inner = block_flops(config, E, T, T)
+    last = block_flops(config, E, config.row_num_cls, T)  # CLS tokens only
+    return N * ((config.row_num_blocks - 1) * inner + last)
 
 
 def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
-    D, queries = config.row_dim, N - n
+    D = config.row_dim
+    queries = N - n
     gate = register.scaling[config.icl_scaling].flops(D, config.icl_num_heads)
     inner = block_flops(config, D, N, n) + N * gate
     last = block_flops(config, D, queries, n) + queries * gate  # query rows only
@@ -50,8 +59,12 @@ def kept_by_part(
     """Count the values of one table that each part keeps for the backward pass; arguments as in `kept_values`."""
     # Values outside of blocks are always kept: the cells and labels that the column stage reads, the rows before their
     # last norm, the decoder's values and, for the loss, the quantiles. A recomputed block keeps only its input.
-    c, N, n = config, num_rows, train_size
-    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    c = config
+    N = num_rows
+    n = train_size
+    G = token_groups(config, num_features)
+    E = c.embed_dim
+    D = c.row_dim
     T = G + c.row_num_cls
     cells = c.group_size + (c.label_width + 1 if c.col_target_aware else 0)
     outside = {
@@ -59,18 +72,17 @@ def kept_by_part(
         "row": N * D,
         "icl": 6 * (N - n) * D + quantile_values(c, N - n),
     }
-    blocks: dict[str, float]
     if recomputed:
-        blocks = {
-            "column": c.col_num_blocks * G * N * E,
-            "row": c.row_num_blocks * N * T * E + N * D,
-            "icl": c.icl_num_blocks * N * D,
+        return {
+            "column": outside["column"] + c.col_num_blocks * G * N * E,
+            "row": outside["row"] + (c.row_num_blocks * N * T * E + N * D),
+            "icl": outside["icl"] + c.icl_num_blocks * N * D,
         }
-    else:
-        counts = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
-        values = block_values(c, N, n, num_features)
-        blocks = {part: (counts[part] - 1) * inner + last for part, (inner, last) in values.items()}
-    return {part: outside[part] + blocks[part] for part in blocks}
+    num_blocks = {"column": c.col_num_blocks, "row": c.row_num_blocks, "icl": c.icl_num_blocks}
+    kept = {}
+    for part, (inner, last) in block_values(c, N, n, num_features).items():
+        kept[part] = outside[part] + ((num_blocks[part] - 1) * inner + last)
+    return kept
 
 
 def quantile_values(config: TabICLConfig, queries: int) -> int:
@@ -85,27 +97,46 @@ def block_values(
     # A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
     # the output of attention, and the hidden layer of the feed-forward network before and after its activation. For
     # each key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
-    c, N, n, E, D = config, num_rows, train_size, config.embed_dim, config.row_dim
+    N = num_rows
+    n = train_size
+    E = config.embed_dim
+    D = config.row_dim
     G = token_groups(config, num_features)
-    T, query = G + c.row_num_cls, 6 + 2 * c.ff_factor
-    column = G * E * (query * N + 3 * n + (query + 4) * c.col_num_inducing)
-    icl_query = query + register.scaling[c.icl_scaling].kept(D, c.icl_num_heads)
-    return {
-        "column": (column, column),
-        "row": (N * T * E * (query + 4), N * E * (5 * T + query * c.row_num_cls)),  # with rotated queries and keys
-        "icl": (D * (icl_query * N + 4 * n), D * (icl_query * (N - n) + 4 * n)),
-    }
+    T = G + config.row_num_cls
+    query = 6 + 2 * config.ff_factor
+    rotated_query = query + 4  # with rotated queries and keys
+    icl_query = query + register.scaling[config.icl_scaling].kept(D, config.icl_num_heads)
+
+    column = G * E * (query * N + 3 * n + (query + 4) * config.col_num_inducing)
+    row = N * T * E * rotated_query
+    last_row = N * E * (5 * T + query * config.row_num_cls)
+    icl = D * (icl_query * N + 4 * n)
+    last_icl = D * (icl_query * (N - n) + 4 * n)  # query rows only
+    return {"column": (column, column), "row": (row, last_row), "icl": (icl, last_icl)}
+
+
+def largest_block(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
+    """Count the values that the largest block keeps."""
+    return max(map(max, block_values(config, num_rows, train_size, num_features).values()))
 
 
 def float32_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> float:
     """Count those of the values of one table kept for the backward pass that stay in float32 under autocast."""
-    # These are cells and labels, the inducing points (about three of their vectors), the factors of scaling rules and,
-    # if so configured, in column attention: inputs, queries and outputs of tokens, and inputs, keys and values of
-    # labeled ones; the inducing points have both. Recomputed blocks keep only their inputs, which are not.
-    c, N, n = config, num_rows, train_size
-    G, E, D = token_groups(config, num_features), c.embed_dim, c.row_dim
+    # In float32 are
+    # - cells and labels,
+    # - about three vectors of each inducing point,
+    # - the factors of scaling rules,
+    # - if so configured, column attention: inputs, queries and outputs of tokens, and inputs, keys and values of
+    #   labeled ones; inducing points have both.
+    # Recomputed blocks keep only their inputs, which are not in float32.
+    c = config
+    N = num_rows
+    n = train_size
+    G = token_groups(config, num_features)
+    E = c.embed_dim
+    D = c.row_dim
     cells = G * N * (c.group_size + (c.label_width + 1 if c.col_target_aware else 0))
     if recomputed:
         return cells

@@ -21,12 +21,8 @@ from tabicl_train.model.pack import Pack, Shape
 __all__ = ["Costs", "counted_costs", "use_costs"]
 
 # Shapes N, n, M on which costs are counted; in the terms below they are far from a common surface.
-SHAPES = tuple(
-    (N, n, M)
-    for N, labeled in ((6, (2, 4)), (11, (3, 8)), (17, (5, 13)), (24, (6, 19)))
-    for n in labeled
-    for M in (1, 2, 4, 7)
-)  # fmt: skip
+SPLITS = ((6, 2), (6, 4), (11, 3), (11, 8), (17, 5), (17, 13), (24, 6), (24, 19))
+SHAPES = tuple((N, n, M) for N, n in SPLITS for M in (1, 2, 4, 7))
 _counted: dict[tuple[type, str], Costs] = {}  # by network and settings
 DIGITS = 6  # significant digits of a coefficient; rounding of the fit is far below
 
@@ -63,7 +59,7 @@ def terms(N: int, n: int, M: int) -> list[float]:
 
 def evaluate(coefficients: tuple[float, ...], N: int, n: int, M: int) -> float:
     value = sum(coefficient * term for coefficient, term in zip(coefficients, terms(N, n, M), strict=True))
-    return max(value, float(N * M))  # the fit of a network with other terms may fall below zero
+    return max(value, float(N * M))  # as the fit of a network with other terms may fall below zero
 
 
 def counted_costs(network: type[nn.Module], config: Any) -> Costs:
@@ -121,19 +117,20 @@ def random_tables(config: Any, shapes: Iterable[Shape], generator: torch.Generat
 def count(network: nn.Module, pack: Pack) -> tuple[float, float]:
     """Return the FLOPs of a forward pass, and the values that it saves for the backward pass."""
     parameters = {parameter.data_ptr() for parameter in network.parameters()}
-    saved: dict[int, int] = {}  # sizes of the tensors by their memory, so that none counts twice
+    sizes: dict[int, int] = {}  # of the saved tensors, by their memory, so that none counts twice
+    held: list[Tensor] = []  # otherwise the memory of a tensor could be used again
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in parameters:
-            saved[tensor.data_ptr()] = max(saved.get(tensor.data_ptr(), 0), tensor.numel())
-        held.append(tensor)  # otherwise its memory could be used again
+        held.append(tensor)
+        address = tensor.data_ptr()
+        if address not in parameters:
+            sizes[address] = max(sizes.get(address, 0), tensor.numel())
         return tensor
 
-    held: list[Tensor] = []
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network(pack)
-    return float(counter.get_total_flops()), float(sum(saved.values()))
+    return float(counter.get_total_flops()), float(sum(sizes.values()))
 
 
 def fit(counts: list[float]) -> tuple[float, ...]:
@@ -143,5 +140,8 @@ def fit(counts: list[float]) -> tuple[float, ...]:
     scale = matrix.norm(dim=0)
     # The terms are nearly dependent on few shapes; gelsd cuts what the counts do not decide.
     solution = torch.linalg.lstsq(matrix / scale, target[:, None], rcond=1e-9, driver="gelsd").solution[:, 0] / scale
-    largest = solution.abs().max().item()
-    return tuple(0.0 if abs(c) < 1e-9 * largest else float(f"{c:.{DIGITS}g}") for c in solution.tolist())
+    negligible = 1e-9 * solution.abs().max().item()
+    coefficients = []
+    for coefficient in solution.tolist():
+        coefficients.append(0.0 if abs(coefficient) < negligible else float(f"{coefficient:.{DIGITS}g}"))
+    return tuple(coefficients)

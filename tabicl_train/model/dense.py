@@ -47,9 +47,10 @@ def dense(
         def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
             """Predict the query rows of all tables, one table after the other, (query rows, outputs)."""
             predictions = []
-            for (N, n, _), same in groupby(zip(pack.shapes, pack.tables(), strict=True), key=lambda pair: pair[0]):
-                tables = [table for _, table in same]
-                X = torch.stack([table for table, _, _ in tables])  # (B, N, M)
+            by_shape = groupby(zip(pack.shapes, pack.tables(), strict=True), key=lambda pair: pair[0])
+            for (N, n, _), pairs in by_shape:
+                tables = [table for _, table in pairs]
+                X = torch.stack([features for features, _, _ in tables])  # (B, N, M)
                 y = torch.stack([labels[:n] for _, labels, _ in tables])  # (B, n)
                 predicted = self.network(X, y) if call is None else call(self.network, X, y)  # (B, N - n, outputs)
                 if predicted.shape[:2] != (len(tables), N - n):

@@ -46,7 +46,7 @@ class Node(NamedTuple):
     counts: list[int]  # the labeled rows n of each table
     keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
     children: list[Node]  # with more classes than the network has, the node of each group of classes
-    sizes: list[int]  # of the groups
+    sizes: list[int]  # classes of each group; all 1 in a node without children
 
 
 class Encoded(NamedTuple):
@@ -116,56 +116,71 @@ def represent_labeled(network: Any, pack: Pack, num_classes: int, tokens: int) -
     """Represent labeled rows, (rows, D), and return the `columns` of Encoded."""
     config = network.config
     column = network.col_embedder
-    sizes, shapes, layout, size = layout_of(network, pack, tokens)
-    labels = pack.y.index_select(0, layout.labels)  # (tokens,)
+    layout = layout_of(network, pack)
+    size = part_size(network, pack, tokens)
+    labels = pack.y.index_select(0, layout.columns.labels)  # (tokens,)
     digits = [labels]
     if config.col_target_aware and num_classes > config.max_classes:
         digits = label_digits(labels, num_classes, config.max_classes)
-    cells = [column.read(pack, layout, digit) for digit in digits]  # each (tokens, K); a token is a row of a group
+    # each (tokens, K); a token is a row of a group
+    cells = [column.read(pack, layout.columns, digit) for digit in digits]
 
     # The column stage sees one digit of the labels at a time, and the embeddings are averaged over the digits.
     embedded = cells[0].new_empty(len(cells[0]), config.embed_dim)  # (tokens, E)
-    kept: list[list[list[Tensor]]] = [[] for _ in digits]  # keys by digit, part and block
-    for part in column_parts(config, shapes, sizes.device, size):
-        of_digits = []
-        for digit, read in enumerate(cells):
+    keys_of_parts: list[list[list[Tensor]]] = [[] for _ in digits]  # by digit, part and block
+    for part in column_parts(config, layout.shapes, layout.sizes.device, size):
+        embedded_digits = []
+        for digit, cells_of_digit in enumerate(cells):
             # (tokens of the part, K) -> (tokens of the part, E), and for each block (columns * I, 2, H, d)
-            of_digit, keys = column.embed_known(read[part.tokens], part.layout, part.log_n)
-            of_digits.append(of_digit)
-            kept[digit].append(keys)
-        embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
+            embedded_digit, keys = column.embed_known(cells_of_digit[part.tokens], part.layout, part.log_n)
+            embedded_digits.append(embedded_digit)
+            keys_of_parts[digit].append(keys)
+        embedded[part.tokens] = reduce(torch.add, embedded_digits) / len(embedded_digits)
 
     columns = []
-    for keys_of_parts in kept:
-        of_blocks = zip(*keys_of_parts, strict=True)  # for each block, the keys of all parts
-        columns.append([torch.cat(of_block) for of_block in of_blocks])
-    return represent_rows(network, embedded, sizes, shapes, layout, size), columns
+    for keys_of_digit in keys_of_parts:
+        by_block = zip(*keys_of_digit, strict=True)  # for each block, the keys of all parts
+        columns.append([torch.cat(keys) for keys in by_block])
+    return represent_rows(network, embedded, layout, size), columns
 
 
 def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tokens: int) -> Tensor:
     """Represent query rows, (rows, D), with the `columns` of Encoded."""
     config = network.config
     column = network.col_embedder
-    sizes, shapes, layout, size = layout_of(network, pack, tokens)
-    cells = column.read(pack, layout, None)  # (tokens, K)
+    layout = layout_of(network, pack)
+    size = part_size(network, pack, tokens)
+    cells = column.read(pack, layout.columns, None)  # (tokens, K)
 
     embedded = cells.new_empty(len(cells), config.embed_dim)  # (tokens, E)
-    for part in column_parts(config, shapes, sizes.device, size):
-        of_digits = []
-        for keys in columns:
-            known = [of_block[part.points] for of_block in keys]  # for each block (columns of the part * I, 2, H, d)
-            of_digit, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
-            of_digits.append(of_digit)  # (tokens of the part, E)
-        embedded[part.tokens] = reduce(torch.add, of_digits) / len(of_digits)
-    return represent_rows(network, embedded, sizes, shapes, layout, size)
+    for part in column_parts(config, layout.shapes, layout.sizes.device, size):
+        embedded_digits = []  # (tokens of the part, E) each
+        for keys_of_blocks in columns:
+            known = [keys[part.points] for keys in keys_of_blocks]  # for each block (columns of the part * I, 2, H, d)
+            embedded_digit, _ = column.embed_known(cells[part.tokens], part.layout, part.log_n, known)
+            embedded_digits.append(embedded_digit)
+        embedded[part.tokens] = reduce(torch.add, embedded_digits) / len(embedded_digits)
+    return represent_rows(network, embedded, layout, size)
 
 
-def layout_of(network: Any, pack: Pack, tokens: int) -> tuple[Tensor, list[Shape], Columns, int]:
-    """Return N, n and G of each table, (B, 3) and as a list, the layout of their columns, and the tokens of a part."""
-    config = network.config
+class Layout(NamedTuple):
+    """The sizes of the tables of a pack, and the layout of their columns."""
+
+    sizes: Tensor  # int64 (B, 3), N, n and G of each table
+    shapes: list[Shape]  # the same numbers for the host
+    columns: Columns
+
+
+def layout_of(network: Any, pack: Pack) -> Layout:
     sizes, shapes = network.groups(pack)
-    layout = column_layout(sizes, shapes, config.col_num_inducing)
-    return sizes, shapes, layout, tokens if pack.X.is_cuda else min(tokens, CPU_PART // config.embed_dim)
+    return Layout(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
+
+
+def part_size(network: Any, pack: Pack, tokens: int) -> int:
+    """Return the tokens that are computed at once; `tokens` is the caller's limit."""
+    if pack.X.is_cuda:
+        return tokens
+    return min(tokens, CPU_PART // network.config.embed_dim)
 
 
 def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:
@@ -174,55 +189,60 @@ def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device
     # So a part is a run of consecutive columns, perhaps of several tables; its tokens and inducing points are slices.
     inducing = config.col_num_inducing
     first_token = first_column = 0
-    for some in columns_in_parts(shapes, size):
-        sizes = torch.tensor(some, device=device)
-        layout = column_layout(sizes, some, inducing)
+    for shapes_of_part in columns_in_parts(shapes, size):
+        sizes = torch.tensor(shapes_of_part, device=device)
+        layout = column_layout(sizes, shapes_of_part, inducing)
         # The rows of a pack here are all labeled, or all query rows, and a pack of these counts them as labeled, too.
         end_token = first_token + layout.labeled
         end_column = first_column + len(layout.table)
-        tokens = slice(first_token, end_token)
-        points = slice(first_column * inducing, end_column * inducing)
-        yield ColumnPart(layout, log_counts(sizes), tokens, points)
-        first_token, first_column = end_token, end_column
+        yield ColumnPart(
+            layout,
+            log_counts(sizes),
+            tokens=slice(first_token, end_token),
+            points=slice(first_column * inducing, end_column * inducing),
+        )
+        first_token = end_token
+        first_column = end_column
 
 
 def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
     """Split the columns into parts of at most so many tokens, or one column: lists of N, n and number of columns."""
     parts: list[list[Shape]] = []
     room = 0
-    for N, n, columns in shapes:
-        while columns > 0:
+    for N, n, left in shapes:
+        while left > 0:
             if N > room:
                 parts.append([])
                 room = max(tokens, N)
-            some = min(columns, room // N)
-            parts[-1].append((N, n, some))
-            room -= some * N
-            columns -= some
+            added = min(left, room // N)
+            parts[-1].append((N, n, added))
+            room -= added * N
+            left -= added
     return parts
 
 
-def represent_rows(
-    network: Any, embedded: Tensor, sizes: Tensor, shapes: list[Shape], columns: Columns, size: int
-) -> Tensor:
+def represent_rows(network: Any, embedded: Tensor, layout: Layout, size: int) -> Tensor:
     """Embeddings of cells (tokens, E) -> representations of rows (rows, D), in the order of the tables."""
-    rows = row_layout(sizes, shapes, network.config.row_num_cls, columns)
+    rows = row_layout(layout.sizes, layout.shapes, network.config.row_num_cls, layout.columns)
     return interact(network, embedded, rows, size).index_select(0, rows.order)
 
 
 def interact(network: Any, embedded: Tensor, rows: Rows, size: int) -> Tensor:
     """Compute the representations of all rows, (rows, D), for rows with at most `size` tokens at a time."""
-    stage, num_cls = network.row_interactor, network.config.row_num_cls
+    stage = network.row_interactor
+    num_cls = network.config.row_num_cls
     x = stage.add_cls(embedded, rows)  # (rows * T, E)
-    every = rows.within.every.runs
-    assert isinstance(every, Tensor)  # not exported
-    runs = [(count, T) for count, T, *_ in every.tolist()]
+    runs = rows.within.every.runs
+    assert isinstance(runs, Tensor)  # not exported
     represented = []
-    for of_width, (_, T) in zip(x.split([count * T for count, T in runs]), runs, strict=True):
-        for some in of_width.split(max(1, size // T) * T):
-            count = len(some) // T
-            starts = torch.arange(0, len(some) + 1, T, dtype=torch.int32, device=x.device)
-            represented.append(stage.interact(some, within_rows([[count, T]], starts, num_cls)))
+    start = 0
+    for count, T, *_ in runs.tolist():
+        tokens = x[start : start + count * T]  # of all rows with T tokens
+        start += count * T
+        for part in tokens.split(max(1, size // T) * T):
+            starts = torch.arange(0, len(part) + 1, T, dtype=torch.int32, device=x.device)
+            within = within_rows([[len(part) // T, T]], starts, num_cls)
+            represented.append(stage.interact(part, within))
     return torch.cat(represented)
 
 
@@ -240,14 +260,16 @@ def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
 def split_classes(num_classes: int, most: int) -> list[int]:
     """Return sizes of the groups of consecutive classes under a node: at most `most`, nearly equal, larger first."""
     groups = min(-(-num_classes // most), most)
-    return [num_classes // groups + (group < num_classes % groups) for group in range(groups)]
+    size, larger = divmod(num_classes, groups)
+    return [size + 1] * larger + [size] * (groups - larger)
 
 
 def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
     """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
     shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
     sizes = torch.tensor(shapes, device=rows.device)
-    return Node(counts, learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes)), [], [])
+    keys = learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes))
+    return Node(counts, keys, children=[], sizes=[])
 
 
 def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
@@ -260,7 +282,7 @@ def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int
 def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
     """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
     if num_classes == 1:
-        return Node([len(rows)], [], [], [])
+        return Node([len(rows)], keys=[], children=[], sizes=[])
     if num_classes <= learner.config.max_classes:
         return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
     sizes = split_classes(num_classes, learner.config.max_classes)
@@ -282,5 +304,8 @@ def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, 
     p = torch.softmax(logits / temperature, dim=-1)  # (query rows, children)
     if not node.children:
         return p
-    within = [class_probabilities(learner, child, queries, temperature) for child in node.children]
-    return torch.cat([p[:, i, None] * of_child for i, of_child in enumerate(within)], dim=1)
+    probabilities = []
+    for number, child in enumerate(node.children):
+        within_child = class_probabilities(learner, child, queries, temperature)
+        probabilities.append(p[:, number, None] * within_child)
+    return torch.cat(probabilities, dim=1)

@@ -1,20 +1,37 @@
 """Packs: tables that go through a network in one pass without padding, and the positions of their tokens.
 
-In the column stage and in in-context learning, all labeled tokens come before all query tokens, so that each kind is a
-slice; within a kind, tables (or columns) are in the order of the pack. In the row stage the tokens of a row are
-adjacent, its CLS tokens first, and rows are sorted by their number of tokens.
+Tokens of all tables lie one after the other, in an order of their own in each of the three stages:
+
+- Columns: the labeled tokens of all columns, then the query tokens of all columns.
+- Rows: the tokens of a row are adjacent, its CLS tokens first. Rows are sorted by their number of tokens.
+- In-context learning: the labeled rows of all tables, then the query rows of all tables.
+
+So labeled and query tokens are a slice each in the first and the last stage. Within a kind, columns and rows are in the
+order of the pack.
+
+An example: table a has N = 3 rows, of which n = 2 are labeled, and G = 2 feature groups; table b has N = 2, n = 1 and
+G = 1. Their columns are a0, a1 and b0; a0.2 is the token of column a0 in row 2. With one CLS token of a row, such as
+a.2, T is 3 in table a and 2 in table b:
+
+    columns              a0.0 a0.1 a1.0 a1.1 b0.0 | a0.2 a1.2 b0.1
+    rows                 b.0 b0.0, b.1 b0.1, a.0 a0.0 a1.0, a.1 a0.1 a1.1, a.2 a0.2 a1.2
+    in-context learning  a.0 a.1 b.0 | a.2 b.1
+
+`Rows.tokens` is then 5 8 6 9 1 | 11 12 3, where the tokens of columns are among those of rows, and `Rows.order` is
+2 3 0 | 4 1, where the rows of in-context learning are among the sorted rows. `tests/model/test_pack.py` has it all.
 
 The host knows the sizes; positions are computed on the device from a copy of them, so nothing waits for a GPU.
 
-B tables of N rows of which the first n are labeled, M features, G feature groups, C CLS tokens, T = C + G tokens of a
-row.
+B tables of N rows of which the first n are labeled, M features, G feature groups, I inducing points, C CLS tokens,
+T = C + G tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -53,7 +70,9 @@ class Pack:
         tables = list(tables)
         shapes = tuple((X.shape[0], n, X.shape[1]) for X, _, n in tables)
         X = torch.cat([X.t().flatten() for X, _, _ in tables])
-        return cls(X, torch.cat([y for _, y, _ in tables]), torch.tensor(shapes, device=X.device), shapes)
+        y = torch.cat([y for _, y, _ in tables])
+        sizes = torch.tensor(shapes, device=X.device)
+        return cls(X, y, sizes, shapes)
 
     @classmethod
     def stack(cls, X: Tensor, y_train: Tensor) -> Pack:
@@ -105,36 +124,45 @@ class Pack:
 
     def queries(self) -> Tensor:
         """Return the labels of the query rows of all tables, one table after the other, (query rows,)."""
-        labels = self.y.split([size for N, n, _ in self.shapes for size in (n, N - n)])
-        return torch.cat(labels[1::2])
+        lengths = []
+        for N, n, _ in self.shapes:
+            lengths += [n, N - n]
+        labeled_and_queries = self.y.split(lengths)  # of each table in turn
+        return torch.cat(labeled_and_queries[1::2])
 
     def means(self, values: Tensor) -> Tensor:
         """Average over the query rows of each table, (query rows,) -> (B,); repeatable, unlike index_add on a GPU."""
-        return self._means(values, self.sizes[:, 0] - self.sizes[:, 1], max(N - n for N, n, _ in self.shapes))
+        queries = self.sizes[:, 0] - self.sizes[:, 1]
+        return self._means(values, queries, longest=max(N - n for N, n, _ in self.shapes))
 
     def row_means(self, values: Tensor) -> Tensor:
         """Average over all rows of each table, (rows,) -> (B,)."""
-        return self._means(values, self.sizes[:, 0], max(N for N, _, _ in self.shapes))
+        return self._means(values, self.sizes[:, 0], longest=max(N for N, _, _ in self.shapes))
 
     def _means(self, values: Tensor, counts: Tensor, longest: int) -> Tensor:
+        """Average over `counts` (B,) adjacent values of each table, padded with zeros to the longest."""
         within = torch.arange(longest, device=values.device)
-        index = (counts.cumsum(0) - counts)[:, None] + within  # (B, longest)
+        index = starts_of(counts)[:, None] + within  # (B, longest)
         padded = values[index.clamp(max=len(values) - 1)].where(within < counts[:, None], 0.0)
         return padded.sum(1) / counts
 
     def halves(self) -> list[Pack]:
         """Divide the pack in two, tables kept in order; it needs at least two tables."""
         middle = (len(self) + 1) // 2
-        ends = [0, *accumulate(N * M for N, _, M in self.shapes)]
-        rows = [0, *accumulate(N for N, _, _ in self.shapes)]
+        first = self.shapes[:middle]
+        second = self.shapes[middle:]
+        cells = sum(N * M for N, _, M in first)
+        rows = sum(N for N, _, _ in first)
         return [
-            Pack(self.X[ends[a] : ends[b]], self.y[rows[a] : rows[b]], self.sizes[a:b], self.shapes[a:b])
-            for a, b in ((0, middle), (middle, len(self)))
+            Pack(self.X[:cells], self.y[:rows], self.sizes[:middle], first),
+            Pack(self.X[cells:], self.y[rows:], self.sizes[middle:], second),
         ]
 
     def to(self, device: torch.device) -> Pack:
         """Copy the tables to a device, without waiting for it."""
-        X, y, sizes = (values.to(device, non_blocking=True) for values in (self.X, self.y, self.sizes))
+        X = self.X.to(device, non_blocking=True)
+        y = self.y.to(device, non_blocking=True)
+        sizes = self.sizes.to(device, non_blocking=True)
         return Pack(X, y, sizes, self.shapes)
 
     def pin_memory(self) -> Pack:
@@ -142,11 +170,36 @@ class Pack:
         return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes)
 
 
-class Spans(NamedTuple):
-    """Sequences of queries, one after the other, each of which attends to a sequence of keys."""
+class EqualSequences(NamedTuple):
+    """Adjacent sequences of the same size, each of which has queries and keys of its own: a row of `Spans.runs`."""
 
-    # int64 (S, 5) on the CPU, runs of equal sequences: how many, queries and keys of each, first key, table. The keys
-    # of a run follow those of the one before. A list in a graph that is exported, where sizes are symbols.
+    number: int  # of the sequences
+    queries: int  # of each sequence
+    keys: int  # of each sequence
+    first_key: int  # of the first sequence; the keys of the others follow
+    table: int = 0  # whose factor the queries have, if sequences share them; see `Spans.table`
+
+
+class Spans(NamedTuple):
+    """Sequences of queries, one after the other, each of which attends to a sequence of keys.
+
+    A CPU computes run by run, a GPU all sequences at once, so the same sequences are described twice: by `runs`, and by
+    the ends of queries and keys.
+
+    In the example of this module, the labeled and query tokens of columns a0, a1 and b0 attend to the I = 4 inducing
+    points of their columns (`Columns.from_inducing`):
+
+        runs           number  queries  keys  first key
+                            2        2     4          0    a0 and a1, labeled
+                            1        1     4          8    b0, labeled
+                            2        1     4          0    a0 and a1, queries
+                            1        1     4          8    b0, queries
+        query_ends      0 2 4 5 6 7 8
+        key_ends        0 4 8 12 16 20 24
+        uses            2, as labeled and query tokens attend to the same 12 keys; key_ends count them twice
+    """
+
+    # int64 (runs, 5) on the CPU, an `EqualSequences` each; in a graph that is exported, where sizes are symbols, a list
     runs: Tensor | list[list[int]]
     queries: int  # of all sequences
     query_ends: Tensor  # int32 (sequences + 1,) on the device: 0 and the end of each sequence
@@ -259,6 +312,8 @@ def ends_of(*lengths: Tensor) -> Tensor:
 def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
     """Return first, first + step, first + 2 step, ... of each piece of these lengths, (total, ...)."""
     # first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
+    # Entry i of all, in a piece that starts at s, is first + step (i - s) = (first - step s) + step i. The terms of a
+    # piece are repeated in one operation.
     within = torch.arange(total, device=lengths.device)
     shape = (-1,) + (1,) * (first.dim() - 1)
     if isinstance(step, int):
@@ -273,9 +328,9 @@ def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, t
     """Return `positions` of pieces of N, the first n of all pieces before the others of all pieces."""
     # labeled, total: the sums of n and of N
     skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
-    return torch.cat(
-        [positions(first, step, n, labeled), positions(first + skipped, step, N - n, total - labeled)],
-    )
+    of_labeled = positions(first, step, n, labeled)
+    of_queries = positions(first + skipped, step, N - n, total - labeled)
+    return torch.cat([of_labeled, of_queries])
 
 
 def log_counts(sizes: Tensor) -> Tensor:
@@ -283,103 +338,193 @@ def log_counts(sizes: Tensor) -> Tensor:
     return sizes[:, 1].float().log()
 
 
+def equal_splits(shapes: Sequence[Shape]) -> Iterator[tuple[int, list[Shape]]]:
+    """Yield adjacent tables with the same N and n: the number of the first one, and the shapes of all."""
+    first = 0
+    for _, members in groupby(shapes, lambda shape: shape[:2]):
+        tables = list(members)
+        yield first, tables
+        first += len(tables)
+
+
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
     """Lay out the column stage; sizes: N, n, G of each table, int64 (B, 3) on the device; shapes: as a list."""
-    # N = n is possible, but only in all tables.
+    # N = n is possible, but only in all tables. Then there are no query tokens, and no empty sequences for them.
+    num_columns = sum(G for _, _, G in shapes)
+    num_tokens = sum(N * G for N, _, G in shapes)
+    num_labeled = sum(n * G for _, n, G in shapes)
+    has_queries = num_labeled < num_tokens
+
+    # The host: runs of equal columns.
+    to_inducing = []
+    labeled_from_inducing = []
+    queries_from_inducing = []
+    first_token = 0  # among the labeled ones
+    first_column = 0
+    for first_table, tables in equal_splits(shapes):
+        rows, labeled, _ = tables[0]
+        count = sum(G for _, _, G in tables)
+        first_point = first_column * inducing
+        to_inducing.append(EqualSequences(count, inducing, labeled, first_token, first_table))
+        labeled_from_inducing.append(EqualSequences(count, labeled, inducing, first_point))
+        queries_from_inducing.append(EqualSequences(count, rows - labeled, inducing, first_point))
+        first_token += count * labeled
+        first_column += count
+
+    # The device: the same sizes for each column.
     N, n, G = sizes.unbind(1)
-    device, columns = sizes.device, sum(G for _, _, G in shapes)
-    table = torch.arange(len(shapes), device=device).repeat_interleave(G, output_size=columns)
-    labeled, queries = n[table], (N - n)[table]
-    to, labeled_back, queries_back, key, first = [], [], [], 0, 0
-    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
-        members = list(same)
-        count = sum(G for _, (_, _, G) in members)
-        to.append([count, inducing, n_labeled, key, members[0][0]])
-        labeled_back.append([count, n_labeled, inducing, first * inducing, 0])
-        queries_back.append([count, n_rows - n_labeled, inducing, first * inducing, 0])
-        key, first = key + count * n_labeled, first + count
-    tokens = sum(N * G for N, _, G in shapes)
-    points = torch.full_like(labeled, inducing)
-    both = tokens > key
-    most = max(n for _, n, _ in shapes)
-    longest = max(max(n, N - n) for N, n, _ in shapes)
+    table = torch.arange(len(shapes), device=sizes.device).repeat_interleave(G, output_size=num_columns)
+    labeled_tokens = n[table]
+    query_tokens = (N - n)[table]
+    points = torch.full_like(labeled_tokens, inducing)
+    if has_queries:
+        from_inducing = labeled_from_inducing + queries_from_inducing
+        token_ends = ends_of(labeled_tokens, query_tokens)
+        point_ends = ends_of(points, points)
+    else:
+        from_inducing = labeled_from_inducing
+        token_ends = ends_of(labeled_tokens)
+        point_ends = ends_of(points)
+
     return Columns(
-        key,
-        table,
-        torch.arange(columns, device=device) - starts_of(G)[table],
-        positions(starts_of(N)[table], 1, labeled, key),
-        Spans(torch.tensor(to), columns * inducing, ends_of(points), ends_of(labeled), inducing, most, table=table),
-        Spans(
-            torch.tensor(labeled_back + queries_back if both else labeled_back),
-            tokens,
-            ends_of(labeled, queries) if both else ends_of(labeled),
-            ends_of(points, points) if both else ends_of(points),
-            longest,
-            inducing,
-            2 if both else 1,
+        labeled=num_labeled,
+        table=table,
+        group=torch.arange(num_columns, device=sizes.device) - starts_of(G)[table],
+        labels=positions(starts_of(N)[table], 1, labeled_tokens, num_labeled),
+        to_inducing=Spans(
+            runs=torch.tensor(to_inducing),
+            queries=num_columns * inducing,
+            query_ends=ends_of(points),
+            key_ends=ends_of(labeled_tokens),
+            most_queries=inducing,
+            most_keys=max(n for _, n, _ in shapes),
+            table=table,
+        ),
+        from_inducing=Spans(
+            runs=torch.tensor(from_inducing),
+            queries=num_tokens,
+            query_ends=token_ends,
+            key_ends=point_ends,
+            most_queries=max(max(n, N - n) for N, n, _ in shapes),
+            most_keys=inducing,
+            uses=2 if has_queries else 1,
         ),
     )
 
 
 def row_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], num_cls: int, columns: Columns) -> Rows:
     """Lay out the row stage; arguments as in `column_layout`."""
+    num_rows = sum(N for N, _, _ in shapes)
+    num_labeled = sum(n for _, n, _ in shapes)
+    num_tokens = sum(N * G for N, _, G in shapes)  # without CLS tokens
+
+    # Rows are sorted by T; tables with the same T stay in order.
+    rows_of_width: Counter[int] = Counter()
+    for N_of_table, _, G_of_table in shapes:
+        rows_of_width[G_of_table + num_cls] += N_of_table
+    runs = [[count, T] for T, count in sorted(rows_of_width.items())]
+
     N, n, G = sizes.unbind(1)
     T = G + num_cls
-    order = torch.argsort(G, stable=True)
-    num_rows = sum(N for N, _, _ in shapes)
-    widths = sorted((G + num_cls, N) for N, _, G in shapes)
-    runs = [[sum(N for _, N in same), T] for T, same in groupby(widths, lambda width: width[0])]
-    first = torch.empty_like(N).index_copy_(0, order, starts_of((N * T)[order]))  # (B,), first token of each table
-    first_row = torch.empty_like(N).index_copy_(0, order, starts_of(N[order]))  # (B,)
-    row_starts = positions(first[order], T[order], N[order], num_rows)  # (rows,)
+    by_width = torch.argsort(G, stable=True)
+    # The first token and the first row of each table among the sorted rows, (B,), in the order of the pack.
+    first_token = torch.empty_like(N).index_copy_(0, by_width, starts_of((N * T)[by_width]))
+    first_row = torch.empty_like(N).index_copy_(0, by_width, starts_of(N[by_width]))
+
+    row_starts = positions(first_token[by_width], T[by_width], N[by_width], num_rows)
     starts = torch.cat([row_starts, (N * T).sum()[None]]).int()
+
+    # The token of a column in the first row of its table; its token in the next row lies T further.
     table = columns.table
-    top, step = (first + num_cls)[table] + columns.group, T[table]  # token of a column in the first row of its table
-    num_tokens, num_labeled = sum(N * G for N, _, G in shapes), sum(n for _, n, _ in shapes)
-    tokens = positions_by_kind(top, step, N[table], n[table], num_tokens, columns.labeled)
-    by_kind = positions_by_kind(first_row, 1, N, n, num_rows, num_labeled)
-    return Rows(within_rows(runs, starts, num_cls), tokens, by_kind)
+    first_of_column = (first_token + num_cls)[table] + columns.group
+    return Rows(
+        within=within_rows(runs, starts, num_cls),
+        tokens=positions_by_kind(first_of_column, T[table], N[table], n[table], num_tokens, columns.labeled),
+        order=positions_by_kind(first_row, 1, N, n, num_rows, num_labeled),
+    )
 
 
 def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRows:
     """Lay out rows; runs: their numbers and T, in order; starts: int32 (rows + 1,), 0 and the end of each row."""
-    num_rows, tokens, most = sum(R for R, _ in runs), sum(R * T for R, T in runs), max(T for _, T in runs)
-    firsts = accumulate((R * T for R, T in runs), initial=0)
-    every = [[R, T, T, first, 0] for (R, T), first in zip(runs, firsts, strict=False)]
-    collecting = [[R, num_cls, T, first, 0] for R, T, _, first, _ in every]
-    number = torch.arange(num_rows + 1, dtype=torch.int32, device=starts.device)
-    first = starts[:-1].long()
-    position = torch.arange(tokens, device=starts.device) - first.repeat_interleave(starts.diff(), output_size=tokens)
+    every = []
+    collecting = []
+    num_rows = 0
+    num_tokens = 0
+    for count, T in runs:
+        every.append(EqualSequences(count, queries=T, keys=T, first_key=num_tokens))
+        collecting.append(EqualSequences(count, queries=num_cls, keys=T, first_key=num_tokens))
+        num_rows += count
+        num_tokens += count * T
+    longest = max(T for _, T in runs)
+
+    device = starts.device
+    cls_ends = num_cls * torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+    row_starts = starts[:-1].long()
+    start_of_row = row_starts.repeat_interleave(starts.diff(), output_size=num_tokens)  # of each token
     return WithinRows(
-        Spans(torch.tensor(every), tokens, starts, starts, most, most),
-        Spans(torch.tensor(collecting), num_rows * num_cls, number * num_cls, starts, num_cls, most),
-        position,
-        (first[:, None] + torch.arange(num_cls, device=starts.device)).flatten(),
+        every=Spans(
+            runs=torch.tensor(every),
+            queries=num_tokens,
+            query_ends=starts,
+            key_ends=starts,
+            most_queries=longest,
+            most_keys=longest,
+        ),
+        collecting=Spans(
+            runs=torch.tensor(collecting),
+            queries=num_rows * num_cls,
+            query_ends=cls_ends,
+            key_ends=starts,
+            most_queries=num_cls,
+            most_keys=longest,
+        ),
+        position=torch.arange(num_tokens, device=device) - start_of_row,
+        cls=(row_starts[:, None] + torch.arange(num_cls, device=device)).flatten(),
     )
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:
     """Lay out in-context learning; arguments as in `column_layout`, G is not used."""
+    num_rows = sum(N for N, _, _ in shapes)
+    num_labeled = sum(n for _, n, _ in shapes)
+    most_labeled = max(n for _, n, _ in shapes)
+    most_queries = max(N - n for N, n, _ in shapes)
+
+    labeled_runs = []
+    query_runs = []
+    first_row = 0  # among the labeled ones
+    for _, tables in equal_splits(shapes):
+        rows, labeled, _ = tables[0]
+        count = len(tables)
+        labeled_runs.append(EqualSequences(count, labeled, labeled, first_row))
+        query_runs.append(EqualSequences(count, rows - labeled, labeled, first_row))
+        first_row += count * labeled
+
     N, n, _ = sizes.unbind(1)
-    labeled, rows = sum(n for _, n, _ in shapes), sum(N for N, _, _ in shapes)
-    every = torch.arange(len(shapes), device=sizes.device)
-    both = torch.cat([n, N - n])
-    table = every.repeat(2).repeat_interleave(both, output_size=rows)
-    first, last, key = [], [], 0
-    for (n_rows, n_labeled), same in groupby(enumerate(shapes), lambda item: item[1][:2]):
-        count = len(list(same))
-        first.append([count, n_labeled, n_labeled, key, 0])
-        last.append([count, n_rows - n_labeled, n_labeled, key, 0])
-        key += count * n_labeled
-    most, longest = max(n for _, n, _ in shapes), max(N - n for N, n, _ in shapes)
+    tables_of_kinds = torch.arange(len(shapes), device=sizes.device).repeat(2)  # with labeled rows, then with queries
     return Context(
-        labeled,
-        table,
-        positions(starts_of(N), 1, n, labeled),
-        Spans(torch.tensor(first + last), rows, ends_of(n, N - n), ends_of(n, n), max(most, longest), most, 2),
-        Spans(torch.tensor(last), rows - labeled, ends_of(N - n), ends_of(n), longest, most),
-        sizes,
-        tuple(shapes),
+        labeled=num_labeled,
+        table=tables_of_kinds.repeat_interleave(torch.cat([n, N - n]), output_size=num_rows),
+        labels=positions(starts_of(N), 1, n, num_labeled),
+        all=Spans(
+            runs=torch.tensor(labeled_runs + query_runs),
+            queries=num_rows,
+            query_ends=ends_of(n, N - n),
+            key_ends=ends_of(n, n),
+            most_queries=max(most_labeled, most_queries),
+            most_keys=most_labeled,
+            uses=2,
+        ),
+        queries=Spans(
+            runs=torch.tensor(query_runs),
+            queries=num_rows - num_labeled,
+            query_ends=ends_of(N - n),
+            key_ends=ends_of(n),
+            most_queries=most_queries,
+            most_keys=most_labeled,
+        ),
+        sizes=sizes,
+        shapes=tuple(shapes),
     )
 
 
@@ -403,18 +548,19 @@ def rows_in_front(context: Context, rows: int, *, as_queries: bool = False) -> I
     InFront
     """
     T = rows
+    more_queries = T if as_queries else 0
     if context.sizes is None:  # a graph that is exported, whose tables are equal
         ((B, queries, n, *_),) = context.queries.runs
-        table = torch.arange(B)[:, None] * (n + T)  # (B, 1), the first row of each table
-        longer = equal_context(B, n + T, queries + (T if as_queries else 0))
-        front = (table + torch.arange(T)).flatten()
-        labeled = (table + T + torch.arange(n)).flatten()
+        first = torch.arange(B)[:, None] * (n + T)  # (B, 1), the first row of each table
+        longer = equal_context(B, n + T, queries + more_queries)
+        front = (first + torch.arange(T)).flatten()
+        labeled = (first + T + torch.arange(n)).flatten()
         return InFront(longer, front, labeled)
 
     N, n, third = context.sizes.unbind(1)
-    more = 2 * T if as_queries else T
-    sizes = torch.stack([N + more, n + T, third], 1)
-    longer = context_layout(sizes, [(N + more, n + T, third) for N, n, third in context.shapes])
+    more_rows = T + more_queries
+    sizes = torch.stack([N + more_rows, n + T, third], 1)
+    longer = context_layout(sizes, [(N + more_rows, n + T, third) for N, n, third in context.shapes])
     first = starts_of(n + T)  # (B,), the first row of each table among the rows in front and the labeled ones
     front = (first[:, None] + torch.arange(T, device=n.device)).flatten()
     labeled = positions(first + T, 1, n, context.labeled)
@@ -423,13 +569,31 @@ def rows_in_front(context: Context, rows: int, *, as_queries: bool = False) -> I
 
 def equal_context(tables: int, labeled: int, queries: int) -> Context:
     """Lay out in-context learning of equal tables in a graph that is exported, where sizes are symbols."""
-    B, n = tables, labeled
-    table = torch.zeros(B * (n + queries), dtype=torch.int64)  # all tables have the same n, so log n is given once
-    every = symbolic_spans([[B, n, n, 0, 0], [B, queries, n, 0, 0]], B * (n + queries))
-    return Context(B * n, table, table, every, symbolic_spans([[B, queries, n, 0, 0]], B * queries))
+    B = tables
+    n = labeled
+    labeled_run = [B, n, n, 0, 0]  # see EqualSequences
+    query_run = [B, queries, n, 0, 0]
+    num_rows = B * (n + queries)
+    zeros = torch.zeros(num_rows, dtype=torch.int64)
+    return Context(
+        labeled=B * n,
+        table=zeros,  # all tables have the same n, so log n is given once
+        labels=zeros,  # not read, as labels are an input of the graph
+        all=symbolic_spans([labeled_run, query_run], num_rows),
+        queries=symbolic_spans([query_run], B * queries),
+    )
 
 
 def symbolic_spans(runs: list[list[int]], queries: int, shared: bool = False) -> Spans:
     """Make the parts of Spans that `attend_by_run` reads, with symbolic sizes."""
-    nothing, uses = torch.zeros(0), 2 if len(runs) > 1 else 1  # labeled and query rows attend to the same keys
-    return Spans(runs, queries, nothing, nothing, 0, 0, uses, nothing if shared else None)
+    unused = torch.zeros(0)
+    return Spans(
+        runs=runs,
+        queries=queries,
+        query_ends=unused,
+        key_ends=unused,
+        most_queries=0,
+        most_keys=0,
+        uses=2 if len(runs) > 1 else 1,  # labeled and query rows attend to the same keys
+        table=unused if shared else None,
+    )

@@ -46,11 +46,18 @@ def beyond_public(config: TabICLConfig) -> list[str]:
     """List the settings that the `tabicl` package does not have."""
     if type(config) is not TabICLConfig:
         return [f"model.family={family_name(type(config))}"]
-    found = [f"model.scaling_bound ({config.scaling_bound})"] if config.scaling_bound is not None else []
-    found += ["model.missing_values=true"] if config.missing_values else []
-    found += ["model.residual_scalars=true"] if config.residual_scalars else []  # unless `export` has folded them
-    rules = {name: getattr(config, name) for name in ("col_scaling", "icl_scaling")}
-    return found + [f"model.{name}={rule}" for name, rule in rules.items() if register.scaling[rule].public is None]
+    settings = []
+    if config.scaling_bound is not None:
+        settings.append(f"model.scaling_bound ({config.scaling_bound})")
+    if config.missing_values:
+        settings.append("model.missing_values=true")
+    if config.residual_scalars:  # unless `export` has folded them
+        settings.append("model.residual_scalars=true")
+    for name in ("col_scaling", "icl_scaling"):
+        rule = getattr(config, name)
+        if register.scaling[rule].public is None:
+            settings.append(f"model.{name}={rule}")
+    return settings
 
 
 def public_values() -> dict[str, dict[str, Any]]:
@@ -80,18 +87,19 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
     missing = [key for key in (*NAMES.values(), *FIXED) if key not in public]
     if missing:
         raise ConfigError([f"the configuration lacks {', '.join(missing)}"])
-    problems, words = [], public_values()
+    problems = []
     for key in ("activation", "norm_first"):
         if public[key] != FIXED[key]:
             problems.append(f"{key}={public[key]!r} is not supported, only {FIXED[key]!r}")
+    names_of_choices = public_values()
     values = {}
     for name, kind in get_type_hints(TabICLConfig).items():
         if name not in NAMES:
             continue
         theirs = NAMES[name]
         value = public[theirs]
-        if name in words:
-            ours = {v: k for k, v in words[name].items()} | SWITCHES[name]
+        if name in names_of_choices:
+            ours = {public_name: choice for choice, public_name in names_of_choices[name].items()} | SWITCHES[name]
             if value not in tuple(ours):  # a list, which has no hash, among them
                 problems.append(f"{theirs}={value!r} is not supported, only {', '.join(map(repr, ours))}")
                 continue

@@ -30,18 +30,22 @@ class Pinball(torch.autograd.Function):
         ctx.save_for_backward(quantiles, y)
         a = levels(quantiles.shape[1], y.device)
         size = max(1, Pinball.PART // len(a))
-        parts = zip(quantiles.split(size), y[:, None].split(size), strict=True)
-        return torch.cat([slopes(q > own, a).mul_(q - own).mean(1) for q, own in parts])
+        losses = []
+        for q, targets in zip(quantiles.split(size), y[:, None].split(size), strict=True):
+            losses.append(slopes(q > targets, a).mul_(q - targets).mean(1))
+        return torch.cat(losses)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         quantiles, y = ctx.saved_tensors
-        a, found = levels(quantiles.shape[1], y.device), torch.empty_like(quantiles)
-        size, weights = max(1, Pinball.PART // len(a)), grad[:, None] / len(a)  # (rows, 1)
-        columns = (values.split(size) for values in (found, quantiles, y[:, None], weights))
-        for part, q, own, weight in zip(*columns, strict=True):
-            part.copy_(slopes(q > own, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
-        return found, None
+        a = levels(quantiles.shape[1], y.device)
+        size = max(1, Pinball.PART // len(a))
+        grad_of_quantiles = torch.empty_like(quantiles)
+        weights = grad[:, None] / len(a)  # (rows, 1)
+        parts = (x.split(size) for x in (grad_of_quantiles, quantiles, y[:, None], weights))
+        for grad_of_q, q, targets, weight in zip(*parts, strict=True):
+            grad_of_q.copy_(slopes(q > targets, a).mul_(weight))  # rounded at the end: 0.999 is 1 in bf16
+        return grad_of_quantiles, None
 
 
 def slopes(above: Tensor, a: Tensor) -> Tensor:
@@ -68,8 +72,18 @@ def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
     a = levels(NUM_QUANTILES).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
-    sums = [torch.cat([x.new_zeros(1), x.cumsum(0)]) for x in (a, a * q, 1 - a, (1 - a) * q)]  # of the first k
-    weight, weighted = (x[below] for x in sums[:2])
-    rest, rest_weighted = (x[-1] - x[below] for x in sums[2:])
+    # Loss of a query y, with sums over the quantiles below it and over the rest:
+    #   sum of a (y - q) below + sum of (1 - a) (q - y) above
+    weight = sums_of_first(a)[below]
+    weighted = sums_of_first(a * q)[below]
+    sums = sums_of_first(1 - a)
+    rest = sums[-1] - sums[below]
+    weighted_sums = sums_of_first((1 - a) * q)
+    rest_weighted = weighted_sums[-1] - weighted_sums[below]
     losses = queries * weight - weighted + rest_weighted - queries * rest
     return losses.mean().item() / len(a)
+
+
+def sums_of_first(x: Tensor) -> Tensor:
+    """Return the sums of the first 0, 1, 2, ... values of x (Q,), (Q + 1,)."""
+    return torch.cat([x.new_zeros(1), x.cumsum(0)])

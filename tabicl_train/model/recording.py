@@ -22,7 +22,10 @@ from tabicl_train.model.scaling import SSA
 
 __all__ = ["INDUCING", "LABELED", "QUERY", "Sequence", "exponents", "logits", "recorded"]
 
-INDUCING, LABELED, QUERY = "inducing points", "labeled rows", "query rows"  # kinds of queries
+# kinds of queries
+INDUCING = "inducing points"
+LABELED = "labeled rows"
+QUERY = "query rows"
 
 
 class Sequence(NamedTuple):
@@ -46,14 +49,19 @@ def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Te
     """Yield the sequences of a call of a layer: fields as there, but of all queries and keys; kv (K, 2, H, d)."""
     assert isinstance(spans.runs, Tensor)  # not exported
     runs = spans.runs.tolist()
-    both = spans.uses == 2  # the runs of labeled rows, then those of query rows
+    has_both_kinds = spans.uses == 2  # the runs of labeled rows, then those of query rows
     start = 0
-    for number, (count, length, keys, first, _) in enumerate(runs):
-        kind = INDUCING if spans.shares_queries else LABELED if both and number < len(runs) // 2 else QUERY
+    for number, (count, length, keys, first_key, _) in enumerate(runs):
+        if spans.shares_queries:
+            kind = INDUCING
+        elif has_both_kinds and number < len(runs) // 2:
+            kind = LABELED
+        else:
+            kind = QUERY
         for i in range(count):
-            own = slice(0, length) if spans.shares_queries else slice(start, start + length)
-            seen = slice(first + i * keys, first + (i + 1) * keys)
-            yield Sequence(kind, x[own], context[seen], projected[own], q[own], *kv[seen].unbind(1))
+            queries = slice(0, length) if spans.shares_queries else slice(start, start + length)
+            seen = slice(first_key + i * keys, first_key + (i + 1) * keys)
+            yield Sequence(kind, x[queries], context[seen], projected[queries], q[queries], *kv[seen].unbind(1))
             start += length
 
 
@@ -70,7 +78,8 @@ def recorded(attentions: dict[Any, Attention], watch: Callable[[Any, list[Sequen
             projected, kv = attention.project(x, context)
             assert kv is not None  # rows are keys, so there is a context
             q = attention.scale(projected, log_n, table, spans)
-            q = q[0] if spans.shares_queries else q
+            if spans.shares_queries:
+                q = q[0]
             watch(key, list(sequences(spans, x, context, projected, q, kv)))
 
         return hook
@@ -95,9 +104,9 @@ def logits(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
     k : Tensor
         (K, H, d).
     """
-    q, k = q.double().transpose(0, 1), k.double().permute(1, 2, 0)
-    z = q @ k / math.sqrt(q.shape[-1])
-    if (p := exponents(attention)) is None:
+    z = q.double().transpose(0, 1) @ k.double().permute(1, 2, 0) / math.sqrt(q.shape[-1])  # (H, Q, K)
+    p = exponents(attention)
+    if p is None:
         return z
     return p.double()[:, None, None] * signed_log(z)
 

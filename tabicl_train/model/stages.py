@@ -62,7 +62,9 @@ def without_tf32(on_cuda: bool) -> Iterator[None]:
 
 def label_values(y: Tensor, width: int) -> Tensor:
     """Return classes (rows,) one-hot, (rows, width), or numbers as (rows, 1)."""
-    return y[:, None] if y.is_floating_point() else y[:, None] == torch.arange(width, device=y.device)
+    if y.is_floating_point():
+        return y[:, None]
+    return y[:, None] == torch.arange(width, device=y.device)
 
 
 class InducedAttention(nn.Module):
@@ -85,7 +87,8 @@ class InducedAttention(nn.Module):
 
     def keys(self, labeled: Tensor, columns: Columns, log_n: Tensor) -> Tensor:
         """Compute the keys and values of `multihead_attn2` from the labeled tokens, (columns * I, 2, H, d)."""
-        return self.multihead_attn2.keys(self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n))
+        hidden = self.multihead_attn1(self.ind_vectors, labeled, columns.to_inducing, log_n)  # (columns * I, E)
+        return self.multihead_attn2.keys(hidden)
 
 
 class ColumnEmbedding(nn.Module):
@@ -102,8 +105,10 @@ class ColumnEmbedding(nn.Module):
         if c.col_target_aware:
             self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
         if c.col_affine:
-            self.out_w, self.out_b = nn.Linear(c.embed_dim, c.embed_dim), nn.Linear(c.embed_dim, c.embed_dim)
-            self.ln_w, self.ln_b = (LayerNorm(c.embed_dim, bias=not c.bias_free_ln) for _ in range(2))
+            self.out_w = nn.Linear(c.embed_dim, c.embed_dim)
+            self.out_b = nn.Linear(c.embed_dim, c.embed_dim)
+            self.ln_w = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
+            self.ln_b = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
 
     def forward(self, pack: Pack, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Compute the embeddings of the cells of all tables, (tokens, E), in the order of `columns`; log_n (B,)."""
@@ -119,23 +124,28 @@ class ColumnEmbedding(nn.Module):
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
         """Return the input of each token, (tokens, K)."""
-        # These are the features of its group, with model.missing_values which of them are missing, and, if the network
-        # is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others; under autocast zeros
-        # follow, as the product needs them. labels: (labeled tokens,), or None without labeled rows
-        size, width = self.config.group_size, self.config.label_width
-        index = feature_index(pack.sizes, pack.shapes, columns, self.config.col_grouping, size)  # (tokens, size)
-        X = F.pad(pack.X, (0, max(N for N, _, _ in pack.shapes))) if self.config.col_grouping == "disjoint" else pack.X
-        features = mark_missing(X[index]) if self.config.missing_values else X[index]
-        if not self.config.col_target_aware:
+        # labels: (labeled tokens,), or None without labeled rows. An input is one after the other
+        # - the features of its group,
+        # - with model.missing_values, which of them are missing,
+        # - if the network is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others,
+        # - under autocast zeros, as the product needs them.
+        c = self.config
+        X = pack.X
+        if c.col_grouping == "disjoint":  # whose last group may need cells after X
+            X = F.pad(X, (0, max(N for N, _, _ in pack.shapes)))
+        features = X[feature_index(pack.sizes, pack.shapes, columns, c.col_grouping, c.group_size)]  # (tokens, size)
+        if c.missing_values:
+            features = mark_missing(features)
+        if not c.col_target_aware:
             return features
-        size = features.shape[1]
-        inputs = size + width + 1
+        num_features = features.shape[1]
+        num_inputs = num_features + c.label_width + 1
         has_padding = torch.is_autocast_enabled(X.device.type)
-        cells = X.new_zeros(len(index), padded(inputs) if has_padding else inputs)
-        cells[:, :size] = features
+        cells = X.new_zeros(len(features), padded(num_inputs) if has_padding else num_inputs)
+        cells[:, :num_features] = features
         if labels is not None:
-            cells[: columns.labeled, size : size + width] = label_values(labels, width)
-            cells[: columns.labeled, size + width] = 1
+            cells[: columns.labeled, num_features : num_inputs - 1] = label_values(labels, c.label_width)
+            cells[: columns.labeled, num_inputs - 1] = 1
         return cells
 
     def embed(self, cells: Tensor, columns: Columns, log_n: Tensor, recompute: bool = False) -> Tensor:
@@ -149,12 +159,14 @@ class ColumnEmbedding(nn.Module):
         self, cells: Tensor, columns: Columns, log_n: Tensor, known: list[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Compute `embed` of labeled rows and the keys of each block; or of query rows with these keys as `known`."""
-        tokens, keys = self.project(cells), []
+        tokens = self.project(cells)
+        keys_of_blocks = []
         for i, block in enumerate(self.tf_col["blocks"].children()):
             assert isinstance(block, InducedAttention)
-            keys.append(block.keys(tokens, columns, log_n) if known is None else known[i])
-            tokens = block.multihead_attn2(tokens, keys[-1], columns.from_inducing)
-        return self.finish(tokens, cells), keys
+            keys = block.keys(tokens, columns, log_n) if known is None else known[i]
+            keys_of_blocks.append(keys)
+            tokens = block.multihead_attn2(tokens, keys, columns.from_inducing)
+        return self.finish(tokens, cells), keys_of_blocks
 
     def project(self, cells: Tensor) -> Tensor:
         """Cells (tokens, K) -> inputs of the first block, (tokens, E)."""
@@ -169,7 +181,8 @@ class ColumnEmbedding(nn.Module):
     def finish(self, tokens: Tensor, cells: Tensor) -> Tensor:
         """Turn the output of the last block into embeddings of cells, (tokens, E)."""
         if self.config.col_affine:
-            weight, bias = self.ln_w(self.out_w(tokens)), self.ln_b(self.out_b(tokens))
+            weight = self.ln_w(self.out_w(tokens))
+            bias = self.ln_b(self.out_b(tokens))
             tokens = (cells[:, :1] * weight + bias).to(weight.dtype)  # under autocast, cells are float32
         return tokens
 
@@ -182,20 +195,25 @@ def mark_missing(features: Tensor) -> Tensor:
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
     """Return the cells that each token sees: positions in Pack.X, (tokens, size)."""
-    # Grouping none: one feature per token, G = M. circular: token j sees features j + 1, j + 2, j + 4, ... modulo M,
-    # G = M. disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
+    # Grouping
+    # - none: one feature per token, G = M;
+    # - circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M;
+    # - disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
+    table = columns.table
     N, n, M = sizes.unbind(1)
-    first = starts_of(N * M)[columns.table, None]  # (columns, 1), first cell of the table
-    N, n, M = (values[columns.table] for values in (N, n, M))
+    first_of_table = starts_of(N * M)[table, None]  # (columns, 1), its first cell
+    rows = N[table]  # (columns,)
+    num_features = M[table, None]  # (columns, 1)
     number = torch.arange(size, device=sizes.device)
     if grouping == "circular":
-        features = (columns.group[:, None] + 2**number) % M[:, None]  # (columns, size)
+        features = (columns.group[:, None] + 2**number) % num_features  # (columns, size)
     else:
         features = columns.group[:, None] * size + number
-    start = first + features * N[:, None]
+    first = first_of_table + features * rows[:, None]  # (columns, size), the cells of these features in the first row
     if grouping == "disjoint":
-        start = torch.where(features < M[:, None], start, sum(N * M for N, _, M in shapes))
-    return positions_by_kind(start, 1, N, n, columns.from_inducing.queries, columns.labeled)
+        num_cells = sum(N * M for N, _, M in shapes)
+        first = torch.where(features < num_features, first, num_cells)
+    return positions_by_kind(first, 1, rows, n[table], columns.from_inducing.queries, columns.labeled)
 
 
 class Merge(torch.autograd.Function):
@@ -238,13 +256,17 @@ class RowInteraction(nn.Module):
 
     def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
         """X (rows * T, E) -> representations (rows, D)."""
-        tables, interleaved = self.tf_row["rope"](within.every.most_keys), self.config.row_rope_interleaved
-        cos, sin = (table.index_select(0, within.position)[:, None] for table in tables)  # (rows * T, 1, head_dim)
+        interleaved = self.config.row_rope_interleaved
+        cos, sin = self.tf_row["rope"](within.every.most_keys)  # of each position
+        cos = cos.index_select(0, within.position)[:, None]  # of each token, (rows * T, 1, head_dim)
+        sin = sin.index_select(0, within.position)[:, None]
+        of_all = cos, sin
         of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
-            x = run(block, x, None, RowSpans(within.every, (cos, sin), (cos, sin), interleaved), recompute=recompute)
-        spans = RowSpans(within.collecting, of_cls, (cos, sin), interleaved)
+            x = run(block, x, None, RowSpans(within.every, of_all, of_all, interleaved), recompute=recompute)
+        # The last block computes CLS tokens only, since other tokens are not read after it.
+        spans = RowSpans(within.collecting, of_cls, of_all, interleaved)
         collected = run(last, x.index_select(0, within.cls), x, spans, recompute=recompute)  # (rows * row_num_cls, E)
         return self.out_ln(collected).view(-1, self.config.row_dim)
 
@@ -278,16 +300,20 @@ class InContextLearner(nn.Module):
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
         """Compute the keys and values of each block from labeled rows (rows, D) with labels y."""
         # In `context`, the labeled rows are the query rows of their own tables.
-        rows, keys = rows + self.y_encoder(y), []
+        rows = rows + self.y_encoder(y)
+        table = context.table[context.labeled :]
+        keys_of_blocks = []
         for number, block in enumerate(self.tf_icl["blocks"].children(), 1):
             assert isinstance(block, Block)
-            keys.append(block.keys(rows))
+            keys = block.keys(rows)
+            keys_of_blocks.append(keys)
             if number < self.config.icl_num_blocks:  # labeled rows are not read after the last block
-                rows = block(rows, keys[-1], context.queries, log_n, context.table[context.labeled :])
-        return keys
+                rows = block(rows, keys, context.queries, log_n, table)
+        return keys_of_blocks
 
     def answer(self, queries: Tensor, keys: list[Tensor], context: Context, log_n: Tensor) -> Tensor:
         """Predict query rows (query rows, D) with the keys of the labeled rows, (query rows, C)."""
-        for block, own in zip(self.tf_icl["blocks"].children(), keys, strict=True):
-            queries = block(queries, own, context.queries, log_n, context.table[context.labeled :])
+        table = context.table[context.labeled :]
+        for block, keys_of_block in zip(self.tf_icl["blocks"].children(), keys, strict=True):
+            queries = block(queries, keys_of_block, context.queries, log_n, table)
         return self.decoder(self.ln(queries))

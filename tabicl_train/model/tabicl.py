@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
-    block_values,
     column_flops,
     float32_values,
     icl_flops,
     kept_by_part,
+    largest_block,
     quantile_values,
     row_flops,
     token_groups,
@@ -176,7 +176,8 @@ class TabICL(Network):
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
         """Return N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
-        sizes, shapes = pack.sizes, [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
+        shapes = [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
+        sizes = pack.sizes
         if self.config.col_grouping == "disjoint":
             N, n, M = sizes.unbind(1)
             sizes = torch.stack([N, n, -(-M // self.config.group_size)], 1)
@@ -184,14 +185,16 @@ class TabICL(Network):
 
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the transformer blocks of all stages; see `Network`."""
-        stages = (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl)
-        return (block for stage in stages for block in stage["blocks"].children())
+        for stage in (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl):
+            yield from stage["blocks"].children()
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by name: `column.0`, ..., `icl.11`."""
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):
-            for i, block in enumerate(part["blocks"].children()):  # at most one in each
-                yield from ((f"{stage}.{i}", layer) for layer in block.modules() if isinstance(layer, Scaling | SSA))
+            for i, block in enumerate(part["blocks"].children()):
+                for layer in block.modules():
+                    if isinstance(layer, Scaling | SSA):  # at most one in each block
+                        yield f"{stage}.{i}", layer
 
     def named_attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the layers in which rows are keys: `column.0`, ..., of inducing points, and `icl.0`, ..., of rows."""
@@ -220,25 +223,32 @@ class TabICL(Network):
 
         A block that is recomputed counts twice more (measured); see `Network`.
         """
-        kept = sum(kept_by_part(config, num_rows, train_size, num_features, recomputed).values())
-        largest = max(map(max, block_values(config, num_rows, train_size, num_features).values()))
-        return kept + max((3 if recomputed else 1) * largest, quantile_values(config, num_rows - train_size))
+        N = num_rows
+        n = train_size
+        kept = sum(kept_by_part(config, N, n, num_features, recomputed).values())
+        largest = largest_block(config, N, n, num_features)
+        return kept + max((3 if recomputed else 1) * largest, quantile_values(config, N - n))
 
     @classmethod
     def kept_bytes(
         cls, config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool, in_16_bits: bool
     ) -> float:
         """Count the bytes of `kept_values`; see `Network`."""
-        N, n, M = num_rows, train_size, num_features
+        N = num_rows
+        n = train_size
+        M = num_features
         values = cls.kept_values(config, N, n, M, recomputed)
         if not in_16_bits:
             return 4 * values
         # Simulated for packs of TabICLv2 by operators of a GPU: 2.04 bytes a value, with statistics of norms and
-        # attention, and 2 more for those in float32. The backward pass begins with small gradients, and has freed what
-        # in-context learning keeps when it comes to the largest block. A recomputed block counts twice, for the
-        # workspace of flash attention (4 bytes * 32 for each head and query, sequences rounded up by 128), which the
-        # simulation leaves out: for 60,000 rows of 20 features it has 8.4 GB, an earlier one 13.8, this 14.2.
-        largest = max(map(max, block_values(config, N, n, M).values()))
+        # attention, and 2 more for those in float32.
+        # The largest block counts otherwise than in `kept_values`:
+        # - The backward pass begins with small gradients, and has freed what in-context learning keeps when it comes to
+        #   the largest block.
+        # - A recomputed block counts twice, for the workspace of flash attention (4 bytes * 32 for each head and query,
+        #   sequences rounded up by 128), which the simulation leaves out. For 60,000 rows of 20 features it has 8.4 GB,
+        #   an earlier one 13.8, this 14.2.
+        largest = largest_block(config, N, n, M)
         quantiles = quantile_values(config, N - n)
         values -= max((3 if recomputed else 1) * largest, quantiles)
         values += max((2 if recomputed else 0.1) * largest, quantiles)

@@ -159,9 +159,9 @@ def test_many_classes_are_a_tree_of_the_same_learner():
 @pytest.mark.parametrize("options", [{}, {"retrieval": False}, {"thinking_rows": 0}])
 @pytest.mark.parametrize(("rows", "train"), [(64, 10), (200, 190)])
 def test_flops_and_kept_values_are_those_of_the_kernels(options, rows, train, monkeypatch):
-    monkeypatch.setattr(attention, "SOME_SCORES", 0)  # products alone, since torch does not count its kernel for CPUs
-    monkeypatch.setattr(attention, "MANY_SCORES", 2**60)
-    monkeypatch.setattr(attention, "LEAST_KEYS", 0)
+    monkeypatch.setattr(attention, "MIN_SCORES", 0)  # products alone, since torch does not count its kernel for CPUs
+    monkeypatch.setattr(attention, "MAX_SCORES", 2**60)
+    monkeypatch.setattr(attention, "MIN_KEYS", 0)
     built = network(**{"icl_num_blocks": 3, "embed_dim": 64, **options}).train()
     config = built.config
     pack = Pack.stack(torch.zeros(2, rows, 6), torch.zeros(2, train, dtype=torch.int64))
@@ -169,7 +169,7 @@ def test_flops_and_kept_values_are_those_of_the_kernels(options, rows, train, mo
         built(pack)
     assert 2 * Retrieval.forward_flops(config, rows, train, 6) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
-    monkeypatch.setattr(attention, "MANY_SCORES", 0)  # torch's kernel, which keeps no scores
+    monkeypatch.setattr(attention, "MAX_SCORES", 0)  # torch's kernel, which keeps no scores
     kept, held = {p.untyped_storage().data_ptr(): 0 for p in built.parameters()}, []
 
     def keep(tensor):

@@ -45,7 +45,7 @@ def spans_of(runs, uses=1):
 @pytest.mark.parametrize("products", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_attention_within_sequences(shared, products, exported, monkeypatch):
-    monkeypatch.setattr(attention, "SOME_SCORES", 0 if products else 2**40)
+    monkeypatch.setattr(attention, "MIN_SCORES", 0 if products else 2**40)
     torch.manual_seed(0)
     runs = [(count, 3 if shared else length, *rest) for count, length, *rest in RUNS]
     spans = spans_of(runs, 2)

@@ -201,9 +201,9 @@ AVERAGED = replace(COUNTED, col_scaling="ssa", icl_scaling="ssa_trainable")
 )
 @pytest.mark.parametrize(("rows", "train", "features"), [(64, 10, 25), (300, 290, 2)])
 def test_flops_agree_with_a_count_of_the_kernels(config, rows, train, features, monkeypatch):
-    monkeypatch.setattr(attention, "SOME_SCORES", 0)  # products alone, since torch does not count its kernel for CPUs
-    monkeypatch.setattr(attention, "MANY_SCORES", 2**60)
-    monkeypatch.setattr(attention, "LEAST_KEYS", 0)
+    monkeypatch.setattr(attention, "MIN_SCORES", 0)  # products alone, since torch does not count its kernel for CPUs
+    monkeypatch.setattr(attention, "MAX_SCORES", 2**60)
+    monkeypatch.setattr(attention, "MIN_KEYS", 0)
     X, y = (
         torch.zeros(4, rows, features),
         torch.zeros(4, train, dtype=torch.float32 if config.is_regression else torch.int64),

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.model.attention import attend_at_once
-from tabicl_train.model.pack import Pack, Spans, one_hot_sums
+from tabicl_train.model.pack import Pack, Spans, column_layout, context_layout, one_hot_sums, row_layout
 from tabicl_train.model.scaling import per_query
 from tabicl_train.module import query_losses
 
@@ -92,6 +92,27 @@ def test_a_stack_is_a_pack_of_equal_tables():
     expected, pack = Pack.of((X[i], labels[i], 6) for i in range(3)), Pack.stack(X, y)
     assert pack.shapes == expected.shapes
     assert all(torch.equal(getattr(pack, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
+
+
+def test_the_layouts_of_two_tables_are_those_of_the_example():
+    """The example in the docstring of model/pack.py: N, n, G of table a are 3, 2, 2, those of table b 2, 1, 1."""
+    shapes = [(3, 2, 2), (2, 1, 1)]
+    columns = column_layout(torch.tensor(shapes), shapes, inducing=4)
+    rows = row_layout(torch.tensor(shapes), shapes, 1, columns)
+    context = context_layout(torch.tensor(shapes), shapes)
+
+    spans = columns.from_inducing
+    assert spans.runs.tolist() == [[2, 2, 4, 0, 0], [1, 1, 4, 8, 0], [2, 1, 4, 0, 0], [1, 1, 4, 8, 0]]
+    assert spans.query_ends.tolist() == [0, 2, 4, 5, 6, 7, 8]
+    assert spans.key_ends.tolist() == [0, 4, 8, 12, 16, 20, 24]
+
+    assert rows.within.every.runs.tolist() == [[2, 2, 2, 0, 0], [3, 3, 3, 4, 0]]
+    assert rows.within.cls.tolist() == [0, 2, 4, 7, 10]
+    assert rows.tokens.tolist() == [5, 8, 6, 9, 1, 11, 12, 3]
+    assert rows.order.tolist() == [2, 3, 0, 4, 1]
+
+    assert context.table.tolist() == [0, 0, 1, 0, 1]
+    assert context.all.runs.tolist() == [[1, 2, 2, 0, 0], [1, 1, 1, 2, 0], [1, 1, 2, 0, 0], [1, 1, 1, 2, 0]]
 
 
 class Operators(TorchDispatchMode):

@@ -73,7 +73,7 @@ def with_exponents(runs, heads, d, shared=0, dtype=torch.float32):
 @pytest.mark.parametrize("dtype, d", [(torch.float32, 5), (torch.float64, 8)])
 def test_values_and_gradients_are_those_of_the_formula(runs, shared, dtype, d, scores, monkeypatch):
     """In chunks of few queries, of a part of the sequences, and of all of them."""
-    monkeypatch.setitem(averaging.SCORES, "cpu", scores)
+    monkeypatch.setitem(averaging.SCORES_OF_CHUNK, "cpu", scores)
     values = with_exponents(runs, 3, d, shared, dtype)
     exact = results(one_by_one, *(x.double() if x.is_floating_point() else x for x in values[:-1]), values[-1])
     for found, expected in zip(results(attend_averaging, *values), exact, strict=True):
@@ -146,7 +146,7 @@ def test_memory_does_not_grow_with_the_square_of_the_rows():
         with Largest() as backward:
             averaging.backward._init_fn(out, q, kv, exponents, runs, out)
         # with 3,000 rows there are 18 million scores
-        assert max(forward.elements, backward.elements) <= max(averaging.SCORES["cpu"], q.numel(), kv.numel())
+        assert max(forward.elements, backward.elements) <= max(averaging.SCORES_OF_CHUNK["cpu"], q.numel(), kv.numel())
         assert min(forward.elements, backward.elements) > n
 
 
