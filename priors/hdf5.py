@@ -54,7 +54,6 @@ CACHE_BYTES = 2**26
 HASHED = 64  # tables, at equal distances, whose values enter the hash of a file
 BLOCK = 2**24  # labels that are read at a time
 
-
 Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, int]  # X, y and labeled rows of a table
 
 
@@ -204,7 +203,8 @@ class HDF5(Prior):
             num_classes = int(labels.max()) + 1
         missing = ~np.isfinite(X)
         if self.contents.is_finished:
-            columns, target = torch.from_numpy(X), labels
+            columns = torch.from_numpy(X)
+            target = labels
         else:
             columns, target = standardized(X, missing, labels, spec, name)
         return Table(
@@ -221,9 +221,9 @@ def standardized(
     X: np.ndarray, missing: np.ndarray, y: torch.Tensor, spec: TableSpec, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Clamp and standardize a table of another program, as `finish` does; nothing is permuted."""
-    known = ~missing[: spec.train_size]
-    X = X[:, known.any(0)]  # a column that no labeled row has is worth nothing
-    missing = missing[:, known.any(0)]
+    has_values = ~missing[: spec.train_size].all(0)  # a column that no labeled row has is worth nothing
+    X = X[:, has_values]
+    missing = missing[:, has_values]
     if missing.any():
         fill(X, missing, spec.train_size)
     columns = clamp_and_standardize(torch.from_numpy(X))
@@ -283,7 +283,8 @@ def contents_of(file: Any, path: str) -> Contents:
     missing = [name for name in ("X", "y", split) if name not in file]
     if missing:
         raise PriorError(f"{path} has no {', no '.join(missing)}; priors/README.md says what such a file holds")
-    X, y = file["X"], file["y"]
+    X = file["X"]
+    y = file["y"]
     if X.ndim != 3 or y.shape != X.shape[:2] or len(X) == 0:
         raise PriorError(
             f"X of {path} has the shape {X.shape}, and y {y.shape}; they must be (tables, rows, features) and "
@@ -301,9 +302,11 @@ def contents_of(file: Any, path: str) -> Contents:
 
     rows = read("num_datapoints", X.shape[1])
     features = read("num_features", X.shape[2])
-    sizes = np.stack([rows, read(split, 0), features], axis=1)
-    is_possible = (rows >= MIN_ROWS) & (rows <= X.shape[1]) & (features >= 1) & (features <= X.shape[2])
-    is_possible &= (sizes[:, 1] >= 1) & (sizes[:, 1] < rows)
+    labeled = read(split, 0)
+    sizes = np.stack([rows, labeled, features], axis=1)
+    is_possible = (rows >= MIN_ROWS) & (rows <= X.shape[1])
+    is_possible &= (labeled >= 1) & (labeled < rows)
+    is_possible &= (features >= 1) & (features <= X.shape[2])
     if not is_possible.all():
         number = int(np.argmin(is_possible))
         N, n, M = sizes[number]
@@ -311,7 +314,7 @@ def contents_of(file: Any, path: str) -> Contents:
             f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
             f"{MIN_ROWS}..{X.shape[1]} rows, some of them labeled and some not, and 1..{X.shape[2]} features"
         )
-    kind = kind_of(file)
+    kind = problem_type(file)
     return Contents(
         sizes=sizes,
         kind=kind,
@@ -321,15 +324,15 @@ def contents_of(file: Any, path: str) -> Contents:
     )
 
 
-def kind_of(file: Any) -> str | None:
+def problem_type(file: Any) -> str | None:
     """Return classification or regression, or None if the file does not say it."""
     if "problem_type" in file:
         value = file["problem_type"][()]
         text = value.decode() if isinstance(value, bytes) else str(value)
         return text if text in KINDS else None
-    if "max_num_classes" in file:
-        return "classification" if most_classes(file) > 0 else "regression"
-    return None
+    if "max_num_classes" not in file:
+        return None
+    return "classification" if most_classes(file) > 0 else "regression"
 
 
 def most_classes(file: Any) -> int:
@@ -449,22 +452,24 @@ def create(path: Path, specs: Sequence[TableSpec], batch_size: int, max_classes:
 
 def write_batch(file: Any, first: int, tables: Sequence[Drawn]) -> None:
     """Write the tables of a batch, the first of which has this number; raises PriorError if their rows differ."""
-    N, labeled = len(tables[0][1]), tables[0][2]
-    if problem := mixed_rows([(len(y), n) for _, y, n in tables], first):
+    shapes = [(len(y), labeled) for _, y, labeled in tables]
+    problem = mixed_rows(shapes, first)
+    if problem is not None:
         raise PriorError(problem)
+    N, labeled = shapes[0]
     M = max(X.shape[1] for X, _, _ in tables)
     batch = np.zeros((len(tables), N, M), np.float32)
     for place, (X, _, _) in zip(batch, tables, strict=True):
         place[:, : X.shape[1]] = X
     if np.isnan(batch).any():
         raise PriorError("a table has missing values, which nanoTabPFN and TFM-Playground cannot read")
-    some = slice(first, first + len(tables))
-    file["X"][some, :N, :M] = batch
-    file["y"][some, :N] = np.stack([y for _, y, _ in tables])
-    file["num_datapoints"][some] = N
-    file["num_features"][some] = [X.shape[1] for X, _, _ in tables]
+    places = slice(first, first + len(tables))
+    file["X"][places, :N, :M] = batch
+    file["y"][places, :N] = np.stack([y for _, y, _ in tables])
+    file["num_datapoints"][places] = N
+    file["num_features"][places] = [X.shape[1] for X, _, _ in tables]
     for name in SPLITS:
-        file[name][some] = labeled
+        file[name][places] = labeled
 
 
 def mixed_rows(shapes: Sequence[tuple[int, int]], first: int) -> str | None:

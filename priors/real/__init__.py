@@ -12,8 +12,14 @@ from priors.table import Source, Table
 
 __all__ = ["OWN", "SYNTHETIC", "RealTables", "hash_of_tables", "parts", "real_tables", "setting"]
 
-SYNTHETIC, OWN = "synthetic", "own"  # kinds of tables of a prior: computed, or drawn from real ones
-TRAINING, VALIDATION, TEST = "training", "validation", "test"  # what a table or row is drawn for
+# Kinds of tables of a prior.
+SYNTHETIC = "synthetic"  # computed
+OWN = "own"  # drawn from real ones
+
+# What a table or row is drawn for.
+TRAINING = "training"
+VALIDATION = "validation"
+TEST = "test"
 
 
 class RealTables:
@@ -66,12 +72,14 @@ class DividedTables(RealTables):
     test_fraction: float
 
     def fraction_problems(self, what: str, may_be_0: bool) -> list[str]:
+        """List what is wrong with the two fractions; what: what they divide, tables or rows."""
         fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
-        allowed = {name: 0 < share < 1 or (may_be_0 and share == 0) for name, share in fractions.items()}
         interval = "[0, 1)" if may_be_0 else "(0, 1)"
-        problems = [
-            f"{name} is {fractions[name]}; it must lie in {interval}" for name in fractions if not allowed[name]
-        ]
+        problems = []
+        for name, share in fractions.items():
+            is_allowed = 0 < share < 1 or (may_be_0 and share == 0)
+            if not is_allowed:
+                problems.append(f"{name} is {share}; it must lie in {interval}")
         if not problems and sum(fractions.values()) >= 1:
             problems.append(f"validation_fraction and test_fraction leave no {what} for training; lower one of them")
         return problems
@@ -83,17 +91,27 @@ class DividedTables(RealTables):
         return self.drawing_for(TEST)
 
     def drawing_for(self, side: str) -> Any:
+        """Return the prior of a side, which shares with this one what was computed of the files."""
         other: Any = replace(self)  # type: ignore[type-var]
-        vars(other).update({name: getattr(self, name) for name in self.shared}, side=side)
+        for name in self.shared:
+            # A cached property keeps its value under its own name.
+            vars(other)[name] = getattr(self, name)
+        other.side = side
         return other
 
 
 def real_tables(prior: Prior) -> RealTables | None:
     """Return a prior, or the part of a mixture, as real tables; None if all of its tables are synthetic."""
-    if isinstance(prior, MixSCM):
-        real = {name: tables for name, component in prior.priors.items() if (tables := real_tables(component))}
-        return MixedTables(prior, real) if real else None
-    return prior if isinstance(prior, RealTables) else None
+    if isinstance(prior, RealTables):
+        return prior
+    if not isinstance(prior, MixSCM):
+        return None
+    real = {}
+    for name, component in prior.priors.items():
+        tables = real_tables(component)
+        if tables is not None:
+            real[name] = tables
+    return MixedTables(prior, real) if real else None
 
 
 def hash_of_tables(prior: Prior) -> str | None:
@@ -106,7 +124,7 @@ def setting(prior: Prior, option: str) -> str:
     """Return the key of an option of a prior of real tables in a run; in a mixture, the keys of its components."""
     if not isinstance(prior, MixSCM):
         return f"prior.{option}"
-    names = [name for name, component in prior.priors.items() if real_tables(component)]
+    names = [name for name, component in prior.priors.items() if real_tables(component) is not None]
     return " and ".join(f"prior.components.{name}.{option}" for name in names)
 
 
@@ -116,19 +134,28 @@ def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str
     mixes: the shares of stages; in a part without weights, all components that a stage draws from weigh the same
     """
     if not isinstance(prior, MixSCM):
-        return {SYNTHETIC if real_tables(prior) is None else OWN: prior}
-    by_part: dict[str, dict[str, Prior]] = {}
+        return {part_of(prior): prior}
+    names_by_part: dict[str, list[str]] = {}  # of the components
     for name, component in prior.priors.items():
-        by_part.setdefault(SYNTHETIC if real_tables(component) is None else OWN, {})[name] = component
+        names_by_part.setdefault(part_of(component), []).append(name)
+    drawn_by_stages = {name for mix in mixes for name, share in mix.items() if share}
     mixtures: dict[str, Prior] = {}
-    for part, priors in by_part.items():
-        weights = {name: prior.components[name]["weight"] for name in priors}
-        if not any(weights.values()):
-            weights = {name: float(any(mix.get(name) for mix in mixes)) for name in priors}
-        components = {name: {**prior.components[name], "weight": share} for name, share in weights.items() if share}
+    for part, names in names_by_part.items():
+        has_weights = any(prior.components[name]["weight"] for name in names)
+        components = {}
+        for name in names:
+            weight = prior.components[name]["weight"] if has_weights else float(name in drawn_by_stages)
+            if weight:
+                components[name] = {**prior.components[name], "weight": weight}
         if components:
-            mixtures[part] = prior.with_priors({name: priors[name] for name in components}, components)
+            priors = {name: prior.priors[name] for name in components}
+            mixtures[part] = prior.with_priors(priors, components)
     return mixtures
+
+
+def part_of(prior: Prior) -> str:
+    """Return the kind of the tables of a prior that is no mixture."""
+    return SYNTHETIC if real_tables(prior) is None else OWN
 
 
 @dataclass
@@ -141,14 +168,18 @@ class MixedTables(RealTables):
     @property
     def kind_of_clusters(self) -> str:  # type: ignore[override]
         kinds = {tables.kind_of_clusters for tables in self.real.values()}
-        synthetic = {RealTables.kind_of_clusters} if len(self.real) < len(self.mixture.priors) else set()
-        return " and ".join(sorted(kinds | synthetic))
+        if len(self.real) < len(self.mixture.priors):  # some components are synthetic
+            kinds.add(RealTables.kind_of_clusters)
+        return " and ".join(sorted(kinds))
 
     def sources(self) -> dict[Source, int]:
         sources: dict[Source, int] = {}
         for name in self.mixture.priors:
-            own = self.real[name].sources() if name in self.real else {(name, ""): 0}
-            sources |= {(name, path): rows for (_, path), rows in own.items()}
+            if name not in self.real:
+                sources[name, ""] = 0
+                continue
+            for (_, path), rows in self.real[name].sources().items():
+                sources[name, path] = rows
         return sources
 
     def for_validation(self) -> MixSCM:
@@ -161,18 +192,32 @@ class MixedTables(RealTables):
         return self.mixture.with_priors({**self.mixture.priors, **priors})
 
     def clusters(self, table: Table) -> list[Hashable] | None:
-        return self.real[table.source[0]].clusters(table) if table.source and table.source[0] in self.real else None
+        if not table.source:
+            return None
+        name, _ = table.source
+        return self.real[name].clusters(table) if name in self.real else None
 
     def ineligible(self, max_classes: int) -> list[str]:
-        return [f"component {name}: {line}" for name, own in self.real.items() for line in own.ineligible(max_classes)]
+        problems = []
+        for name, tables in self.real.items():
+            problems += [f"component {name}: {line}" for line in tables.ineligible(max_classes)]
+        return problems
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        drawn = [own for name, own in self.real.items() if self.mixture.components[name]["weight"]]
-        counts = (own.eligible(rows, numeric) for own in drawn)
-        return min((count for count in counts if count is not None), default=None)
+        """Return the counts of the component with the fewest tables that are long enough."""
+        counts = []
+        for name, tables in self.real.items():
+            if self.mixture.components[name]["weight"]:
+                count = tables.eligible(rows, numeric)
+                if count is not None:
+                    counts.append(count)
+        return min(counts, default=None)
 
     def fingerprint(self) -> str:
-        return "".join(own.fingerprint() for own in self.real.values())
+        return "".join(tables.fingerprint() for tables in self.real.values())
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
-        return [line for name, own in self.real.items() for line in own.describe(most, f"{key}.components.{name}")]
+        lines = []
+        for name, tables in self.real.items():
+            lines += tables.describe(most, f"{key}.components.{name}")
+        return lines

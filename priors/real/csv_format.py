@@ -51,13 +51,18 @@ def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
     # csv.Sniffer guesses from values, which may be texts.
     if form.separator is not None:
         return form.separator
-    first_line = text[: (text + "\n").index("\n")]
-    return max(RECOGNIZED, key=lambda mark: len(next(csv.reader([first_line], delimiter=mark), [])))
+    first_line, _, _ = text.partition("\n")
+    columns = {}
+    for mark in RECOGNIZED:
+        names = next(csv.reader([first_line], delimiter=mark), [])
+        columns[mark] = len(names)
+    return max(columns, key=lambda mark: columns[mark])  # of equal ones the first
 
 
 def other_separator(text: str, used: str) -> str | None:
     """Return the name of another mark that divides all of the first lines into equally many parts; None without one."""
-    lines = [line for line in text[:100_000].splitlines()[: EXAMINED_LINES + 1] if line][:EXAMINED_LINES]
+    lines = text[:100_000].splitlines()[: EXAMINED_LINES + 1]
+    lines = [line for line in lines if line][:EXAMINED_LINES]
     for name, mark in SEPARATORS.items():
         if mark == used:
             continue

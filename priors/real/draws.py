@@ -34,7 +34,9 @@ class TableCache:
     """The columns of the tables of a folder; those used last stay in memory, up to `most_bytes`."""
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
-        self.folder, self.most_bytes, self.bytes = folder, most_bytes, 0
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self.bytes = 0  # of what is held
         self.held: OrderedDict[str, dict[str, Column]] = OrderedDict()
 
     def columns(self, entry: Entry) -> dict[str, Column]:
@@ -45,7 +47,8 @@ class TableCache:
         self.held.move_to_end(entry.path)
         columns = self.held[entry.path]
         while self.bytes > self.most_bytes:
-            self.bytes -= size_of(self.held.popitem(last=False)[1])
+            _, oldest = self.held.popitem(last=False)
+            self.bytes -= size_of(oldest)
         return columns
 
 
@@ -66,10 +69,13 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
 
 def size_of(columns: dict[str, Column]) -> int:
     """Estimate the bytes of the values, with 100 for each different text."""
-    return sum(
-        column.codes.nbytes + 100 * len(column.categories) if isinstance(column, pd.Categorical) else column.nbytes
-        for column in columns.values()
-    )
+    size = 0
+    for column in columns.values():
+        if isinstance(column, pd.Categorical):
+            size += column.codes.nbytes + 100 * len(column.categories)
+        else:
+            size += column.nbytes
+    return size
 
 
 @dataclass
@@ -95,13 +101,17 @@ def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng:
     rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
     train_size = spec.train_size
     if spec.max_classes == 0:
-        y, num_classes, made = standardize_target(torch.from_numpy(values[rows])), 0, "numeric target"
+        y = standardize_target(torch.from_numpy(values[rows]))
+        num_classes = 0
+        made = "numeric target"
     else:
         is_category = any(facts.name == target and task.is_category(facts) for facts in task.columns)
         labels, made = draw_classes(values[rows], is_category, spec.max_classes, rng)
         num_classes = int(labels.max()) + 1
         order = split_rows(labels, num_classes, train_size, rng)
-        rows, labels = (rows, labels) if order is None else (rows[order], labels[order])
+        if order is not None:
+            rows = rows[order]
+            labels = labels[order]
         y = torch.from_numpy(rng.permutation(num_classes)[labels])
     others = [facts.name for facts in task.columns if facts.name != target]
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
@@ -115,17 +125,18 @@ def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng:
 
 def known_rows(values: Column) -> np.ndarray:
     """Return the numbers of the rows in which a column has a value."""
-    return np.flatnonzero(values.codes >= 0 if isinstance(values, pd.Categorical) else ~np.isnan(values))
+    if isinstance(values, pd.Categorical):
+        return np.flatnonzero(values.codes >= 0)
+    return np.flatnonzero(~np.isnan(values))
 
 
 def frame_of(task: RealTask, columns: dict[str, Column], features: list[str], rows: np.ndarray) -> pd.DataFrame:
     """Return some columns and rows of a table as an estimator takes them."""
-    return pd.DataFrame(
-        {
-            name: pd.Categorical(columns[name][rows]) if name in task.categorical else columns[name][rows]
-            for name in features
-        }
-    )
+    frame = {}
+    for name in features:
+        values = columns[name][rows]
+        frame[name] = pd.Categorical(values) if name in task.categorical else values
+    return pd.DataFrame(frame)
 
 
 def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> str:
@@ -144,7 +155,8 @@ def draw_classes(
     """Return labels int64 (rows,) in 0..C-1 with C <= max_classes, and their description."""
     # Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
     # fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
-    distinct, labels = np.unique(values.codes if isinstance(values, pd.Categorical) else values, return_inverse=True)
+    codes = values.codes if isinstance(values, pd.Categorical) else values
+    distinct, labels = np.unique(codes, return_inverse=True)
     made = f"{len(distinct)} classes"
     if not is_category and len(distinct) > FEW_VALUES:
         levels = np.sort(rng.random(rng.integers(1, max_classes)))
@@ -159,11 +171,14 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     distinct, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     common = int((counts >= MIN_CLASS_ROWS).sum())
-    kept = common if common == len(distinct) <= max_classes else min(common, max_classes - 1)
+    kept = common
+    if common < len(distinct) or common > max_classes:
+        kept = min(common, max_classes - 1)  # the others become one class
     rest = counts[order[kept:]].sum()
     if 0 < rest < MIN_CLASS_ROWS:
         kept -= 1  # the rest is too small to be a class, and is merged with the rarest class that is kept
-    if kept + (kept < len(distinct)) < 2:
+    num_classes = min(kept + 1, len(distinct))
+    if num_classes < 2:
         raise Rejected("classes")
     number = np.empty(len(distinct), np.int64)
     number[order] = np.minimum(np.arange(len(distinct)), kept)
@@ -277,7 +292,7 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
     order = rng.permutation(len(y))
     if num_classes == 0:
         return order, 0
-    first = np.unique(y[order], return_index=True)[1]
+    _, first = np.unique(y[order], return_index=True)  # a row of each class
     return np.concatenate([order[first], np.delete(order, first)]), len(first)
 
 
@@ -290,22 +305,26 @@ def split_by_content(
     # approximately; with 0 there are none. names: of the classes, for messages. Raises PriorError, a ValueError, if a
     # side has too few rows, or training has less than two classes.
     place = row_hashes(rows.X, rows.y) / 2**64
-    sides = np.where(place < test_fraction, 2, np.where(place < test_fraction + validation_fraction, 1, 0))
+    sides = np.zeros(len(place), int)  # 0 training, 1 validation, 2 test
+    sides[place < test_fraction + validation_fraction] = 1
+    sides[place < test_fraction] = 2
     if rows.num_classes:
         sides[~np.isin(rows.y, rows.y[sides == 0])] = 0
         present = np.unique(rows.y)
         if len(present) < 2:
-            one = names[present[0]] if names is not None and len(present) else "none"
-            raise PriorError(f"the target has a single class ({one}); two are needed")
-    training, validation, test = (np.flatnonzero(sides == side) for side in range(3))
-    for found, share, fewest, purpose in (
+            name = names[present[0]] if names is not None and len(present) else "none"
+            raise PriorError(f"the target has a single class ({name}); two are needed")
+    training = np.flatnonzero(sides == 0)
+    validation = np.flatnonzero(sides == 1)
+    test = np.flatnonzero(sides == 2)
+    for numbers, share, fewest, purpose in (
         (training, 1 - validation_fraction - test_fraction, MIN_ROWS, "training"),
         (validation, validation_fraction, MIN_SCORED, "validation"),
         (test, test_fraction, MIN_SCORED, "the final test"),
     ):
-        if share > 0 and len(found) < fewest:
+        if share > 0 and len(numbers) < fewest:
             raise PriorError(
-                f"{len(found)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
+                f"{len(numbers)} of the {len(sides)} rows are for {purpose}, where at least {fewest} are needed: "
                 "use more rows or other shares; copies of a row are all on one side"
             )
     return training, validation, test
@@ -343,7 +362,8 @@ def own_rows(
     numbers = known_rows(values)
     values = values[numbers]
     if numeric:
-        names, y = np.array([]), values
+        names = np.array([])
+        y = values
     else:
         names, y = np.unique(np.asarray(values), return_inverse=True)
     features = [facts.name for facts in task.columns if facts.name != task.target]

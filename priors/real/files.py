@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -116,8 +116,11 @@ def find_files(folder: Path) -> list[File]:
         raise PriorError(f"{error.filename} cannot be listed: {error.strerror}")
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in names if not name.startswith(".")):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # os.walk goes into these
+        for name in names:
+            path = Path(place, name)
+            if name.startswith("."):
+                continue
             if path.suffix.lower() in SUFFIXES and path != folder / TASKS and path.is_file():
                 state = path.stat()
                 found.append((path.relative_to(folder).as_posix(), state.st_size, state.st_mtime_ns))
@@ -125,14 +128,22 @@ def find_files(folder: Path) -> list[File]:
 
 
 @lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
-def index_files(folder: Path, found: tuple[File, ...], form: CsvFormat) -> dict[str, Entry]:
-    known = read_entries(folder, form)
-    current = {(entry.path, entry.size, entry.modified) for entry in known.values() if entry.modified != UNREADABLE}
-    missing = [file for file in found if file not in current]
-    for path, size, modified in tqdm(missing, f"index of {folder}", unit="file", disable=None if missing else True):
-        known[path] = read_entry(folder, path, size, modified, form)
-    entries = {path: known[path] for path, _, _ in found}
-    if missing:
+def index_files(folder: Path, files: tuple[File, ...], form: CsvFormat) -> dict[str, Entry]:
+    """Return the entries of these files, from the index or from the file if it is new or has changed."""
+    indexed = read_entries(folder, form)
+    entries = {}
+    changed = []
+    for path, size, modified in files:
+        entry = indexed.get(path)
+        # What could not be opened has no time of modification in the index, and is tried again.
+        if entry is not None and (entry.size, entry.modified) == (size, modified):
+            entries[path] = entry
+        else:
+            changed.append((path, size, modified))
+    for path, size, modified in tqdm(changed, f"index of {folder}", unit="file", disable=None if changed else True):
+        entries[path] = read_entry(folder, path, size, modified, form)
+    entries = {path: entries[path] for path, _, _ in files}  # in their order
+    if changed:
         lines = [index_line(entry) for entry in entries.values()]
         with contextlib.suppress(OSError), TemporaryDirectory(prefix=".tabicl-", dir=folder) as scratch:
             unfinished = Path(scratch, NAME)
@@ -179,20 +190,35 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
         columns = list(table.columns.values())
         if not columns:
             raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
-        facts = tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items())
-        digest = blake2b(content, digest_size=16).hexdigest()
-        same = content_hash(columns)
-        return Entry(path, size, modified, digest, same, table.last, len(columns[0]), facts, table.left_out, form=form)
+        return Entry(
+            path,
+            size,
+            modified,
+            hash=blake2b(content, digest_size=16).hexdigest(),
+            content=content_hash(columns),
+            last=table.last,
+            rows=len(columns[0]),
+            columns=tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items()),
+            left_out=table.left_out,
+            form=form,
+        )
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
     except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        reason = f"it cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})"
+        message = first_line(error) or "no message"
+        reason = f"it cannot be read ({type(error).__name__}: {message})"
     return Entry(path, size, modified, reason=reason, form=form)
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message; "" for an error without one."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""
 
 
 @dataclass
@@ -229,10 +255,16 @@ def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check:
 
 
 def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
+    present = present_values(column)
+    distinct = len(column.categories) if isinstance(column, pd.Categorical) else len(np.unique(present))
+    return ColumnFacts(name, kind, distinct, known=len(present))
+
+
+def present_values(column: Column) -> np.ndarray:
+    """Return the values that are not missing; of categories their codes."""
     if isinstance(column, pd.Categorical):
-        return ColumnFacts(name, kind, len(column.categories), int((column.codes >= 0).sum()))
-    known = column[~np.isnan(column)]
-    return ColumnFacts(name, kind, len(np.unique(known)), len(known))
+        return column.codes[column.codes >= 0]
+    return column[~np.isnan(column)]
 
 
 def content_hash(columns: list[Column]) -> str:
@@ -286,7 +318,7 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        raise PriorError(f"{path} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        raise PriorError(f"{path} cannot be read: {first_line(error) or type(error).__name__}") from None
 
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
@@ -297,9 +329,14 @@ def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
 
 def read_frame(content: bytes, suffix: str, check: bool, form: CsvFormat, texts: Collection[str] = ()) -> pd.DataFrame:
     """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
-    lines = check_csv(content, form) if check and suffix == ".csv" else None
-    frame = read_csv(content, form, texts) if suffix == ".csv" else read_binary(content, suffix)
-    if not isinstance(frame.index, pd.RangeIndex) or lines not in (None, frame.shape):
+    if suffix == ".csv":
+        shape = check_csv(content, form) if check else None
+        frame = read_csv(content, form, texts)
+        if shape is not None and shape != frame.shape:
+            raise LeftOut("its lines can be read in several ways")
+    else:
+        frame = read_binary(content, suffix)
+    if not isinstance(frame.index, pd.RangeIndex):
         raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
@@ -325,9 +362,14 @@ def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
             f"{suffix} files need pyarrow: pip install pyarrow, or pip install -e '.[eval]' in the project's folder"
         ) from None
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
-    if twice := [name for name, count in Counter(frame.columns).items() if count > 1]:
-        raise LeftOut(f"several columns are called {twice[0]!r}")
+    refuse_equal_names(frame.columns)
     return frame.set_axis(frame.columns.map(str), axis=1)
+
+
+def refuse_equal_names(names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise LeftOut(f"several columns are called {name!r}")
 
 
 def read_parquet(content: bytes) -> pd.DataFrame:
@@ -387,21 +429,27 @@ def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
     text = decode(content)
     separator = separator_of(text, form)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    rows, names = 0, next(lines, [])
+    names = next(lines, [])
     if not names:
         raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
     check_size(1, len(names))
-    if len(names) == 1 and (advice := advice_on_separator(text, separator)):
-        raise LeftOut(f"it has a single column, {names[0]!r}{advice}")
-    if twice := [name for name, count in Counter(filter(None, names)).items() if count > 1]:
-        raise LeftOut(f"several columns are called {twice[0]!r}")
-    if numbers := [name for name in names if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE)]:
-        raise LeftOut(f"its first line does not name the columns: {numbers[0]!r} is a number")
+    if len(names) == 1:
+        advice = advice_on_separator(text, separator)
+        if advice:
+            raise LeftOut(f"it has a single column, {names[0]!r}{advice}")
+    refuse_equal_names(name for name in names if name)
+    for name in names:
+        if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE):
+            raise LeftOut(f"its first line does not name the columns: {name!r} is a number")
+
+    rows = 0
     for line in lines:
-        if line and len(line) != len(names):
+        if not line:
+            continue
+        if len(line) != len(names):
             advice = advice_on_separator(text, separator)
             raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns{advice}")
-        rows += bool(line)
+        rows += 1
     check_size(rows, len(names))
     return rows, len(names)
 
@@ -423,15 +471,20 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
     if values.notna().sum() == 0:
         raise LeftOut("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
-        column, kind = values.cat.remove_unused_categories().array, "category"
+        column = values.cat.remove_unused_categories().array
+        kind = "category"
         if not all(isinstance(value, str | int | float) for value in column.categories):
             raise LeftOut(f"categories of the type {type(column.categories[0]).__name__}")
+    elif reads_as_numbers(values):
+        column, kind = from_numbers(values)
     else:
-        column, kind = from_numbers(values) if reads_as_numbers(values) else from_text(values)
-    known = column.codes[column.codes >= 0] if isinstance(column, pd.Categorical) else column[~np.isnan(column)]
-    if (known == known[0]).all():
+        column, kind = from_text(values)
+
+    present = present_values(column)
+    first = present[0]
+    if (present == first).all():
         raise LeftOut("a single value")
-    if kind == "number" and known[0] in (0, 1) and np.array_equal(column, known[0] + np.arange(len(column))):
+    if kind == "number" and first in (0, 1) and np.array_equal(column, first + np.arange(len(column))):
         raise LeftOut("row numbers")
     return column, kind
 
@@ -460,6 +513,7 @@ def from_text(values: pd.Series) -> tuple[Column, str]:
     times = as_times(texts)
     if times.count() == texts.count():
         return from_numbers(times)
-    if found := resemblance(texts):
-        raise LeftOut(found + advice_on_decimal(texts))
+    looks_like = resemblance(texts)
+    if looks_like is not None:
+        raise LeftOut(looks_like + advice_on_decimal(texts))
     return pd.Categorical(texts), "category"

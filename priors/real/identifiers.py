@@ -29,7 +29,7 @@ class IdentifierWarning(UserWarning):
 
 def identifying_columns(X: pd.DataFrame, kinds: Sequence[str] | None = None) -> dict[Hashable, str]:
     """Return why columns look like identifiers, by name. kinds: of the columns, if they are known; see `kind_of`."""
-    found = {}
+    reasons = {}
     if kinds is None:
         kinds = [kind_of(column) for _, column in X.items()]
     for (name, column), kind in zip(X.items(), kinds, strict=True):
@@ -39,8 +39,8 @@ def identifying_columns(X: pd.DataFrame, kinds: Sequence[str] | None = None) -> 
         elif kind == NUMBER:
             reason = identifying_numbers(str(name), column, is_alone=X.shape[1] == 1)
         if reason is not None:
-            found[name] = reason
-    return found
+            reasons[name] = reason
+    return reasons
 
 
 def identifying_texts(name: str, column: pd.Series) -> str | None:
@@ -84,9 +84,9 @@ def identifying_numbers(name: str, column: pd.Series, is_alone: bool) -> str | N
 
 def warn_of_identifiers(X: pd.DataFrame, kinds: Sequence[str]) -> None:
     """Warn of columns that look like identifiers, on behalf of an estimator's `fit`."""
-    found = identifying_columns(X, kinds)
-    if found:
-        examples = shortened(f"{name!r} ({reason})" for name, reason in found.items())
+    reasons = identifying_columns(X, kinds)
+    if reasons:
+        examples = shortened(f"{name!r} ({reason})" for name, reason in reasons.items())
         warnings.warn(
             f"X has columns that look like identifiers: {examples}. They are used like others: numbers by their size "
             "and texts by their alphabetical order, where a text that no labeled row has counts as missing. Leave them "

@@ -65,7 +65,7 @@ class FeatureEncoder:
         # target: float64 (rows, outputs), one column for each class
         self.kinds = [kind_of(column) for _, column in X.items()]
         self.categories: list[pd.Index | None] = []
-        for kind, (_, column) in zip(self.kinds, X.items(), strict=True):
+        for kind, (_, column) in zip(self.kinds, X.items(), strict=True):  # None for numbers and times
             self.categories.append(categories(column) if kind == CATEGORY else None)
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]), {})
@@ -131,7 +131,7 @@ class FeatureEncoder:
         ]
 
     def transform(self, X: pd.DataFrame) -> np.ndarray:
-        """float64 (rows, columns that vary among labeled rows, copies and indicators); zeros if no column varies"""
+        """Return float64 (rows, columns that vary among labeled rows, copies and indicators); zeros if none varies."""
         indicators = X.iloc[:, self.indicators].isna().to_numpy(float)
         if len(self.varying) == 0:
             return np.column_stack([np.zeros(len(X)), indicators])
@@ -143,14 +143,25 @@ class FeatureEncoder:
                 f"X has values unlike the others of their columns: {examples}; they are treated as missing",
                 stacklevel=4,  # where a method of an estimator is called
             )
+        # First the columns themselves, then their copies, then the indicators.
+        columns = [numbers]
+        means = list(self.means)
         copies: list[tuple[int, CategoryRanks | LevelEffects]] = [*self.ranks.items(), *self.effects.items()]
-        means = [*self.means, *(copy.mean for _, copy in copies), *np.zeros(len(self.indicators))]
-        numbers = np.column_stack([numbers, *(copy.transform(numbers[:, i]) for i, copy in copies), indicators])
-        return numbers if self.keeps_missing else np.where(np.isnan(numbers), means, numbers)
+        for i, copy in copies:
+            columns.append(copy.transform(numbers[:, i]))
+            means.append(copy.mean)
+        columns.append(indicators)
+        means += [0.0] * len(self.indicators)
+        numbers = np.column_stack(columns)
+        if self.keeps_missing:
+            return numbers
+        return np.where(np.isnan(numbers), means, numbers)
 
     def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
-        """float64 (rows, columns), NaN for unknown values; `unreadable` gets the first value of each column that should
-        be a number or time"""
+        """Return float64 (rows, columns), NaN for unknown values.
+
+        `unreadable` gets the first value of each column that should be a number or time.
+        """
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         with np.errstate(over="ignore"):
             is_infinite = np.isinf(numbers.astype(np.float32)).any(axis=0)
@@ -161,19 +172,21 @@ class FeatureEncoder:
 
     def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, str]) -> np.ndarray:
         """Return column j of X as numbers, float64 (rows,)."""
-        known = self.categories[j]
-        if known is None:
+        categories = self.categories[j]
+        if categories is None:
             numbers = readable(column, self.kinds[j])
-            unknown = np.isnan(numbers)
-            if unknown.any() and (strange := unknown & column.notna().to_numpy()).any():
-                first = column[strange].astype(object).iloc[0]
+            is_unreadable = np.isnan(numbers)
+            if is_unreadable.any():  # most columns have none, and looking for missing values takes time
+                is_unreadable &= column.notna().to_numpy()
+            if is_unreadable.any():
+                first = column[is_unreadable].astype(object).iloc[0]
                 why = f": {YEARS}" if EARLY_OR_LATE.fullmatch(str(first)) else ""
                 unreadable[column.name] = f"{first!r} among {self.kinds[j]}s{why}"
             return numbers
-        if known.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
+        if categories.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
             raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
         # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
-        codes = known.get_indexer(column.astype(object)).astype(float)
+        codes = categories.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
         if self.lacking[j]:
             codes[column.isna()] = MISSING
@@ -237,10 +250,11 @@ def resemblance(texts: pd.Series) -> str | None:
     if otherwise.any() and (are_numbers | otherwise).mean() >= 0.5:
         example = distinct[otherwise].iloc[0]
         return f"numbers with separators, currency or percent signs, such as {example!r}; write 1234.5"
-    far = distinct[distinct.map(lambda text: EARLY_OR_LATE.fullmatch(text) is not None)]
-    if len(far) and (as_times(distinct).notna() | distinct.isin(far)).all():
-        return f"dates such as {far.iloc[0]!r}: {YEARS}; leave such values empty"
-    if (are_times := as_times(distinct).notna()).any():
+    are_times = as_times(distinct).notna()
+    are_early_or_late = distinct.map(lambda text: EARLY_OR_LATE.fullmatch(text) is not None).astype(bool)
+    if are_early_or_late.any() and (are_times | are_early_or_late).all():
+        return f"dates such as {distinct[are_early_or_late].iloc[0]!r}: {YEARS}; leave such values empty"
+    if are_times.any():
         return f"dates such as {distinct[are_times].iloc[0]!r} beside the text {distinct[~are_times].iloc[0]!r}"
     if distinct.str.fullmatch(OTHER_DATES).all():
         return f"dates that are not in the ISO format, such as {distinct.iloc[0]!r}; write 2024-01-31"
@@ -249,11 +263,15 @@ def resemblance(texts: pd.Series) -> str | None:
 
 def warn_of_resemblances(X: pd.DataFrame, kinds: list[str]) -> None:
     """Warn of texts that look like numbers or dates but are read as categories, on behalf of an estimator's `fit`."""
-    columns = [X.iloc[:, j] for j, kind in enumerate(kinds) if kind == CATEGORY]
-    texts = [column for column in columns if not isinstance(column.dtype, pd.CategoricalDtype)]
-    found = {column.name: words for column in texts if (words := resemblance(column))}
-    if found:
-        examples = ", ".join(f"{name!r} ({words})" for name, words in found.items())
+    descriptions = {}
+    for (name, column), kind in zip(X.items(), kinds, strict=True):
+        if kind != CATEGORY or isinstance(column.dtype, pd.CategoricalDtype):
+            continue
+        looks_like = resemblance(column)
+        if looks_like is not None:
+            descriptions[name] = looks_like
+    if descriptions:
+        examples = ", ".join(f"{name!r} ({looks_like})" for name, looks_like in descriptions.items())
         warnings.warn(
             f"X has columns that are read as categories: {examples}. Convert them first, for example by "
             "X[column].str.replace('[$,]', '', regex=True).astype(float) for '$1,234', pd.read_csv(file, decimal=',', "
@@ -333,13 +351,14 @@ class LevelEffects:
         y = target @ self.direction
         known = ~np.isnan(codes)
         fold = np.random.RandomState(0).permutation(len(codes)) % FOLDS
-        found = np.full(len(codes), np.nan)
+        effects = np.full(len(codes), np.nan)
         for number in range(FOLDS):
-            others = known & (fold != number)
-            own = known & (fold == number)
-            levels, places = np.unique(codes[others], return_inverse=True)
-            found[own] = np.nan_to_num(looked_up(codes[own], levels, level_effects(places, y[others])))
-        return found
+            inside = known & (fold == number)
+            outside = known & (fold != number)
+            levels, places = np.unique(codes[outside], return_inverse=True)
+            effects_outside = level_effects(places, y[outside])
+            effects[inside] = np.nan_to_num(looked_up(codes[inside], levels, effects_outside))  # 0 for a new level
+        return effects
 
 
 def sums_by_category(codes: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -397,7 +416,8 @@ def tells_target(indicator: np.ndarray, target: np.ndarray, chance: float) -> bo
     Numbers, which are a single output, are tested by their squared correlation with it, which is the same for two
     classes.
     """
-    share, outputs = indicator.mean(), target.shape[1]
+    share = indicator.mean()
+    outputs = target.shape[1]
     spread = target.var(axis=0) if outputs == 1 else target.mean(axis=0)
     if spread.min() <= 0:
         return False
@@ -420,10 +440,14 @@ class YeoJohnson:
 
     def transform(self, X: np.ndarray) -> np.ndarray:
         """Return float64 (rows, features)."""
-        return np.column_stack([powered(*parts(x), power) for x, power in zip(X.T, self.powers, strict=True)])
+        columns = []
+        for x, power in zip(X.T, self.powers, strict=True):
+            logs, below = log_parts(x)
+            columns.append(powered(logs, below, power))
+        return np.column_stack(columns)
 
 
-def parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def log_parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return log(1 + |x|), and whether x is negative."""
     return np.log1p(np.abs(x)), x < 0
 
@@ -440,14 +464,14 @@ def most_likely_power(x: np.ndarray) -> float:
     """Return the power with the greatest likelihood for x (values,), which must be finite."""
     if x.min() == x.max():
         return 1.0
-    logs, below = parts(x)
+    logs, below = log_parts(x)
     total = (np.sign(x) * logs).sum()
 
     def negative_log_likelihood(power: float) -> float:
         with np.errstate(all="ignore"):
             variance = powered(logs, below, power).var()
-            found = len(x) / 2 * np.log(variance) - (power - 1) * total
-        return float(found) if variance >= LIMITS.tiny else np.inf
+            value = len(x) / 2 * np.log(variance) - (power - 1) * total
+        return float(value) if variance >= LIMITS.tiny else np.inf
 
     # Within these bounds, squares of transformed numbers up to 20 times the largest one do not overflow or underflow.
     widest = np.log1p(20 * np.abs(x).max())
@@ -491,15 +515,18 @@ class Normalizer:
         inside = np.abs(shaped - np.nanmean(shaped, axis=0)) <= OUTLIER_STDS * np.nanstd(shaped, axis=0)
         mean = shaped.mean(axis=0, where=inside)
         bound = OUTLIER_STDS * np.maximum(shaped.std(axis=0, where=inside), MIN_STD)
-        self.low, self.high = mean - bound, mean + bound
+        self.low = mean - bound
+        self.high = mean + bound
         clamped = shaped.clip(self.low, self.high)
-        self.mean, self.std = np.nanmean(clamped, axis=0), np.maximum(np.nanstd(clamped, axis=0), MIN_STD)
+        self.mean = np.nanmean(clamped, axis=0)
+        self.std = np.maximum(np.nanstd(clamped, axis=0), MIN_STD)
         return self
 
     def transform(self, numbers: np.ndarray) -> np.ndarray:
         """Transform float64 (rows, features) to float32 (rows, features); NaN stays NaN."""
-        shaped = self.shaper.transform(self.scaler.transform(without_tiny(numbers))).clip(self.low, self.high)
-        return ((shaped - self.mean) / self.std).astype(np.float32)
+        scaled = self.scaler.transform(without_tiny(numbers))
+        clamped = self.shaper.transform(scaled).clip(self.low, self.high)
+        return ((clamped - self.mean) / self.std).astype(np.float32)
 
 
 def without_tiny(numbers: np.ndarray) -> np.ndarray:
@@ -545,7 +572,8 @@ class TargetScale:
         self.exponent = np.frexp(np.abs(y).max())[1]
         self.first = np.ldexp(y[0], -self.exponent)
         differences = self._differences(y)
-        self.mean, self.std = differences.mean(), differences.std()  # std is 0 if and only if all are equal
+        self.mean = differences.mean()
+        self.std = differences.std()  # 0 if and only if all are equal
 
     def standardize(self, y: np.ndarray) -> np.ndarray:
         """Convert numbers, float64, to standard deviations from the mean; 0 if labeled ones are all equal."""

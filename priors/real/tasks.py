@@ -29,7 +29,8 @@ IDENTIFIER = re.compile(r"(?i:(.*[\s_.-])?id|row[\s_.-]?(names?|numbers?))|.*[a-
 ROWS_TO_TELL = 30
 # Names repeat at times: in real tables 98 % of 515 dishes and 93 % of 536 samples of wood were different ones. 100 rows
 # of 200 equally frequent categories have 79 different ones. None of the columns of 165 real tables is named falsely.
-MANY_ROWS, MOSTLY_DIFFERENT = 100, 0.9
+MANY_ROWS = 100
+MOSTLY_DIFFERENT = 0.9
 
 
 @dataclass(frozen=True)
@@ -60,30 +61,37 @@ class RealTask:
 
     def targets(self, rows: int, numeric: bool) -> list[str]:
         """List the columns that can be the target of a table with so many rows: a number, or classes."""
-        fits = self.is_number if numeric else self.has_classes
-        return [facts.name for facts in self.columns if facts.known >= rows and fits(facts)]
+        return [facts.name for facts in self.possible_targets(numeric) if facts.known >= rows]
 
     def most_rows(self, numeric: bool) -> int:
         """Return the largest number of rows for which some column can be the target, or 0."""
-        fits = self.is_number if numeric else self.has_classes
-        return max((facts.known for facts in self.columns if fits(facts)), default=0)
+        return max((facts.known for facts in self.possible_targets(numeric)), default=0)
+
+    def possible_targets(self, numeric: bool) -> list[ColumnFacts]:
+        """List the columns that can be the target of a table of some length: a number, or classes."""
+        if numeric:
+            return [facts for facts in self.columns if self.is_number(facts)]
+        return [facts for facts in self.columns if self.has_classes(facts)]
 
     def is_category(self, facts: ColumnFacts) -> bool:
         return facts.kind == "category" or facts.name in self.categorical
 
     def is_number(self, facts: ColumnFacts) -> bool:
-        many = facts.distinct > FEW_VALUES or facts.name == self.target
-        return facts.kind == "number" and facts.name not in self.categorical and many
+        if facts.kind != "number" or facts.name in self.categorical:
+            return False
+        return facts.distinct > FEW_VALUES or facts.name == self.target
 
     def has_classes(self, facts: ColumnFacts) -> bool:
         """Whether it holds numbers, which are cut into classes, or categories with two rows or more on average."""
-        return facts.distinct <= facts.known / 2 if self.is_category(facts) else facts.kind == "number"
+        if self.is_category(facts):
+            return facts.distinct <= facts.known / 2
+        return facts.kind == "number"
 
     def problem(self, named_by: str = TASKS) -> str | None:
         """Return why the table cannot be used, or None. named_by: where its columns are named."""
-        named = [self.target, *self.drop, *self.categorical]
-        everything = {facts.name for facts in self.entry.columns} | self.entry.left_out.keys()
-        if unknown := [name for name in named if name not in everything]:
+        names = {facts.name for facts in self.entry.columns} | self.entry.left_out.keys()
+        unknown = [name for name in (self.target, *self.drop, *self.categorical) if name not in names]
+        if unknown:
             return f"{named_by} names the columns {', '.join(unknown)}, which it does not have"
         if self.target in self.drop:
             return f"{named_by} drops its target {self.target}"
@@ -96,7 +104,9 @@ class RealTask:
             return f"its target {self.target!r} has times"
         if not self.has_classes(facts):
             return f"its target {self.target!r} has {facts.distinct} different texts in {facts.known} rows"
-        return "it has no column beside its target" if len(self.columns) < 2 else None
+        if len(self.columns) < 2:
+            return "it has no column beside its target"
+        return None
 
 
 def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask], dict[str, str]]:
@@ -104,27 +114,35 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask],
     # Of several files with the same content, the one that tasks.csv lists is used, or the first one. Raises PriorError
     # for a faulty tasks.csv.
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
-    given = listed(folder, entries)
-    guessed = [path for path in entries if path not in {task.entry.path for task in given}]
+    candidates = listed(folder, entries)
+    listed_paths = {task.entry.path for task in candidates}
+    for path, entry in entries.items():
+        if path not in listed_paths and path not in left_out:
+            candidates.append(guess(entry))
     tasks: list[RealTask] = []
-    first: dict[str, str] = {}  # the file that holds some content
-    for task in [*given, *(guess(entries[path]) for path in guessed if path not in left_out)]:
+    path_of: dict[str, str] = {}  # the first file that holds some content
+    for task in candidates:
         entry = task.entry
         if entry.path in left_out:
             continue
-        if problem := task.problem():
+        problem = task.problem()
+        if problem is not None:
             left_out[entry.path] = problem
-        elif first.setdefault(entry.content, entry.path) != entry.path:
-            left_out[entry.path] = f"it has the rows and columns of {first[entry.content]}"
+        elif path_of.setdefault(entry.content, entry.path) != entry.path:
+            left_out[entry.path] = f"it has the rows and columns of {path_of[entry.content]}"
         else:
             tasks.append(task)
     return sorted(tasks, key=lambda task: (task.entry.content, task.entry.hash, task.target)), left_out
 
 
 def guess(entry: Entry) -> RealTask:
+    """Return a table with the target that RULE describes."""
     names = [*(facts.name for facts in entry.columns), *entry.left_out]
-    usual = [name for wanted in USUAL_NAMES for name in names if name.strip().lower() == wanted]
-    return RealTask(entry, usual[0] if usual else entry.last, is_guessed=True)
+    for usual in USUAL_NAMES:
+        for name in names:
+            if name.strip().lower() == usual:
+                return RealTask(entry, name, is_guessed=True)
+    return RealTask(entry, entry.last, is_guessed=True)
 
 
 def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
@@ -133,21 +151,29 @@ def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
     if not path.exists():
         return []
     rows = read_tasks(path, COLUMNS)
-    if unknown := [str(row["item"]) for row in rows if row["item"] not in entries]:
+    unknown = [str(row["item"]) for row in rows if row["item"] not in entries]
+    if unknown:
         raise PriorError(f"{path} lists files that are not there, or of no known kind: {shortened(unknown)}")
-    if aimless := [row["item"] for row in rows if not row["target"]]:
+    aimless = [row["item"] for row in rows if not row["target"]]
+    if aimless:
         raise PriorError(f"{path} names no target of {shortened(aimless)}")
-    keys = [(row["item"], row["target"]) for row in rows]
-    if twice := [f"{item} with the target {target}" for (item, target), n in Counter(keys).items() if n > 1]:
+    counts = Counter((row["item"], row["target"]) for row in rows)
+    twice = [f"{item} with the target {target}" for (item, target), count in counts.items() if count > 1]
+    if twice:
         raise PriorError(f"{path} lists twice: {shortened(twice)}")
-    families = {(row["item"], (row.get("family") or "").strip()) for row in rows}
-    if split := [item for item, n in Counter(item for item, _ in sorted(families)).items() if n > 1]:
-        raise PriorError(f"{path} gives several families to {shortened(split)}")
-    family_of = dict(families)
-    return [
-        RealTask(entries[row["item"]], row["target"], *named_columns(row), family=family_of[row["item"]])
-        for row in rows
-    ]
+
+    # A file may be in several rows, with different targets, but is in one family.
+    tasks = []
+    families: dict[str, set[str]] = {}
+    for row in rows:
+        family = (row.get("family") or "").strip()
+        families.setdefault(row["item"], set()).add(family)
+        drop, categorical = named_columns(row)
+        tasks.append(RealTask(entries[row["item"]], row["target"], drop, categorical, family=family))
+    divided = sorted(item for item, names in families.items() if len(names) > 1)
+    if divided:
+        raise PriorError(f"{path} gives several families to {shortened(divided)}")
+    return tasks
 
 
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
@@ -156,18 +182,18 @@ def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         text = decode(path.read_bytes())
         reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator_of(text))
         rows = list(reader)
-        found = reader.fieldnames or ()
+        names = reader.fieldnames or ()
     except (OSError, LeftOut, csv.Error) as error:
         raise PriorError(f"{path} cannot be read: {error}") from None
-    if missing := [column for column in columns if column not in found]:
+    missing = [column for column in columns if column not in names]
+    if missing:
         raise PriorError(f"{path} lacks the columns {', '.join(missing)}")
     return rows
 
 
 def named_columns(row: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns that a row of a table of tasks drops, and those that it calls categorical."""
-    drop, categorical = ((row.get(column) or "") for column in ("drop", "categorical"))
-    return split_names(drop), split_names(categorical)
+    return split_names(row.get("drop") or ""), split_names(row.get("categorical") or "")
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -184,12 +210,11 @@ def fingerprint(tasks: Iterable[RealTask]) -> str:
 
 def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
     """Describe columns that are not used, in a line for the user, or []."""
-    columns = {
-        f"{name!r} of {task.entry.path}": reason
-        for task in tasks
-        for name, reason in task.entry.left_out.items()
-        if name not in task.drop
-    }
+    columns = {}
+    for task in tasks:
+        for name, reason in task.entry.left_out.items():
+            if name not in task.drop:
+                columns[f"{name!r} of {task.entry.path}"] = reason
     return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
 
 
@@ -207,13 +232,14 @@ def are_names(distinct: int, known: int) -> bool:
 
 def identifiers(tasks: Iterable[RealTask], drop: str) -> list[str]:
     """Describe features that look like identifiers, in a line for the user, or []. drop: the setting to drop them."""
-    found = [
-        f"{facts.name!r} of {task.entry.path}"
-        for task in tasks
-        for facts in task.columns
-        if facts.name != task.target and looks_like_identifier(facts, task.entry.rows)
-    ]
-    return [f"{len(found)} columns look like identifiers; {drop} leaves them out: {shortened(found)}"] if found else []
+    columns = []
+    for task in tasks:
+        for facts in task.columns:
+            if facts.name != task.target and looks_like_identifier(facts, task.entry.rows):
+                columns.append(f"{facts.name!r} of {task.entry.path}")
+    if not columns:
+        return []
+    return [f"{len(columns)} columns look like identifiers; {drop} leaves them out: {shortened(columns)}"]
 
 
 def looks_like_identifier(facts: ColumnFacts, rows: int) -> bool:
@@ -230,4 +256,7 @@ def reasons(left_out: dict[str, str], most: int = 3) -> str:
 def shortened(texts: Iterable[str], most: int = 5, between: str = ", ") -> str:
     """Join the first texts, with the number of others."""
     texts = list(texts)
-    return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    joined = between.join(texts[:most])
+    if len(texts) > most:
+        joined += f" and {len(texts) - most} more"
+    return joined

@@ -26,10 +26,15 @@ def not_finite_in(key: str, value: Any, allows_inf: bool) -> list[str]:
     """List the problems in the value of an option: a number, or a list, a dictionary or a dataclass of values."""
     if dataclasses.is_dataclass(value):
         return not_finite(value, f"{key}.")
+    problems = []
     if isinstance(value, dict):
-        return [line for name, item in value.items() for line in not_finite_in(f"{key}.{name}", item, allows_inf)]
+        for name, item in value.items():
+            problems += not_finite_in(f"{key}.{name}", item, allows_inf)
+        return problems
     if isinstance(value, list):
-        return [line for item in value for line in not_finite_in(key, item, allows_inf)]
+        for item in value:
+            problems += not_finite_in(key, item, allows_inf)
+        return problems
     if not isinstance(value, float) or math.isfinite(value) or (allows_inf and value == math.inf):
         return []
     return [f"{key} is {value}; it must be a {'number or inf' if allows_inf else 'finite number'}"]

@@ -465,10 +465,21 @@ def in_words_of_users(reason: str) -> str:
 
 def first_lines(error: Exception) -> str:
     """Return an OmegaConf or Hydra error in one line: the file and the key, if it names them, and the reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
-    reasons, file = [line for line in lines if not line.startswith(("full_key", "object_type"))], None
-    if reasons and (file := re.match(r"In '(.+?)': (.*)", reasons[0])):
-        reasons[:1] = [] if file[2].endswith("raised while composing config:") else [file[2]]
+    file = ""
+    key = ""
+    reasons = []
+    for line in str(error).splitlines():
+        line = line.strip()
+        if line.startswith("full_key: ") and not key:
+            key = line.removeprefix("full_key: ")
+        elif line and not line.startswith(("full_key", "object_type")):
+            reasons.append(line)
+    if reasons:
+        in_file = re.match(r"In '(.+?)': (.*)", reasons[0])
+        if in_file is not None:
+            file = f"{in_file[1]}.yaml"
+            reasons[0] = in_file[2]
+            if reasons[0].endswith("raised while composing config:"):  # the reason is in the next line
+                del reasons[0]
     words = "; ".join(map(in_words_of_users, reasons[:3]))
-    return ": ".join(filter(None, [file and f"{file[1]}.yaml", key, words]))
+    return ": ".join(text for text in (file, key, words) if text)

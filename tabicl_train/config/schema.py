@@ -210,9 +210,12 @@ class CurriculumConfig:
         """List what the stages ask of a network that its family does not support."""
         from tabicl_train.model.config import family_of
 
-        family, problems = family_of(model), list[str]()
+        family = family_of(model)
+        problems: list[str] = []
         for name, stage in self.stages.items():
-            found = [line for part in stage.frozen for line in one_of("frozen", part, tuple(family.parts))]
+            found: list[str] = []
+            for part in stage.frozen:
+                found += one_of("frozen", part, tuple(family.parts))
             if stage.frozen and set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
             if stage.col_attention_fp32 is not None and not hasattr(model, "col_attention_fp32"):

@@ -69,13 +69,16 @@ def networks_of(word: str) -> Networks:
     """Return the networks of a word: a run, a file, a name of weights, or a pattern such as 'runs/demo-*'."""
     if Path(word).exists() or not any(character in word for character in PATTERN):
         return Networks(short_name(word), {None: word})
-    found = sorted(path for path in glob(word) if Path(path, "config.yaml").is_file())
-    if not found:
+    paths = sorted(path for path in glob(word) if Path(path, "config.yaml").is_file())
+    if not paths:
         raise ConfigError([f"{word}: there is no such run directory"])
-    seeds: list[Hashable] = [(Records(Path(path)).config() or {}).get("seed") for path in found]
+    seeds: list[Hashable] = []
+    for path in paths:
+        config = Records(Path(path)).config() or {}
+        seeds.append(config.get("seed"))
     if None in seeds or len(set(seeds)) < len(seeds):
         raise ConfigError([f"{word} stands for runs with the seeds {seeds}; each must have a seed of its own"])
-    return Networks(short_name(word), dict(zip(seeds, found, strict=True)))
+    return Networks(short_name(word), dict(zip(seeds, paths, strict=True)))
 
 
 def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:
@@ -92,7 +95,8 @@ def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:
 
 def read_csv_arms(word: str, all_methods: bool = False) -> list[Arm]:
     """Read FILE.csv or FILE.csv:METHOD, as tabicl-evaluate writes it; by default only the network that it is about."""
-    path, method = Path(word), None
+    path = Path(word)
+    method = None
     if ".csv:" in word:
         stem, _, method = word.partition(".csv:")
         path = Path(f"{stem}.csv")
@@ -135,8 +139,8 @@ def read_results(path: Path) -> pd.DataFrame:
 
 def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
     """Return the arm of a method in a table of scores."""
-    own = results[results["method"] == method].set_index(["data", "split"])
-    return Arm(name, {None: own}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
+    scores = results[results["method"] == method].set_index(["data", "split"])
+    return Arm(name, {None: scores}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
 
 
 def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
@@ -145,9 +149,11 @@ def evaluated(networks: Networks, options: CompareOptions, baselines: Collection
     for seed, path in networks.paths.items():
         # Baselines see the same tasks and splits whatever the seed of a network is.
         results[seed] = results_of(path, options, () if results else baselines)
-    own = {seed: arm_of(table, THIS_MODEL, networks.name).scores[None] for seed, table in results.items()}
-    arms = [Arm(networks.name, own)]
-    first = next(iter(results.values()))
+    scores = {}
+    for seed, table in results.items():
+        scores[seed] = arm_of(table, THIS_MODEL, networks.name).scores[None]
+    arms = [Arm(networks.name, scores)]
+    first = next(iter(results.values()))  # the one with the baselines
     for name in baselines:
         arms.append(arm_of(first, name, name))
     return arms

@@ -239,11 +239,12 @@ def common_seeds(arms: Sequence[Arm]) -> list[Hashable]:
     with_seeds = [arm for arm in arms if arm.has_seeds]
     if not with_seeds:
         return [None]
-    first, *others = with_seeds
-    seeds = [seed for seed in first.scores if all(seed in other.scores for other in others)]
+    seeds = list(with_seeds[0].scores)
+    for arm in with_seeds[1:]:
+        seeds = [seed for seed in seeds if seed in arm.scores]
     if not seeds:
-        held = "; ".join(f"{arm.name} has {', '.join(map(str, arm.scores))}" for arm in with_seeds)
-        raise ConfigError([f"the arms have no seed in common: {held}"])
+        held = [f"{arm.name} has {', '.join(map(str, arm.scores))}" for arm in with_seeds]
+        raise ConfigError([f"the arms have no seed in common: {'; '.join(held)}"])
     return seeds
 
 
@@ -380,8 +381,10 @@ def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     for each in comparisons:
         sentences += [found.sentence for found in each.pairs]
     parts.append("\n".join(sentences))
-    if seeds := [line for each in comparisons if (line := seeds_in_words(each))]:
-        parts.append("\n".join(seeds))
+    spreads = [seeds_in_words(each) for each in comparisons]
+    spreads = [line for line in spreads if line]  # empty without seeds
+    if spreads:
+        parts.append("\n".join(spreads))
     if len(paired.seeds) == 2 and not comparisons[0].by_seed:
         # 3,000 simulated comparisons of 20 or 75 tasks each: 87 % if seeds vary as much as tasks, 95 % if a tenth.
         parts.append("two seeds say little of others: where seeds matter most, these intervals are of 87 % confidence")

@@ -41,7 +41,6 @@ KINDS = {"1": "classes", "2": "numbers"}  # supervised classification and regres
 
 Fold = tuple[np.ndarray, np.ndarray]  # indices of labeled and of query rows
 
-
 NANO = Protocol("nano", 5, 1000, "a random forest has 0.8068 (arXiv 2606.03681)")
 TABARENA_LITE = Protocol("tabarena_lite", 1, None)
 CC18_D3 = Protocol(
@@ -264,7 +263,8 @@ def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if target not in frame:
         raise ConfigError([f"{path} has no column {target}, which task {task} predicts"])
-    return frame.drop(columns=[name for name in ignored if name in frame and name != target]), target
+    features_left_out = [name for name in ignored if name in frame and name != target]
+    return frame.drop(columns=features_left_out), target
 
 
 def read_arff_table(path: Path) -> pd.DataFrame:

@@ -334,9 +334,15 @@ def summary_text(results: pd.DataFrame, which: str = "") -> str:
     for method, row in summary.iterrows():
         texts = []
         for name, (_, form) in columns.items():
-            ends = [row.get(f"{name.removesuffix('_rate')}_{end}", math.nan) for end in ("low", "high")]
-            interval = "" if any(map(math.isnan, ends)) else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
-            texts.append(cell(row[name], form) + interval if method != THIS_MODEL or name not in COMPARED else "")
+            if method == THIS_MODEL and name in COMPARED:  # with itself
+                texts.append("")
+                continue
+            text = cell(row[name], form)
+            low = row.get(f"{name.removesuffix('_rate')}_low", math.nan)
+            high = row.get(f"{name.removesuffix('_rate')}_high", math.nan)
+            if not math.isnan(low) and not math.isnan(high):
+                text += f" [{low:{form}}, {high:{form}}]"
+            texts.append(text)
         lines.append([method, *texts])
     title = f"means of {counted(results['data'].nunique(), 'task')}{which}"
     return text_table([title, *(heading for heading, _ in columns.values())], lines)

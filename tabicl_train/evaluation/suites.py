@@ -121,7 +121,10 @@ class Protocol:
             reasons.append(f"{scored} of {counted(number, 'task')} are scored")
         if reasons:
             return f"not the protocol of {self.name}, so not to be compared with scores of others: {'; '.join(reasons)}"
-        return f"by the protocol of {self.name}" + (f", by which {self.published}" if self.published else "")
+        text = f"by the protocol of {self.name}"
+        if self.published:
+            text += f", by which {self.published}"
+        return text
 
 
 @dataclass
@@ -228,7 +231,8 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     """Make a task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
     frame = frame[frame[target].notna()]
     counts = frame[target].map(frame[target].value_counts()).astype(int)  # of a categorical, it is one too
-    if rare := int((counts < MIN_CLASS_ROWS).sum()):
+    rare = int((counts < MIN_CLASS_ROWS).sum())
+    if rare:
         info(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
@@ -243,7 +247,8 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
         raise ConfigError([f"{target} does not hold numbers, and the network predicts numbers"])
     y = as_numbers(frame[target])
     is_known = np.isfinite(y)
-    if unknown := int((~is_known).sum()):
+    unknown = int((~is_known).sum())
+    if unknown:
         info(f"{name}: {counted(unknown, 'row')} with a missing or infinite target left out")
     if is_known.sum() < MIN_NUMBER_ROWS:
         raise ConfigError([f"{target} is a number in fewer than {MIN_NUMBER_ROWS} rows"])
@@ -255,7 +260,8 @@ def make_features(frame: pd.DataFrame) -> pd.DataFrame:
     """Convert numbers and times to float64, and all other columns to categories."""
     columns = {}
     for column, values in frame.items():
-        if (kind := kind_of(values)) != CATEGORY:
+        kind = kind_of(values)
+        if kind != CATEGORY:
             columns[column] = readable(values, kind)
         elif isinstance(values.dtype, pd.CategoricalDtype):
             columns[column] = values
@@ -314,9 +320,19 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_f
     except PriorError as error:
         raise ConfigError([first_line(error)]) from None
 
+    count = Counter(row["item"] for row in rows)
+
+    def task_name(row: dict[str, str]) -> str:
+        if row.get("task"):
+            return row["task"]
+        if count[row["item"]] > 1:
+            return f"{row['item']} {row['target']}"
+        return row["item"]
+
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
+        """Read the table of a row without what the row drops; returns it with the name of its target."""
         frame = read(row["item"])
-        drop, categorical = map(list, named_columns(row))
+        drop, categorical = named_columns(row)
         kept = frame.columns.difference(drop)
         unknown = [name for name in drop if name not in frame]
         unknown += [name for name in (row["target"], *categorical) if name not in kept]
@@ -324,31 +340,34 @@ def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_f
             raise ConfigError([f"{table}: {row['item']} has no column {', '.join(unknown)}"])
         if len(kept) < 2:
             raise ConfigError([f"{table}: {row['item']} has no column beside {row['target']}"])
-        frame = frame.drop(columns=drop)
+        frame = frame.drop(columns=list(drop))
         for name, values in frame.items():
-            if (kind := nested_type(values)) is not None:
+            kind = nested_type(values)
+            if kind is not None:
                 problem = f"the column {name!r} holds values of the type {kind}"
                 raise ConfigError([f"{row['item']}: {problem}; the column drop of {TASKS} leaves it out"])
         frame = frame.astype(dict.fromkeys(categorical, "category"))
-        features = frame.drop(columns=row["target"])
-        like_identifiers = identifying_columns(features) if is_folder else {}
-        for name, values in features.items() if is_folder else ():
-            if name in like_identifiers:
-                info(f"{task_name(row)}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
-            elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY and (like := resemblance(values)):
-                info(f"{task_name(row)}: {name!r} is read as categories: {like}")
+        if is_folder:
+            warn_of_columns(task_name(row), frame.drop(columns=row["target"]))
         return frame, row["target"]
 
-    count = Counter(row["item"] for row in rows)
-
-    def task_name(row: dict[str, str]) -> str:
-        return row.get("task") or row["item"] + (f" {row['target']}" if count[row["item"]] > 1 else "")
-
-    found = []
+    sources = []
     for row in rows:
         path = table.parent / row["item"] if is_folder else None
-        found.append(Source(task_name(row), partial(prepare, row), numbers, path))
-    return found
+        sources.append(Source(task_name(row), partial(prepare, row), numbers, path))
+    return sources
+
+
+def warn_of_columns(task: str, features: pd.DataFrame) -> None:
+    """Print which columns of a user's file look like identifiers, or like numbers and dates but are categories."""
+    like_identifiers = identifying_columns(features)
+    for name, values in features.items():
+        if name in like_identifiers:
+            info(f"{task}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
+        elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY:
+            looks_like = resemblance(values)
+            if looks_like is not None:
+                info(f"{task}: {name!r} is read as categories: {looks_like}")
 
 
 register.suite("sklearn", bundled)

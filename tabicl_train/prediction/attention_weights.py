@@ -62,16 +62,19 @@ def attention_weights(network: Network, X: Any, y: Any) -> dict[str, np.ndarray]
     weights: dict[str, np.ndarray] = {}
 
     def watch(layer: str, sequences: list[Sequence]) -> None:
-        of_columns: list[np.ndarray] = []
-        of_rows: list[np.ndarray] = []
+        columns: list[np.ndarray] = []
+        rows: list[np.ndarray] = []
         for sequence in sequences:
             if sequence.kind == LABELED:
                 continue
             z = logits(layers[layer], sequence.q, sequence.k)  # (H, queries, n)
             w = torch.softmax(z, dim=-1).cpu().numpy()
-            (of_columns if sequence.kind == INDUCING else of_rows).append(w)
+            if sequence.kind == INDUCING:
+                columns.append(w)
+            else:
+                rows.append(w)
         # All query rows of a table are one sequence, and each column has one of its own.
-        weights[layer] = np.stack(of_columns) if of_columns else of_rows[0]
+        weights[layer] = np.stack(columns) if columns else rows[0]
 
     was_training = network.training
     network.eval()

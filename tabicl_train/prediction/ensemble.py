@@ -55,7 +55,30 @@ EMBEDDINGS_PER_TOKEN = 16  # in float32, in memory during a prediction; measured
 PASS_VALUES = {"cpu": CPU_PART, "cuda": 2**24}  # embedding values of a pass, within the limits of its rows
 # Query rows of a pass. On a CPU, a single row takes as long as a whole pass: 0.017 s with 64 rows of 5 features and two
 # members. With 128 rows a pass took 0.028 s, and 2,000 rows 0.44 instead of 0.48 s.
-LEAST_ROWS, MOST_ROWS = 16, {"cpu": 64, "cuda": 1024}
+LEAST_ROWS = 16
+MOST_ROWS = {"cpu": 64, "cuda": 1024}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much an ensemble computes at a time.
+
+    Parameters
+    ----------
+    members : int
+        Of a pass.
+    rows : int
+        Query rows of a pass.
+    kept : int
+        So many members have their state kept for later predictions.
+    tokens : int
+        Cells in memory at a time, see `encode`.
+    """
+
+    members: int
+    rows: int
+    kept: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -216,11 +239,11 @@ class Ensemble(BaseEstimator):
         problem = representation_problem(self.network_)
         if problem is not None:
             raise ConfigError([problem])
-        of_members: list[list[np.ndarray]] = [[] for _ in self.members_]
-        for members, rows, represented in self._passes(numbers, represent):
-            for number, of_member in zip(members, represented, strict=True):
-                of_members[number].append(of_member[: rows.stop - rows.start])
-        return np.stack([np.concatenate(parts) for parts in of_members])
+        parts: list[list[np.ndarray]] = [[] for _ in self.members_]  # of each member, one of each pass
+        for members, rows, vectors in self._passes(numbers, represent):
+            for number, part in zip(members, vectors, strict=True):
+                parts[number].append(part[: rows.stop - rows.start])  # without padding
+        return np.stack([np.concatenate(parts_of_member) for parts_of_member in parts])
 
     def _labels(self, member: Member) -> np.ndarray:
         """Return the labels of the labeled rows as a member sees them."""
@@ -238,8 +261,8 @@ class Ensemble(BaseEstimator):
         """Yield the numbers of some members, some query rows, and what is computed, float32 (members, rows, width)."""
         # numbers: query rows, (rows, features); compute: `decode` or `represent`
         num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
-        (together, size), kept, tokens = self._sizes(num_classes)
-        plan = plan_passes(len(self.members_), len(numbers), together, size)
+        sizes = self._sizes(num_classes)
+        plan = plan_passes(len(self.members_), len(numbers), sizes.members, sizes.rows)
         device = self.device_
         dtype = autocast_dtype(device)
 
@@ -259,19 +282,20 @@ class Ensemble(BaseEstimator):
                 y = torch.from_numpy(self._labels(member)).to(device)
                 tables.append((X, y, len(y)))
             with torch.autocast(device.type, dtype, dtype is not None):
-                state = encode(self.network_, Pack.of(tables), num_classes, tokens)
-            if group.stop <= kept:
+                state = encode(self.network_, Pack.of(tables), num_classes, sizes.tokens)
+            if group.stop <= sizes.kept:
                 self._kept[dtype, group] = state
             return state
 
         def compute_pass(one: Pass, state: Any) -> np.ndarray:
             """Compute the query rows of a pass, and the padding after them."""
             members = [self.members_[number] for number in one.members]
-            rows = {method: table[one.rows.start : one.rows.start + size] for method, table in queries.items()}
+            padded = slice(one.rows.start, one.rows.start + sizes.rows)
+            rows = {method: table[padded] for method, table in queries.items()}
             with torch.autocast(device.type, dtype, dtype is not None):
                 pack = pack_of_queries(self._rows(rows, members))
-                found = compute(self.network_, state, pack, tokens=tokens)
-            return found.float().cpu().numpy().reshape(len(members), size, -1)
+                outputs = compute(self.network_, state, pack, tokens=sizes.tokens)
+            return outputs.float().cpu().numpy().reshape(len(members), sizes.rows, -1)
 
         with side_by_side(device) as (run, threads):
             # A single group is encoded on all cores. Its bits depend on their number, but are the same for all rows.
@@ -280,8 +304,8 @@ class Ensemble(BaseEstimator):
                 states = dict(zip(groups, run_encode(encode_group, groups), strict=True))
                 for passes in batched(plan.passes_of(groups), threads):
                     states_of_passes = [states[one.members] for one in passes]
-                    for one, found in zip(passes, run(compute_pass, passes, states_of_passes), strict=True):
-                        yield one.members, one.rows, found
+                    for one, outputs in zip(passes, run(compute_pass, passes, states_of_passes), strict=True):
+                        yield one.members, one.rows, outputs
 
     def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Normalize rows by each method, float32 (rows, features)."""
@@ -289,29 +313,43 @@ class Ensemble(BaseEstimator):
 
     def _rows(self, tables: dict[str, np.ndarray], members: list[Member]) -> list[torch.Tensor]:
         """Return the rows of a table for each member, on the device."""
-        own = (tables[member.norm_method][:, member.features] for member in members)
-        return [torch.from_numpy(rows).to(self.device_) for rows in own]
+        tables_of_members = []
+        for member in members:
+            rows = tables[member.norm_method][:, member.features]
+            tables_of_members.append(torch.from_numpy(rows).to(self.device_))
+        return tables_of_members
 
-    def _sizes(self, num_classes: int) -> tuple[tuple[int, int], int, int]:
-        """Return members and query rows of a pass, members whose state is kept, and tokens in memory at a time."""
-        # They depend only on the fitted estimator. Half of the memory is for what `encode` keeps.
-        network, config = type(self.network_), self.network_.config
-        n, features = len(self.X_), max(len(member.features) for member in self.members_)
+    def _sizes(self, num_classes: int) -> Sizes:
+        """Choose how much is computed at a time; it depends only on the fitted estimator."""
+        network = type(self.network_)
+        config = self.network_.config
+        n = len(self.X_)
+        features = max(len(member.features) for member in self.members_)
         embedding = network.embedding_width(config)
-        width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
-        memory = self.memory_gb * 2**30 / 2
         on_cpu = self.device_.type == "cpu"
-        tokens = int(memory / (4 * width) / (torch.get_num_threads() if on_cpu else 1))
-        room = int(memory / network.encoded_bytes(config, n, features, num_classes))
-        # On a GPU, more tables at once take hardly longer; on a CPU, members are computed in parallel threads instead.
-        members = 1 if on_cpu else max(1, min(len(self.members_), tokens // (n * features), room))
         device = "cpu" if on_cpu else "cuda"
-        rows = min(PASS_VALUES[device] // embedding, tokens) // (members * features)
-        most = MOST_ROWS[device]
-        if not encodes(network):  # each pass computes the labeled rows again, so it has about as many query rows
-            rows, most = n, MOST_ROWS["cuda"]
-        rows = 2 ** (min(max(rows, LEAST_ROWS), most).bit_length() - 1)  # for tiles of matrix products
-        return (members, rows), room, tokens
+
+        # Half of the memory is for what `encode` keeps, the other half for passes: one, or on a CPU one in each thread.
+        memory = self.memory_gb * 2**30 / 2
+        kept = int(memory / network.encoded_bytes(config, n, features, num_classes))
+        width = EMBEDDINGS_PER_TOKEN * embedding + config.outputs / features  # a row also has 999 quantiles
+        threads = torch.get_num_threads() if on_cpu else 1
+        tokens = int(memory / (4 * width) / threads)
+
+        # On a GPU, more tables at once take hardly longer; on a CPU, members are computed in parallel threads instead.
+        members = 1
+        if not on_cpu:
+            members = max(1, min(len(self.members_), tokens // (n * features), kept))
+
+        if encodes(network):
+            rows = min(PASS_VALUES[device] // embedding, tokens) // (members * features)
+            most = MOST_ROWS[device]
+        else:  # each pass computes the labeled rows again, so it has about as many query rows
+            rows = n
+            most = MOST_ROWS["cuda"]
+        rows = min(max(rows, LEAST_ROWS), most)
+        rows = 2 ** (rows.bit_length() - 1)  # a power of two, for tiles of matrix products
+        return Sizes(members, rows, kept, tokens)
 
     def _frame(self, X: Any, *y: Any) -> pd.DataFrame:
         """Return X as a data frame; without labels, its columns must be those of fit."""
@@ -324,8 +362,10 @@ class Ensemble(BaseEstimator):
         for name, column in frame.items():
             refuse_complex(column, f"column {name!r} of X")
         if any(map(is_date_or_decimal, frame.dtypes)):  # pandas converts such objects to numbers, but not these types
-            columns = (column for _, column in frame.items())
-            frame = pd.concat([c.astype(object) if is_date_or_decimal(c.dtype) else c for c in columns], axis=1)
+            columns = []
+            for _, column in frame.items():
+                columns.append(column.astype(object) if is_date_or_decimal(column.dtype) else column)
+            frame = pd.concat(columns, axis=1)
         check_array(np.broadcast_to(0.0, frame.shape))  # raises for a frame without rows or columns
         validate_data(self, X, *y, reset=bool(y), skip_check_array=True)
         return frame
@@ -371,10 +411,12 @@ class Ensemble(BaseEstimator):
             state = state | {"plugins": [plugin.source for plugin in self._named_plugins()]}
         if "_kept" not in state:  # not fitted
             return state
+        state = state | {"_kept": {}}  # predictions recompute it
         if self.device_.type != "cpu":
-            networks = {name: value for name, value in state.items() if isinstance(value, Network)}
-            state = state | {name: copy.deepcopy(network).cpu() for name, network in networks.items()}
-        return state | {"_kept": {}}  # predictions recompute it
+            for name, value in state.items():
+                if isinstance(value, Network):
+                    state[name] = copy.deepcopy(value).cpu()
+        return state
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -433,8 +475,8 @@ def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator]
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield `size` values at a time, as itertools.batched of Python 3.12."""
     rest = iter(values)
-    while some := list(itertools.islice(rest, size)):
-        yield some
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
 
 
 def load(model: str | Path | Network, regression: bool) -> Network:
@@ -450,6 +492,7 @@ def load(model: str | Path | Network, regression: bool) -> Network:
             problems = [re.sub("^checkpoint is ", "model is ", problem) for problem in error.problems]
             raise ConfigError(problems) from None
     if network.config.is_regression != regression:
-        found, needed = ("classes", "a regressor") if regression else ("numbers", "a classifier")
-        raise ValueError(f"The network predicts {found}, and this is {needed}.")
+        if regression:
+            raise ValueError("The network predicts classes, and this is a regressor.")
+        raise ValueError("The network predicts numbers, and this is a classifier.")
     return network

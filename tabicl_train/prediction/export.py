@@ -74,7 +74,8 @@ def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrain
     """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
     # checkpoint: text may be a name, of a classifier by default. weights: which ones of a run, see run_dir/choice.py.
     # Raises ConfigError if they do not exist or cannot be read.
-    if problems := choice_problems(weights):
+    problems = choice_problems(weights)
+    if problems:
         raise ConfigError(problems)
     path = resolve(checkpoint)
     if path.suffix == ".onnx":
@@ -88,9 +89,12 @@ def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrain
         path, content, kind = find_weights(path, weights)
     if is_run_checkpoint(content):
         check_run_settings(path, content["config"])
-        require((content.get("run") or {}).get("plugins", []), NEEDED, path)
-        config, tensors = network_config(path, content["config"]["model"]), tensors_of(path, content, kind)
-        if problems := mismatches(config, tensors):
+        start = content.get("run") or {}
+        require(start.get("plugins", []), NEEDED, path)
+        config = network_config(path, content["config"]["model"])
+        tensors = tensors_of(path, content, kind)
+        problems = mismatches(config, tensors)
+        if problems:
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         return Pretrained(config, tensors, origin_of(path, content, kind))
     if kind not in (TRAINED, NEWEST):
@@ -122,10 +126,12 @@ def read_safetensors(path: Path) -> dict:
 
 def public_weights(path: str | Path, content: Any) -> Pretrained:
     """Read the weights in the content of a public file; raises ConfigError."""
-    kinds = {"config": dict, "state_dict": dict}
-    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
+    has_config = isinstance(content, dict) and isinstance(content.get("config"), dict)
+    has_weights = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)
+    if not has_config or not has_weights:
         raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
-    if problem := state_dict_problem(content["state_dict"]):
+    problem = state_dict_problem(content["state_dict"])
+    if problem:
         raise ConfigError([f"{path} is not a file of weights: {problem}"])
     check_version(path, content, PUBLIC_VERSION)
     require(plugins_in(content.get("origin")), NEEDED, path)
@@ -134,7 +140,8 @@ def public_weights(path: str | Path, content: Any) -> Pretrained:
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
     weights = dict(content["state_dict"])
-    if problems := mismatches(config, weights):
+    problems = mismatches(config, weights)
+    if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return Pretrained(config, weights, checked_origin(path, content.get("origin", {})))
 
@@ -158,7 +165,8 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    if not (tensors := averaged(content, weights)):
+    tensors = averaged(content, weights)
+    if not tensors:
         raise ConfigError([no_average(path, weights)])
     return tensors
 
@@ -245,7 +253,9 @@ def export(
     """
     load_plugins(plugins)
     chosen = check_output(output, format)  # before weights are read, which takes longer
-    if problems := input_problems("output", output, [("checkpoint", path) for path in files_of_weights(checkpoint)]):
+    inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
+    problems = input_problems("output", output, inputs)
+    if problems:
         raise ConfigError(problems)
     pretrained = read_weights(checkpoint, weights)
     written = export_weights(pretrained, output, chosen)
@@ -258,16 +268,17 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen = register.export_format[format]
     network = build_network(pretrained)
-    if problem := different_functions(network):
+    problem = different_functions(network)
+    if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
-    exported = network
+    exported = network  # the same function, perhaps without parameters that only training needs
     if getattr(pretrained.config, "residual_scalars", False):
         plain: Any = replace(pretrained.config, residual_scalars=False)  # type: ignore[type-var]  # a dataclass
         pretrained = replace(pretrained, config=plain, tensors=fold_scalars(pretrained.tensors))
         exported = build_network(pretrained)
 
-    checked = False
+    checked = False  # whether the format has called `check`, which those of plug-ins may not do
 
     def check(path: Path) -> None:
         nonlocal checked
@@ -292,7 +303,8 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise ConfigError([f"output is {output!r}; it cannot be written ({reason})"]) from None
-    return f"{output}: {sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters, {loads}"
+    count = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    return f"{output}: {count:,} parameters, {loads}"
 
 
 Check = Callable[[Path], None]  # raises ConfigError if the predictions of a written file or folder differ
@@ -308,15 +320,18 @@ def save_public(
     """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
     # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
     weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
-    if problems := mismatches(config, weights):
+    problems = mismatches(config, weights)
+    if problems:
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
     public = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
 
     def write(file: BinaryIO) -> None:
         if Path(path).suffix == ".safetensors":
-            metadata = {"format": "pt"} | {key: json.dumps(value) for key, value in public.items()}
-            metadata = with_checksum(metadata, {name: weight.numpy() for name, weight in weights.items()})
-            file.write(safetensors.torch.save({name: w.contiguous() for name, w in weights.items()}, metadata))
+            tensors = {name: weight.contiguous() for name, weight in weights.items()}
+            arrays = {name: weight.numpy() for name, weight in weights.items()}
+            texts = {key: json.dumps(value) for key, value in public.items()}
+            metadata = with_checksum({"format": "pt"} | texts, arrays)
+            file.write(safetensors.torch.save(tensors, metadata))
         else:
             save(public | {"state_dict": weights}, file)
         file.flush()
@@ -328,16 +343,16 @@ def save_public(
 def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
     save_public(pretrained.config, pretrained.tensors, path, pretrained.origin, check)
     if path.suffix == ".safetensors":
-        named = plugins_argument(pretrained)
-        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r}{named})"
+        plugins_named = plugins_argument(pretrained)
+        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r}{plugins_named})"
     return f"loads with tabicl.{estimator_name(pretrained.config)}(model_path={str(path)!r})"
 
 
 def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
     save_hub(pretrained, path, check)
     loader = estimator_name(pretrained.config) if network.predicts_real_tables else "prediction.export.load_network"
-    named = plugins_argument(pretrained)
-    return f"loads with tabicl_train.{loader}({str(path)!r}{named}); its README.md is the model card"
+    plugins_named = plugins_argument(pretrained)
+    return f"loads with tabicl_train.{loader}({str(path)!r}{plugins_named}); its README.md is the model card"
 
 
 def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
@@ -434,7 +449,7 @@ def check_output(output: str, format: str | None) -> str:
     """Return the format to write; raises ConfigError with all problems of the arguments."""
     formats = register.export_format
     suffix = Path(output).suffix
-    meant = [name for name, known in formats.items() if suffix in known.suffixes]
+    meant = [name for name, each in formats.items() if suffix in each.suffixes]  # by the name of the output
     if format is not None and format not in formats:
         problems = [formats.unknown(format)]
         if not meant:
@@ -448,7 +463,8 @@ def check_output(output: str, format: str | None) -> str:
     if format is not None and meant and format not in meant:
         raise ConfigError([f"output is {output!r}, whose name means format={meant[0]}, but format is {format}"])
     chosen = format or meant[0]
-    if problems := formats[chosen].problems(output):
+    problems = formats[chosen].problems(output)
+    if problems:
         raise ConfigError(problems)
     return chosen
 
@@ -456,14 +472,16 @@ def check_output(output: str, format: str | None) -> str:
 def names_of_formats() -> str:
     """Return the names of outputs of all formats, in a line."""
     described = []
-    for name, known in register.export_format.items():
-        *others, last = [suffix for suffix in known.suffixes if suffix] or [""]
-        if last == "":
-            described.append(f"FOLDER ({name})")
-        else:
-            suffixes = f"{', '.join(others)} or {last}" if others else last
-            described.append(f"FILE{suffixes} ({name})")
-    return f"{', '.join(described[:-1])} or {described[-1]}"
+    for name, each in register.export_format.items():
+        suffixes = [suffix for suffix in each.suffixes if suffix]
+        described.append(f"FILE{alternatives(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
+    return alternatives(described)
+
+
+def alternatives(texts: list[str]) -> str:
+    """Join texts as in `A, B or C`."""
+    *others, last = texts
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @torch.no_grad()
@@ -485,7 +503,10 @@ def disagreement(network: Network, predict: Predictor, tolerance: float) -> str 
         if not expected.isfinite().all():
             return f"the network's {what} are not finite"
         actual = predict(X, y_train)
-        if not (actual.shape == expected.shape and (difference := (actual - expected).abs().max()) <= tolerance):
-            size = f"by {difference:.1e}" if actual.shape == expected.shape else f"in shape, {tuple(actual.shape)}"
-            return f"its {what} differ from the network's {size} (tables of {rows} rows and {columns} columns)"
+        where = f"(tables of {rows} rows and {columns} columns)"
+        if actual.shape != expected.shape:
+            return f"its {what} differ from the network's in shape, {tuple(actual.shape)} {where}"
+        difference = (actual - expected).abs().max()
+        if not difference <= tolerance:  # also if it is nan
+            return f"its {what} differ from the network's by {difference:.1e} {where}"
     return None

@@ -36,7 +36,7 @@ __all__ = ["Check", "FineTune", "FineTuning"]
 DRAWS = 4  # tables of a step
 MAX_ROWS = 1000  # of a draw; of a check, labeled rows as well as queries
 EVERY = 10  # steps between checks
-LABELED = 0.5, 0.9  # range of the labeled share of a draw
+LABELED = (0.5, 0.9)  # range of the labeled share of a draw
 WARMUP = 10  # steps over which the learning rate rises
 CLIP = 1.0  # norm of the gradients
 MEMBERS = 4  # of a check, which takes a quarter of the time of a step, and is less noisy than with two
@@ -133,7 +133,8 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> N
     """Train the network of a TabICLClassifier or TabICLRegressor that is otherwise fitted on X."""
     # Raises KeyboardInterrupt after `fine_tuning_` is set, and ValueError for more classes than the network has, and
     # for rows that are too few or too similar.
-    network, y = estimator.network_, estimator.y_
+    network = estimator.network_
+    y = estimator.y_
     num_classes = 0 if network.config.is_regression else int(y.max()) + 1
     if num_classes > network.config.max_classes:
         raise ValueError(
@@ -147,10 +148,13 @@ def fine_tune(estimator: BaseEstimator, options: FineTune, X: pd.DataFrame) -> N
     rng = rng_at(seed, "check")
     order, _ = shuffled(y[training], num_classes, rng)
     judge = Judge(estimator, X, training[order[:MAX_ROWS]])
-    validation, test = rng.permutation(validation)[:MAX_ROWS], rng.permutation(test)[:MAX_ROWS]
+    validation = rng.permutation(validation)[:MAX_ROWS]
+    test = rng.permutation(test)[:MAX_ROWS]
+
     test_before = judge.losses(test) if len(test) else None
     trainer = Trainer(network, rows, training, options, estimator.memory_gb * 2**30, seed)
     history, ended_by, before, best = search(trainer, judge, validation)
+
     if best is None:
         words = NO_GAIN
     elif test_before is not None and ended_by != "interrupt":
@@ -170,10 +174,16 @@ def search(
     """Train, and leave the network with the best weights; returns what FineTuning and its gain are made from."""
     # These are the checks, what ended the training, and the losses of the validation rows with the first weights and
     # with the best ones, which are None if the first ones were kept.
-    options, network, started = trainer.options, trainer.network, clock()
+    options = trainer.options
+    network = trainer.network
+    started = clock()
     before = judge.losses(validation)
-    weights, best, lowest, since = copy.deepcopy(network.state_dict()), None, float(before.mean()), 0
-    history, ended_by = [Check(0, lowest, clock() - started)], "steps"
+    weights = copy.deepcopy(network.state_dict())  # the best ones so far
+    best = None  # their losses
+    lowest = float(before.mean())
+    since = 0  # checks without a lower loss
+    history = [Check(0, lowest, clock() - started)]
+    ended_by = "steps"
     next_line = LINE_SECONDS
     try:
         with tqdm(total=options.max_steps, unit="step", desc="fine-tuning", disable=None) as bar:
@@ -200,9 +210,13 @@ def search(
                 since = since + 1 if loss >= lowest else 0
                 lowest = min(lowest, loss)
                 if paired_gain(before, losses).exceeds_error and (best is None or loss < best.mean()):
-                    weights, best = copy.deepcopy(network.state_dict()), losses
-                if is_late or since == options.patience:
-                    ended_by = "time" if is_late else "patience"
+                    weights = copy.deepcopy(network.state_dict())
+                    best = losses
+                if is_late:
+                    ended_by = "time"
+                    break
+                if since == options.patience:
+                    ended_by = "patience"
                     break
     except KeyboardInterrupt:
         ended_by = "interrupt"
@@ -215,9 +229,11 @@ class Judge:
     """Computes losses of rows, predicted by an estimator with the current network and other rows as context."""
 
     def __init__(self, estimator: BaseEstimator, X: pd.DataFrame, context: np.ndarray) -> None:
-        own = {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
-        self.X, self.y = X, estimator.y_
-        self.estimator = type(estimator)(**{**estimator.get_params(deep=False), **own})
+        self.X = X
+        self.y = estimator.y_
+        parameters = estimator.get_params(deep=False)
+        parameters |= {"model": estimator.network_, "n_estimators": MEMBERS, "fine_tune": None}
+        self.estimator = type(estimator)(**parameters)
         with warnings.catch_warnings(action="ignore"):  # `fit` has warned about the whole table
             self.estimator.fit(X.iloc[context], self.y[context])
         self.estimator.network_ = estimator.network_  # instead of the copy that fit has made
@@ -236,7 +252,11 @@ class Trainer:
         self, network: Network, rows: Rows, training: np.ndarray, options: FineTune, memory: float, seed: int
     ) -> None:
         """Choose how many rows and draws fit into the memory (bytes) of activations."""
-        self.network, self.rows, self.training, self.options, self.seed = network, rows, training, options, seed
+        self.network = network
+        self.rows = rows
+        self.training = training
+        self.options = options
+        self.seed = seed
         self.trained = [p for p in network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, weight_decay=0.0)
         self.num_rows = min(MAX_ROWS, len(training))
@@ -247,13 +267,15 @@ class Trainer:
 
     def kept_bytes(self, recomputed: bool) -> float:
         """Return the bytes of the activations of a draw; recomputed: whether the backward pass recomputes them."""
-        N, M = self.num_rows, self.rows.X.shape[1]
+        N = self.num_rows
+        M = self.rows.X.shape[1]
         return 4 * self.network.kept_values(self.network.config, N, round(N * LABELED[1]), M, recomputed)
 
     @torch.enable_grad()  # `fit` may be called with gradients disabled
     def step(self, number: int) -> bool:
         """Take step `number`, from 1, if its loss and gradients are finite; returns whether they are."""
-        device, total = self.trained[0].device, 0.0
+        device = self.trained[0].device
+        total = 0.0
         tables = [self.draw(number, i) for i in range(DRAWS)]
         for start in range(0, DRAWS, self.together):
             pack = Pack.of(tables[start : start + self.together]).to(device)
@@ -261,7 +283,8 @@ class Trainer:
             torch.autograd.backward(losses.sum() / DRAWS, inputs=self.trained)
             total += losses.sum().item()
         norm = nn.utils.clip_grad_norm_(self.trained, CLIP)
-        if is_finite := math.isfinite(total + norm.item()):
+        is_finite = math.isfinite(total + norm.item())
+        if is_finite:
             self.optimizer.param_groups[0]["lr"] = self.options.learning_rate * min(1.0, number / WARMUP)
             self.optimizer.step()
         self.optimizer.zero_grad()

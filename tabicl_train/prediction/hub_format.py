@@ -44,7 +44,9 @@ from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
 
 FORMAT_VERSION = 1
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+CARD = "README.md"
 LIBRARY = "tabicl-train"
 FRONT_MATTER = """---
 library_name: {library}
@@ -65,6 +67,7 @@ KINDS = {
     "last": "average of the last snapshots",
     "best": "the best by validation",
 }
+COVERAGE = f"`coverage` is that of {INTERVAL[1] - INTERVAL[0]:.0%} intervals."
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -74,8 +77,9 @@ def is_hub_folder(path: Path) -> bool:
 
 def load_hub(folder: Path) -> Pretrained:
     """Read a folder; raises ConfigError if it is incomplete, damaged or of another program."""
-    if missing := [name for name in (WEIGHTS, CONFIG) if not (folder / name).is_file()]:
-        raise ConfigError([f"{folder} has no {missing[0]}; it is incomplete or not a folder of tabicl-export"])
+    for name in (WEIGHTS, CONFIG):
+        if not (folder / name).is_file():
+            raise ConfigError([f"{folder} has no {name}; it is incomplete or not a folder of tabicl-export"])
     description = read_description(folder)
     if description is None or not isinstance(description.get("model"), dict):
         raise ConfigError([f"{folder / CONFIG} was not written by tabicl-export"])
@@ -89,7 +93,8 @@ def load_hub(folder: Path) -> Pretrained:
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
     plugins.require(plugins_in(description.get("origin")), NEEDED, folder)
     config = network_config(folder / CONFIG, description["model"])
-    if problems := mismatches(config, tensors):
+    problems = mismatches(config, tensors)
+    if problems:
         raise ConfigError([f"{folder}: {problem}" for problem in problems])
     return Pretrained(config, tensors, checked_origin(folder / CONFIG, description.get("origin", {})))
 
@@ -146,13 +151,18 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
 
 def hub_problem(folder: Path) -> str | None:
     """Return why a folder cannot be written, or replaced without loss; None if it can."""
+    if not folder.exists():
+        return folder_problem(folder.parent)
     if not folder.is_dir():
-        return "it is a file, not a folder" if folder.exists() else folder_problem(folder.parent)
+        return "it is a file, not a folder"
     names = {path.name for path in folder.iterdir()}
-    if others := sorted(names - {WEIGHTS, CONFIG, CARD}):
+    if not names:
+        return folder_problem(folder.parent)
+    others = sorted(names - {WEIGHTS, CONFIG, CARD})
+    if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return f"the folder also holds {others[0]}{more}, which would be lost; choose another name"
-    description = read_description(folder) if names else {}
+    description = read_description(folder)
     if description is None:
         return "tabicl-export did not write this folder; choose another name"
     if CARD in names and checksum((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
@@ -163,7 +173,9 @@ def hub_problem(folder: Path) -> str | None:
 def read_description(folder: Path) -> dict | None:
     """Return the content of config.json; None if it is missing, damaged, or of another program."""
     description = Records(folder).json(CONFIG)
-    return description if description and description.get("library_name") == LIBRARY else None
+    if not description or description.get("library_name") != LIBRARY:
+        return None
+    return description
 
 
 def recorded_checksum(description: dict, name: str) -> Any:
@@ -178,18 +190,22 @@ def checksum(content: bytes) -> str:
 
 def model_card(name: str, pretrained: Pretrained) -> str:
     """Return the card of a model with this name in Markdown; sections without information are left out."""
-    # An estimator's network has no run, but perhaps plug-ins.
-    origin = pretrained.origin if pretrained.origin.keys() - {"plugins"} else {}
-    is_tabicl = family_of(pretrained.config).predicts_real_tables
+    origin = pretrained.origin
+    is_from_run = bool(origin.keys() - {"plugins"})  # an estimator's network has no run, but perhaps plug-ins
+    predicts_real_tables = family_of(pretrained.config).predicts_real_tables
     head = FRONT_MATTER.format(library=LIBRARY)
-    if is_tabicl:
+    if predicts_real_tables:
         head += TAGS.format(task=task_of(pretrained))
     sections = [f"{head}---\n\n# {name}", introduction(pretrained), usage(pretrained)]
-    if origin:
+    if is_from_run:
         sections += [training(origin), data(origin)]
-    if is_tabicl:
-        sections += [*(scores(pretrained) if origin else []), limits(pretrained)]
-    if origin:
+    if is_from_run and predicts_real_tables and origin["validation"]:
+        sections.append(validation(pretrained))
+    if is_from_run and predicts_real_tables and origin["evaluation"]:
+        sections.append(evaluation(pretrained))
+    if predicts_real_tables:
+        sections.append(limits(pretrained))
+    if is_from_run:
         sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
     return "\n\n".join(sections) + "\n"
 
@@ -199,31 +215,41 @@ def task_of(pretrained: Pretrained) -> str:
 
 
 def introduction(pretrained: Pretrained) -> str:
-    parameters = f"{sum(tensor.numel() for tensor in pretrained.tensors.values()):,} parameters"
-    if not family_of(pretrained.config).predicts_real_tables:
-        return f"{(family_of(pretrained.config).__doc__ or '').partition(chr(10))[0]} It has {parameters}."
-    quantiles = f"{pretrained.config.num_quantiles} quantiles of "
+    count = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    family = family_of(pretrained.config)
+    if not family.predicts_real_tables:
+        first_sentence = (family.__doc__ or "").partition("\n")[0]
+        return f"{first_sentence} It has {count:,} parameters."
+    predicted = "the labels"
+    if pretrained.config.is_regression:
+        predicted = f"{pretrained.config.num_quantiles} quantiles of the labels"
     return (
         f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labeled rows "
-        f"and predicts {quantiles if pretrained.config.is_regression else ''}the labels of the remaining rows in one "
-        f"forward pass, without being trained on that table. It has {parameters} and was pretrained with `{LIBRARY}`."
+        f"and predicts {predicted} of the remaining rows in one forward pass, without being trained on that table. It "
+        f"has {count:,} parameters and was pretrained with `{LIBRARY}`."
     )
 
 
 def usage(pretrained: Pretrained) -> str:
-    named = plugins_argument(pretrained).replace("'", '"')
-    if not family_of(pretrained.config).predicts_real_tables:
+    plugins_named = plugins_argument(pretrained).replace("'", '"')
+    family = family_of(pretrained.config)
+    if not family.predicts_real_tables:
         text = f"""## Use
 
 ```python
 from tabicl_train.prediction.export import load_network
 
-network = load_network("FOLDER"{named})  # {family_of(pretrained.config).__module__} describes its input and output
+network = load_network("FOLDER"{plugins_named})  # {family.__module__} describes its input and output
 ```"""
         return text + plugin_sentences(pretrained)
-    kind, result, predict = "Classifier", "probabilities", "predict_proba"
     if pretrained.config.is_regression:
-        kind, result, predict = "Regressor", "means", "predict"
+        kind = "Regressor"
+        result = "means"
+        method = "predict"
+    else:
+        kind = "Classifier"
+        result = "probabilities"
+        method = "predict_proba"
     text = f"""## Use
 
 ```python
@@ -231,13 +257,14 @@ from huggingface_hub import snapshot_download
 from tabicl_train import TabICL{kind}
 
 folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
-{kind.lower()} = TabICL{kind}(folder{named}).fit(X, y)
-{result} = {kind.lower()}.{predict}(queries)
+{kind.lower()} = TabICL{kind}(folder{plugins_named}).fit(X, y)
+{result} = {kind.lower()}.{method}(queries)
 ```
 
 The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
 and missing values."""
-    if beyond := beyond_public(pretrained.config):
+    beyond = beyond_public(pretrained.config)
+    if beyond:
         text += f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
     else:
         text += " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
@@ -261,106 +288,123 @@ def plugin_sentences(pretrained: Pretrained) -> str:
 def training(origin: dict) -> str:
     config = origin["config"]
     commit = origin["commit"] or "unknown"
-    optimizer = config["optimizer"]
-    rows = {
+    if origin["uncommitted_changes"]:
+        commit += " with uncommitted changes"
+    command = None
+    if origin["command"]:
+        command = f"`tabicl-train {shlex.join(origin['command'])}`"
+    facts = {
         "run": origin["run"],
         "weights": f"{KINDS[origin['weights']]}, after step {origin['step']:,} of {origin['steps']:,}",
         "started from": config["init_weights"],
-        "commit": commit + (" with uncommitted changes" if origin["uncommitted_changes"] else ""),
+        "commit": commit,
         "seed": config["seed"],
-        "optimizer": optimizer["name"],
+        "optimizer": config["optimizer"]["name"],
         "precision": config["trainer"]["precision"],
-        "command": f"`tabicl-train {shlex.join(origin['command'])}`" if origin["command"] else None,
+        "command": command,
     }
-    every = config["curriculum"]["stages"]
-    done = steps_of_stages({name: stage["steps"] for name, stage in every.items()}, origin["step"])
-    stages = [
-        [
-            name,
-            f"{done[name]:,}" + (f" of {stage['steps']:,}" if done[name] < stage["steps"] else ""),
-            stage["tables"],
-            interval(stage["rows"]),
-            interval(stage["train_share"]),
-            interval(stage["features"]),
-            f"{stage['learning_rate']:g}, {stage['schedule']}",
-        ]
-        for name, stage in every.items()
-        if name in done
-    ]
+    fact_rows = [(name, value) for name, value in facts.items() if value is not None]
+
+    stages = config["curriculum"]["stages"]
+    lengths = {name: stage["steps"] for name, stage in stages.items()}
+    stage_rows = []
+    for name, done in steps_of_stages(lengths, origin["step"]).items():  # the stages that have begun, in order
+        stage = stages[name]
+        steps = f"{done:,}"
+        if done < stage["steps"]:
+            steps += f" of {stage['steps']:,}"
+        stage_rows.append(
+            [
+                name,
+                steps,
+                stage["tables"],
+                interval(stage["rows"]),
+                interval(stage["train_share"]),
+                interval(stage["features"]),
+                f"{stage['learning_rate']:g}, {stage['schedule']}",
+            ]
+        )
     header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
-    known = [row for row in rows.items() if row[1] is not None]
     return "\n\n".join(
         [
             "## Training",
-            table(["", ""], known),
-            table(header, stages),
+            table(["", ""], fact_rows),
+            table(header, stage_rows),
             "All settings of the run are stored with the weights.",
         ]
     )
 
 
 def data(origin: dict) -> str:
-    prior = dict(origin["config"]["prior"])
-    text = f"## Data\n\nAll training tables were drawn from the prior `{prior.pop('name')}`"
+    prior = origin["config"]["prior"]
+    text = f"## Data\n\nAll training tables were drawn from the prior `{prior['name']}`"
     if origin["stream_version"] is not None:
         text += f" (version {origin['stream_version']} of the stream of tables)"
-    options = table(["option", "value"], ((f"`{key}`", f"`{value}`") for key, value in prior.items()))
-    return text + (f" with these options:\n\n{options}" if prior else ".")
+    options = [(f"`{key}`", f"`{value}`") for key, value in prior.items() if key != "name"]
+    if not options:
+        return f"{text}."
+    return f"{text} with these options:\n\n{table(['option', 'value'], options)}"
 
 
-def scores(pretrained: Pretrained) -> list[str]:
-    """Return the sections about validation and evaluation, if there are any."""
-    sections, origin = [], pretrained.origin
-    low, high = INTERVAL
-    coverage = f" `coverage` is that of {high - low:.0%} intervals." if pretrained.config.is_regression else ""
-    if rows := origin["validation"]:
-        step = rows[0]["step"]
-        others = "" if origin["weights"] in ("trained", "best") else ", of the weights as trained rather than these"
-        of_task = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
-        columns = ["data", "rows", *(score for score in of_task if score not in ("guess_loss", "possible"))]
-        sets = "bundled data sets"
-        if any("possible" in row for row in rows):
-            columns.append("possible")
-            sets += ", and on probes, with the ROC AUC or R2 that is possible"
-        if any(row.get("trained_range") == OUTSIDE for row in rows):
-            columns.append("trained_range")
-        units = " Losses and RMSE are in standard deviations of the target." if pretrained.config.is_regression else ""
-        sections.append(
-            f"## Validation\n\nAfter step {step:,}{others}, on validation tables of the prior and on scikit-learn's "
-            f"{sets}.{units}{coverage}\n\n"
-            + table(columns, ([row.get(column, "") for column in columns] for row in rows))
-        )
-    if rows := origin["evaluation"]:
-        below = ""
-        if pretrained.config.is_regression:
-            below = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target.{coverage}"
-        sections.append(
-            "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
-            f"run. `this model` is the pretrained network.{below}\n\n"
-            + table(list(rows[0]), (row.values() for row in rows))
-        )
-    return sections
+def validation(pretrained: Pretrained) -> str:
+    """Return the section about the last validation before the weights were stored."""
+    origin = pretrained.origin
+    rows = origin["validation"]
+    data = "on validation tables of the prior and on scikit-learn's bundled data sets"
+    score_names: tuple[str, ...]
+    if pretrained.config.is_regression:
+        score_names = NUMBER_SCORES
+        remarks = f" Losses and RMSE are in standard deviations of the target. {COVERAGE}"
+    else:
+        score_names = CLASS_SCORES
+        remarks = ""
+    columns = ["data", "rows", *(name for name in score_names if name not in ("guess_loss", "possible"))]
+    if any("possible" in row for row in rows):
+        columns.append("possible")
+        data += ", and on probes, with the ROC AUC or R2 that is possible"
+    if any(row.get("trained_range") == OUTSIDE for row in rows):
+        columns.append("trained_range")
+    which = f"After step {rows[0]['step']:,}"
+    if origin["weights"] not in ("trained", "best"):
+        which += ", of the weights as trained rather than these"
+    cells = [[row.get(column, "") for column in columns] for row in rows]
+    return f"## Validation\n\n{which}, {data}.{remarks}\n\n{table(columns, cells)}"
+
+
+def evaluation(pretrained: Pretrained) -> str:
+    """Return the section about the scores of `tabicl-evaluate`."""
+    rows = pretrained.origin["evaluation"]
+    remarks = ""
+    if pretrained.config.is_regression:
+        remarks = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target. {COVERAGE}"
+    return (
+        "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
+        f"run. `this model` is the pretrained network.{remarks}\n\n"
+        f"{table(list(rows[0]), [row.values() for row in rows])}"
+    )
 
 
 def limits(pretrained: Pretrained) -> str:
     config = pretrained.config
-    target = f"Up to {config.max_classes} classes in one pass; tables with more are split into several predictions."
     if config.is_regression:
         lowest = 1 / (config.num_quantiles + 1)
         target = f"Quantiles at levels from {lowest:g} to {1 - lowest:g}; beyond them the tails are a guess."
+    else:
+        target = f"Up to {config.max_classes} classes in one pass; tables with more are split into several predictions."
     points = [
         f"{task_of(pretrained).capitalize()} only.",
         target,
         "Labeled rows and features are read at once, so memory and time grow with the table.",
     ]
-    if trained := pretrained.trained_range:
+    trained = pretrained.trained_range
+    if trained is not None:
         points.append(f"Trained on tables with {trained}. Outside this range the network extrapolates.")
     return "## Limits\n\n" + "\n".join(f"- {point}" for point in points)
 
 
 def interval(bounds: list) -> str:
-    low, high = (f"{bound:,}" for bound in bounds)
-    return low if low == high else f"{low} to {high}"
+    low, high = bounds
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -371,4 +415,6 @@ def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
 def cell(value: Any) -> str:
     if value == "nan":  # as origin.py writes it
         return ""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return str(value)

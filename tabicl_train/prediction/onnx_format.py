@@ -48,14 +48,19 @@ class WithSymbolicSizes(nn.Module):
 
     def forward(self, X: Tensor, y_train: Tensor) -> Tensor:
         """X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)."""
-        column, row, learner = self.network.col_embedder, self.network.row_interactor, self.network.icl_predictor
-        config, (B, N, _), n = self.network.config, X.shape, y_train.shape[1]
+        column = self.network.col_embedder
+        row = self.network.row_interactor
+        learner = self.network.icl_predictor
+        config = self.network.config
+        B, N, _ = X.shape
+        n = y_train.shape[1]
         log_n = torch.ones_like(y_train[0], dtype=torch.float32).sum().log()[None]  # (1,); math.log would fix n
-        inducing, C = config.col_num_inducing, config.row_num_cls
 
+        # Columns: labeled rows, to inducing points and back to all rows.
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
-        groups = mark_missing(groups) if config.missing_values else groups
+        if config.missing_values:
+            groups = mark_missing(groups)
         cells = split_rows(groups, n)  # (B * G * N, K), labeled rows first
         if config.col_target_aware:
             if config.is_regression:
@@ -66,21 +71,27 @@ class WithSymbolicSizes(nn.Module):
             marks = marks[:, None].expand(-1, G, -1, -1)
             marks = torch.cat([marks.flatten(0, 2), marks.new_zeros(B * G * (N - n), marks.shape[-1])])
             cells = torch.cat([cells, marks], 1)
+        inducing = config.col_num_inducing
         to_inducing = spans([[B * G, inducing, n, 0, 0]], B * G * inducing, shared=True)
         from_inducing = spans([[B * G, n, inducing, 0, 0], [B * G, N - n, inducing, 0, 0]], B * G * N)
         columns = Columns(B * G * n, log_n, log_n, log_n, to_inducing, from_inducing)
         tokens = column.embed(cells, columns, log_n)  # (B * G * N, E)
 
-        labeled, queries = tokens[: B * G * n].view(B, G, n, -1), tokens[B * G * n :].view(B, G, N - n, -1)
+        # Rows: CLS tokens before the features of each.
+        labeled = tokens[: B * G * n].view(B, G, n, -1)
+        queries = tokens[B * G * n :].view(B, G, N - n, -1)
         by_row = torch.cat([labeled, queries], 2).transpose(1, 2)  # (B, N, G, E)
-        x = torch.cat([row.cls_tokens.expand(B, N, -1, -1), by_row], 2)  # (B, N, C + G, E)
+        x = torch.cat([row.cls_tokens.expand(B, N, -1, -1), by_row], 2)  # (B, N, CLS + G, E)
         T = x.shape[2]
-        cls = (torch.arange(B * N)[:, None] * T + torch.arange(C)).flatten()
-        every, collecting = spans([[B * N, T, T, 0, 0]], B * N * T), spans([[B * N, C, T, 0, 0]], B * N * C)
+        num_cls = config.row_num_cls
+        cls = (torch.arange(B * N)[:, None] * T + torch.arange(num_cls)).flatten()
+        every = spans([[B * N, T, T, 0, 0]], B * N * T)
         every = every._replace(most_keys=T)
+        collecting = spans([[B * N, num_cls, T, 0, 0]], B * N * num_cls)
         position = torch.arange(T).repeat(B * N)
         rows = row.interact(x.flatten(0, 2), WithinRows(every, collecting, position, cls))  # (B * N, D)
 
+        # In-context learning.
         context = equal_context(B, n, N - n)
         predictions = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
         return predictions.view(B, N - n, -1)
@@ -115,7 +126,8 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
     rows = torch.export.Dim("rows", min=4)  # the exporter distinguishes one query row; the file supports any number
     # The values are arbitrary, but the exporter takes sizes of 1 and equal sizes for fixed.
     regression = network.config.is_regression
-    example = torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=torch.float32 if regression else torch.int64)
+    labels = torch.float32 if regression else torch.int64
+    example = (torch.zeros(2, 11, 5), torch.zeros(2, 7, dtype=labels))
     logging.disable(logging.WARNING)  # torch's exporter warns about its own code
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -137,7 +149,8 @@ def save_onnx(network: TabICL, path: Path, metadata: dict[str, str], check: Call
         kept = [entry for entry in node.metadata_props if not entry.key.endswith("stack_trace")]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)
-    for key, value in {**metadata, "quantiles" if regression else "classes": str(network.config.outputs)}.items():
+    outputs = {"quantiles" if regression else "classes": str(network.config.outputs)}
+    for key, value in (metadata | outputs).items():
         model.metadata_props.add(key=key, value=value)
 
     def write(file: BinaryIO) -> None:
@@ -153,4 +166,9 @@ def onnx_predictor(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda X, y_train: torch.from_numpy(session.run(None, {"X": X.numpy(), "y_train": y_train.numpy()})[0])
+
+    def predict(X: Tensor, y_train: Tensor) -> Tensor:
+        (outputs,) = session.run(None, {"X": X.numpy(), "y_train": y_train.numpy()})
+        return torch.from_numpy(outputs)
+
+    return predict

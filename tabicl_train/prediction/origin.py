@@ -24,7 +24,6 @@ from tabicl_train.run_dir.records import Records, number
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
-
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
 UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
 
@@ -56,11 +55,11 @@ class TrainedRange:
 
     def common(self, other: TrainedRange) -> TrainedRange:
         """Return the range of the sizes that lie inside both; it holds nothing if they do not overlap."""
-        known = [classes for classes in (self.classes, other.classes) if classes is not None]
+        limits = [classes for classes in (self.classes, other.classes) if classes is not None]
         return TrainedRange(
             common_bounds(self.labeled_rows, other.labeled_rows),
             common_bounds(self.features, other.features),
-            min(known, default=None),
+            min(limits, default=None),
         )
 
     def with_those_of(self, other: TrainedRange) -> TrainedRange:
@@ -78,7 +77,9 @@ class TrainedRange:
     def __str__(self) -> str:
         (fewest, most), (narrowest, widest) = self.labeled_rows, self.features
         text = f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
-        return text if self.classes is None else f"{text}, up to {self.classes} classes"
+        if self.classes is not None:
+            text += f", up to {self.classes} classes"
+        return text
 
 
 def common_bounds(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
@@ -94,8 +95,9 @@ def position(trained: TrainedRange | None, sizes: Mapping[str, Any]) -> str:
     """Return where a task of these sizes lies: labeled_rows, features and, if it has classes, their number."""
     if trained is None:
         return UNKNOWN
-    is_inside = trained.holds(sizes["labeled_rows"], sizes["features"], sizes.get("classes"))
-    return INSIDE if is_inside else OUTSIDE
+    if trained.holds(sizes["labeled_rows"], sizes["features"], sizes.get("classes")):
+        return INSIDE
+    return OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,7 @@ class Pretrained:
         entries: dict[str, Any] = {key: self.origin.get(key) for key in ("run", "step", "weights", "commit")}
         if self.origin.get("uncommitted_changes"):
             entries["commit"] += " with uncommitted changes"
-        if trained := self.trained_range:
-            entries["trained_range"] = str(trained)
+        entries["trained_range"] = self.trained_range
         return {key: str(value) for key, value in entries.items() if value is not None}
 
 
@@ -201,8 +202,9 @@ def network_config(source: Path, settings: Any) -> Any:
         cls = settings_of(settings)
     except ConfigError as error:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := [f"model.{name}={value}" for name, value in settings.items() if name not in known]:
+    field_names = {field.name for field in dataclasses.fields(cls)}
+    unknown = [f"model.{name}={value}" for name, value in settings.items() if name not in field_names]
+    if unknown:
         plugin = plugins.of_module(cls.__module__)
         owner = "this version of tabicl-train" if plugin is None else f"the plug-in {plugin.module} as it is now"
         raise ConfigError([f"{source} has {', '.join(unknown)}, which {owner} does not have"])
@@ -210,24 +212,33 @@ def network_config(source: Path, settings: Any) -> Any:
     if problems:
         raise ConfigError([f"{source}: {problem}" for problem in problems])
     config = cls(**settings)
-    if problems := config.problems():  # such as a scaling rule that nobody has registered
+    problems = config.problems()
+    if problems:  # such as a scaling rule that nobody has registered
         raise ConfigError([f"{source}: {problem}" for problem in problems])
     return config
 
 
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
     """List why the network of the configuration cannot have these weights: their names, their shapes, their values."""
-    with torch.device("meta"):
-        expected = {name: tuple(weight.shape) for name, weight in family_of(config)(config).state_dict().items()}
+    with torch.device("meta"):  # the network without memory for its weights
+        network = family_of(config)(config)
+    expected = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     problems = []
-    if missing := sorted(expected.keys() - shapes.keys()):
+    missing = sorted(expected.keys() - shapes.keys())
+    if missing:
         problems.append(f"{len(missing)} weights are missing, for example {missing[0]}")
-    if unknown := sorted(shapes.keys() - expected.keys()):
+    unknown = sorted(shapes.keys() - expected.keys())
+    if unknown:
         problems.append(f"{len(unknown)} weights do not belong to the network, for example {unknown[0]}")
-    if wrong := sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]):
-        problems.append(f"{wrong[0]} has shape {shapes[wrong[0]]}, the network needs {expected[wrong[0]]}")
-    if not problems and (problem := non_finite(weights)) is not None:
+    for name in sorted(expected.keys() & shapes.keys()):
+        if expected[name] != shapes[name]:
+            problems.append(f"{name} has shape {shapes[name]}, the network needs {expected[name]}")
+            break  # one example is enough
+    if problems:
+        return problems
+    problem = non_finite(weights)
+    if problem is not None:
         problems.append(f"{problem}; take others, such as an earlier checkpoint of the run")
     return problems
 
@@ -236,21 +247,22 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
     """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
     # The scores are read from the run directory, if the checkpoint is in one.
     records = Records(path.resolve().parent.parent)
-    config, step = content["config"], content["global_step"]
-    made = content.get("run") or start_before(step, records.lines("provenance.jsonl"))
+    config = content["config"]
+    step = content["global_step"]
+    start = content.get("run") or start_before(step, records.lines("provenance.jsonl"))  # by which code, and how
     steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
     origin = {
         "run": str(Path(config["run_dir"])),
         "step": step,
         "steps": min(steps, config["trainer"]["max_steps"] or steps),
         "weights": weights,
-        "commit": made.get("commit"),
-        "uncommitted_changes": bool(made.get("diff")),
-        "command": [word for word in made.get("command", [])[1:] if not word.startswith("run_dir=")],
-        "versions": made.get("versions", {}),
-        "stream_version": made.get("stream_version"),
+        "commit": start.get("commit"),
+        "uncommitted_changes": bool(start.get("diff")),
+        "command": [word for word in start.get("command", [])[1:] if not word.startswith("run_dir=")],
+        "versions": start.get("versions", {}),
+        "stream_version": start.get("stream_version"),
         "trained_range": trained_range(content).recorded(),
-        "plugins": made.get("plugins", []),
+        "plugins": start.get("plugins", []),
         "config": {key: value for key, value in config.items() if key != "run_dir"},
         "validation": validation_rows(records, step),
         "evaluation": evaluation_means(records),
@@ -265,21 +277,33 @@ def trained_range(content: dict) -> TrainedRange:
     stages = content["config"]["curriculum"]["stages"]
     max_classes = content["config"]["model"]["max_classes"]
     lengths = {name: stage["steps"] for name, stage in stages.items()}
-    started = [stages[name] for name in steps_of_stages(lengths, max(content["global_step"], 1))]
-    own = range_of_stages(started, max_classes)
+    started = steps_of_stages(lengths, max(content["global_step"], 1))
+    range_of_run = range_of_stages([stages[name] for name in started], max_classes)
     inherited = content.get("inherited_range")
     if inherited is None:
-        return own
-    before = as_range(inherited, max_classes)
-    return own.with_those_of(before) if content["global_step"] > 0 else before
+        return range_of_run
+    inherited_range = as_range(inherited, max_classes)
+    if content["global_step"] == 0:  # the weights as they were taken over
+        return inherited_range
+    return range_of_run.with_those_of(inherited_range)
 
 
 def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     """Return the range of the tables of stages, for a network with so many classes (0: numbers)."""
-    stages = list(stages)
-    labeled = [round(rows * share) for stage in stages for rows, share in extremes(stage)]
-    features = widest_bounds(stage["features"] for stage in stages)
-    return TrainedRange((min(labeled), max(labeled)), features, max_classes or None)
+    labeled = []
+    features = []
+    for stage in stages:
+        # A stage draws from two ranges of rows, unless one of them has all tables.
+        row_ranges = []
+        if stage["small_share"] < 1:
+            row_ranges.append(stage["rows"])
+        if stage["small_share"] > 0:
+            row_ranges.append(stage["small_rows"])
+        lowest_share, highest_share = stage["train_share"]
+        for fewest, most in row_ranges:
+            labeled += [round(fewest * lowest_share), round(most * highest_share)]
+        features.append(stage["features"])
+    return TrainedRange(widest_bounds([labeled]), widest_bounds(features), max_classes or None)
 
 
 def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
@@ -288,22 +312,22 @@ def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     return TrainedRange((fewest, most), (narrowest, widest), max_classes or None)
 
 
-def extremes(stage: dict) -> list[tuple[int, float]]:
-    """Return (rows, labeled share) of the tables of a stage with the fewest and with the most labeled rows."""
-    ranges = [stage["rows"]] * (stage["small_share"] < 1) + [stage["small_rows"]] * (stage["small_share"] > 0)
-    return [(rows, share) for bounds in ranges for rows, share in zip(bounds, stage["train_share"], strict=True)]
-
-
 def start_before(step: int, starts: list[dict]) -> dict:
     """Return the last start of a run before a step, from the lines of its provenance.jsonl."""
-    return next((start for start in reversed(starts) if start["step"] < max(step, 1)), {})
+    earlier = [start for start in starts if start["step"] < max(step, 1)]
+    return earlier[-1] if earlier else {}
 
 
 def validation_rows(records: Records, step: int) -> list[dict]:
     """Return the rows of the last validation up to this step."""
     rows = records.rows("validation.csv")
-    last = max((done for row in rows if (done := int(row["step"])) <= step), default=None)
-    return [{key: number(value) for key, value in row.items() if value} for row in rows if int(row["step"]) == last]
+    steps = [int(row["step"]) for row in rows]
+    last = max((done for done in steps if done <= step), default=None)
+    found = []
+    for done, row in zip(steps, rows, strict=True):
+        if done == last:
+            found.append({key: number(value) for key, value in row.items() if value})
+    return found
 
 
 def best_in_words(origin: dict) -> str:
@@ -315,32 +339,38 @@ def best_in_words(origin: dict) -> str:
         name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']} tables"
         mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
         scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
-    by = f", by validation on {', '.join(scores)}" if scores else ""
-    return f"the best weights are of step {origin['step']}{by}"
+    text = f"the best weights are of step {origin['step']}"
+    if scores:
+        text += f", by validation on {', '.join(scores)}"
+    return text
 
 
 def evaluation_means(records: Records) -> list[dict]:
     """Return the mean scores of each method in evaluation.csv, by trained range; an R2 below 0 counts as 0."""
     import pandas as pd
 
-    if not (rows := records.rows("evaluation.csv")):
+    rows = records.rows("evaluation.csv")
+    if not rows:
         return []
     results = pd.DataFrame(rows)
     scores = list(SCORES[judged_by(results)])
     results[scores] = results[scores].apply(pd.to_numeric)
-    of_tasks = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
+    # First over the splits of a task, then over tasks.
+    task_means = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
     if "r2" in scores:
-        of_tasks["r2"] = of_tasks["r2"].clip(lower=0)
-    of_methods = of_tasks.groupby(level=["trained_range", "method"], sort=False)
-    means = of_methods.mean().reset_index()
-    means.insert(2, "tasks", of_methods.size().to_numpy())
+        task_means["r2"] = task_means["r2"].clip(lower=0)
+    by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
+    means = by_method.mean().reset_index()
+    means.insert(2, "tasks", by_method.size().to_numpy())
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 
 def plain(value: Any) -> Any:
     """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
     if isinstance(value, dict):
-        return {key: plain(v) for key, v in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -95,8 +95,8 @@ def decode(network: Network, state: Any, queries: Pack, temperature: float = 1.0
         return network.decode(state, queries, temperature=temperature, tokens=tokens)
     joined = []
     cells = queries.X.split([N * M for N, _, M in queries.shapes])
-    for (labeled, y, n), of_table in zip(state.labeled.tables(), cells, strict=True):
-        rows = of_table.view(labeled.shape[1], -1).t()  # (query rows, M)
+    for (labeled, y, n), query_cells in zip(state.labeled.tables(), cells, strict=True):
+        rows = query_cells.view(labeled.shape[1], -1).t()  # (query rows, M); a pack has one column after the other
         labels = torch.cat([y, y.new_zeros(len(rows))])
         joined.append((torch.cat([labeled, rows]), labels, n))
     predicted = outputs_of(network, Pack.of(joined))
@@ -140,11 +140,13 @@ def predictions(network: Network, pack: Pack, num_classes: int, temperature: flo
     for tables in groups_of_tables(pack, tokens):
         context = Pack.of((X[:n], y[:n], n) for X, y, n in tables)
         state = encode(network, context, num_classes, tokens)
-        size = max(len(X) - n for X, _, n in tables)  # all query rows, except for a table that is too long
-        if len(tables) == 1:
-            size = max(1, tokens // tables[0][0].shape[1])
-        for queries in zip(*(X[n:].split(size) for X, _, n in tables), strict=True):
+        queries = [X[n:] for X, _, n in tables]
+        if len(tables) > 1:
             yield decode(network, state, pack_of_queries(queries), temperature, tokens)
+        else:  # a single table may be too long, so its query rows are divided
+            size = max(1, tokens // queries[0].shape[1])
+            for rows in queries[0].split(size):
+                yield decode(network, state, pack_of_queries([rows]), temperature, tokens)
 
 
 def groups_of_tables(pack: Pack, tokens: int) -> list[list[tuple[Tensor, Tensor, int]]]:
@@ -198,14 +200,14 @@ def disagreement(network: Network, perturbed: bool = False) -> str | None:
     if not encodes(type(network)):
         return None
     network = copy.deepcopy(network).float().eval()
-    config, device = network.config, next(network.parameters()).device
+    device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
     if perturbed:
         for parameter in network.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data += PERTURBATION * noise.to(device)
     tables = []
-    for X, y, n in random_tables(config, COMPARED, generator):
+    for X, y, n in random_tables(network.config, COMPARED, generator):
         tables.append((X.to(device), y.to(device), n))
     with torch.no_grad():
         trained = outputs_of(network, Pack.of(tables)).float()

@@ -41,44 +41,57 @@ def predict_files(options: PredictOptions) -> None:
         raise ConfigError([f"output is {options.output!r}; it must be a .csv file"])
     inputs: list[tuple[str, str | Path]] = [("train", options.train), ("test", options.test)]
     inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
-    if problems := input_problems("output", output, inputs) or existing_problems("output", output, options.overwrite):
+    problems = input_problems("output", output, inputs)
+    if not problems:
+        problems = existing_problems("output", output, options.overwrite)
+    if problems:
         raise ConfigError(problems)
     train, y, test, wants_numbers = read_tables(options)
     network = load_model(resolve(options.checkpoint, wants_numbers), options.weights)
-    wants_numbers = kind_of_prediction(options, network, y, wants_numbers)
+    predicts_numbers = network_predicts_numbers(options, network, y, wants_numbers)
     check_output(output)
 
-    y = y[np.isfinite(as_numbers(y)) if wants_numbers else y.notna()]
-    if unknown := len(train) - len(y):
-        info(f"left out  {counted(unknown, 'row')} of {options.train} without a target")
-    X, columns = train.loc[y.index], counted(train.shape[1], "column")
-    if wants_numbers:
-        targets, names = as_numbers(y), None
+    # The labeled rows.
+    has_target = np.isfinite(as_numbers(y)) if predicts_numbers else y.notna()
+    y = y[has_target]
+    X = train.loc[y.index]
+    if len(X) < len(train):
+        info(f"left out  {counted(len(train) - len(X), 'row')} of {options.train} without a target")
+    make: type[TabICLRegressor | TabICLClassifier]
+    if predicts_numbers:
+        make = TabICLRegressor
+        targets = as_numbers(y)
+        names = None
         what = "numbers"
     else:
+        make = TabICLClassifier
         targets, names = classes_of(y, options)
         what = counted(len(names), "class")
+    columns = counted(X.shape[1], "column")
     info(f"predict   {options.target!r} ({what}) of {len(test):,} rows from {len(X):,} labeled ones with {columns}")
-    make = TabICLRegressor if wants_numbers else TabICLClassifier
-    with warnings.catch_warnings(record=True) as found:
+
+    # Predictions, a part of the rows at a time; warnings are printed once, below the progress bar.
+    parts = []
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         warnings.simplefilter("ignore", IdentifierWarning)  # read_tables has named these columns
         try:
             model = make(network, n_estimators=options.n_estimators)
             model.fit(X, targets)
             with tqdm(total=len(test), unit="row", disable=None) as bar:
-                parts, next_line = [], clock() + LINE_SECONDS
+                next_line = clock() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
-                    some = test.iloc[start : start + ROWS]
-                    parts.append(predictions(model, some, options, names))
-                    bar.update(len(some))
+                    rows = test.iloc[start : start + ROWS]
+                    parts.append(predictions(model, rows, options, names))
+                    bar.update(len(rows))
                     if bar.disable and clock() >= next_line:  # no terminal
                         next_line = clock() + LINE_SECONDS
-                        info(f"predicted {start + len(some):,} of {len(test):,} rows")
+                        info(f"predicted {start + len(rows):,} of {len(test):,} rows")
         except (ValueError, TypeError) as error:
             raise ConfigError([first_line(error)]) from None
-    for line in dict.fromkeys(str(warning.message) for warning in found):
+    for line in dict.fromkeys(str(warning.message) for warning in caught):
         info(f"warning   {line}")
+
     result = pd.concat(parts)
     if not np.isfinite(result.select_dtypes("number")).all(axis=None):
         raise ConfigError([f"checkpoint is {options.checkpoint!r}; its predictions are not finite, nothing is written"])
@@ -86,43 +99,57 @@ def predict_files(options: PredictOptions) -> None:
         write_atomically(output, lambda file: file.write(result.to_csv(index=False).encode()))
     except OSError as error:
         raise ConfigError([f"output is {options.output!r}; it cannot be written ({error.strerror})"]) from None
-    info(f"written   {output}: {', '.join(map(str, parts[0].columns[:4]))}{', ...' if parts[0].shape[1] > 4 else ''}")
+    written = ", ".join(map(str, result.columns[:4]))
+    if result.shape[1] > 4:
+        written += ", ..."
+    info(f"written   {output}: {written}")
 
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
     form = csv_format(options.separator, options.decimal)
     train = read(options.train, form=form)
-    texts = [name for name in train if pd.api.types.infer_dtype(train[name].astype(object)) == "string"]
-    texts = [name for name in texts if kind_of(train[name]) == CATEGORY]
+    # Categories that are texts here are read as texts there, too, even if they all look like numbers in the test file.
+    texts = []
+    for name in train:
+        is_text = pd.api.types.infer_dtype(train[name].astype(object)) == "string"
+        if is_text and kind_of(train[name]) == CATEGORY:  # not of dates
+            texts.append(name)
     test = read(options.test, texts, form)
-    dropped = [*options.drop, *(name for name in train if re.fullmatch(r"Unnamed: \d+", str(name)))]
-    if nameless := dropped[len(options.drop) :]:
+
+    nameless = [name for name in train if re.fullmatch(r"Unnamed: \d+", str(name))]
+    if nameless:
         info(f"left out  {counted(len(nameless), 'column')} of {options.train} without a name: perhaps row numbers")
-    if unknown := [name for name in (options.target, *options.drop) if name not in train]:
-        known = ", ".join(map(str, train.columns[:20]))
-        raise ConfigError([f"{options.train} has no column {name!r}; it has {known}" for name in unknown])
+    unknown = [name for name in (options.target, *options.drop) if name not in train]
+    if unknown:
+        examples = ", ".join(map(str, train.columns[:20]))
+        raise ConfigError([f"{options.train} has no column {name!r}; it has {examples}" for name in unknown])
     if options.target in options.drop:
         raise ConfigError([f"drop leaves out the target {options.target!r}"])
     y = train[options.target]
-    X = train.drop(columns=[options.target, *dropped])
+    X = train.drop(columns=[options.target, *options.drop, *nameless])
     if X.shape[1] == 0:
         raise ConfigError([f"{options.train} has no column beside {options.target!r}"])
     if len(test) == 0:
         raise ConfigError([f"{options.test} has no rows"])
-    if missing := [str(name) for name in X if name not in test]:
+    missing = [str(name) for name in X if name not in test]
+    if missing:
         raise ConfigError([f"{options.test} lacks the column {name!r} of {options.train}" for name in missing])
-    for path, frame in ((options.train, X), (options.test, test[X.columns])):
+    test = test[X.columns]
+
+    for path, frame in ((options.train, X), (options.test, test)):
         for name, values in frame.items():
-            if (kind := nested_type(values)) is not None:
+            kind = nested_type(values)
+            if kind is not None:
                 advice = f"drop=[{name}] leaves it out"
                 raise ConfigError([f"{path}: the column {name!r} holds values of the type {kind}; {advice}"])
     for name in texts:
-        if name in X and (advice := advice_on_decimal(X[name])):
+        advice = advice_on_decimal(X[name]) if name in X else ""
+        if advice:
             info(f"warning   {name!r} holds text such as {X[name].dropna().iloc[0]!r}{advice}")
     for name, reason in identifying_columns(X).items():
         info(f"warning   {name!r} looks like an identifier ({reason}) and is used; drop=[{name}] leaves it out")
-    return X, y, test[X.columns], has_numbers(options, y)
+    return X, y, test, has_numbers(options, y)
 
 
 def read(path: str, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
@@ -151,15 +178,20 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
     return kind == "number" and facts.distinct > FEW_VALUES
 
 
-def kind_of_prediction(options: PredictOptions, network: Network, y: pd.Series, wants_numbers: bool) -> bool:
-    """Whether numbers are predicted; raises ConfigError if the network cannot predict the target."""
+def network_predicts_numbers(options: PredictOptions, network: Network, y: pd.Series, wants_numbers: bool) -> bool:
+    """Whether the network predicts numbers, not classes; raises ConfigError if it cannot predict the target."""
     predicts_numbers = network.config.is_regression
-    if predicts_numbers == wants_numbers or (options.task is None and predicts_numbers and reads_as_numbers(y)):
+    if predicts_numbers == wants_numbers:
         return predicts_numbers
-    name, kinds = f"the target {options.target!r} of {options.train}", ("classes", "numbers")
-    problem = f"checkpoint is {options.checkpoint!r}, which predicts {kinds[predicts_numbers]}, but {name} has "
-    advice = "; task=classification takes them for classes" if options.task is None and wants_numbers else ""
-    raise ConfigError([f"{problem}{kinds[wants_numbers]}{advice}"])
+    if predicts_numbers and options.task is None and reads_as_numbers(y):  # a few numbers, first taken for classes
+        return True
+    predicted = "numbers" if predicts_numbers else "classes"
+    target = f"the target {options.target!r} of {options.train}"
+    problem = f"checkpoint is {options.checkpoint!r}, which predicts {predicted}, but {target} has "
+    problem += "numbers" if wants_numbers else "classes"
+    if wants_numbers and options.task is None:
+        problem += "; task=classification takes them for classes"
+    raise ConfigError([problem])
 
 
 def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.ndarray]:
@@ -214,7 +246,14 @@ def predictions(
         columns = {f"probability_{name}": p[:, i] for i, name in enumerate(names)}
         return pd.DataFrame({options.target: names[p.argmax(axis=1)], **columns})
     # The mean is that of the network's own quantiles, so that all three come from one prediction.
-    own = levels(model.network_.config.outputs).double().tolist()
-    q = model.predict_quantiles(X, [*own, (1 - options.coverage) / 2, (1 + options.coverage) / 2])
-    ends = {f"{options.target}_lower": q[:, -2], f"{options.target}_upper": q[:, -1]}
-    return pd.DataFrame({options.target: q[:, : len(own)].mean(axis=1), **ends})
+    network_levels = levels(model.network_.config.outputs).double().tolist()
+    lower = (1 - options.coverage) / 2
+    upper = (1 + options.coverage) / 2
+    quantiles = model.predict_quantiles(X, [*network_levels, lower, upper])
+    return pd.DataFrame(
+        {
+            options.target: quantiles[:, : len(network_levels)].mean(axis=1),
+            f"{options.target}_lower": quantiles[:, -2],
+            f"{options.target}_upper": quantiles[:, -1],
+        }
+    )

@@ -20,7 +20,7 @@ from tabicl_train.prediction.predict import decode
 __all__ = ["TabICLRegressor"]
 
 TAIL = 20  # outermost quantiles to which a tail is fitted
-TAIL_SCALES = 0.01, 100.0  # bounds of b, in standard deviations of the target
+TAIL_SCALES = (0.01, 100.0)  # bounds of b, in standard deviations of the target
 PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 fits into the cache, 2.5 times faster
 
 
@@ -137,10 +137,12 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
     def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
         """Return the pinball loss of the network's own levels (rows,), in units of y (rows,)."""
-        a = levels(self.network_.config.outputs).double().numpy()
-        return pinball(torch.from_numpy(self.predict_quantiles(X, a.tolist())), torch.from_numpy(y)).double().numpy()
+        network_levels = levels(self.network_.config.outputs).double().tolist()
+        quantiles = self.predict_quantiles(X, network_levels)
+        return pinball(torch.from_numpy(quantiles), torch.from_numpy(y)).double().numpy()
 
     def _at(self, numbers: np.ndarray, levels: Sequence[float]) -> np.ndarray:
+        """Predict quantiles of encoded query rows, (rows, levels)."""
         a = np.asarray(levels, dtype=float)
         if a.ndim != 1 or len(a) == 0 or not ((a > 0) & (a < 1)).all():
             raise ValueError(f"levels is {levels}; it must be a list of numbers between 0 and 1, both excluded")
@@ -151,11 +153,11 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
         total = np.zeros((len(numbers), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
-        for _, rows, quantiles in self._passes(numbers, decode):
-            for of_member in quantiles:
+        for _, rows, outputs in self._passes(numbers, decode):
+            for quantiles in outputs:  # of one member, with padding after the last row
                 for start in range(rows.start, rows.stop, size):
-                    some = slice(start, min(start + size, rows.stop))
-                    total[some] += summarize(of_member[start - rows.start : some.stop - rows.start])
+                    stop = min(start + size, rows.stop)
+                    total[start:stop] += summarize(quantiles[start - rows.start : stop - rows.start])
         return self.target_scale_.restore(total / len(self.members_))
 
 
@@ -181,12 +183,15 @@ def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
     Q = quantiles.shape[1]
     place = levels * (Q + 1) - 1
     low = place.astype(int).clip(0, Q - 1)
-    left, right = quantiles.take(low, axis=1), quantiles.take((low + 1).clip(max=Q - 1), axis=1)
-    found = left + (place - low) * (right.astype(float) - left)
-    below, above = place < 0, place > Q - 1
-    found[:, below] = tail(quantiles, levels[below])
-    found[:, above] = -tail(-quantiles[:, ::-1], 1 - levels[above])
-    return found
+    high = (low + 1).clip(max=Q - 1)
+    left = quantiles.take(low, axis=1)
+    right = quantiles.take(high, axis=1)
+    interpolated = left + (place - low) * (right.astype(float) - left)
+    below = place < 0
+    above = place > Q - 1
+    interpolated[:, below] = tail(quantiles, levels[below])
+    interpolated[:, above] = -tail(-quantiles[:, ::-1], 1 - levels[above])  # the upper tail is the lower one mirrored
+    return interpolated
 
 
 def tail(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
@@ -195,5 +200,6 @@ def tail(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
     outer = quantiles[:, :TAIL].astype(float)
     logs = np.log(np.arange(1, outer.shape[1] + 1) / (Q + 1))
     # The slope of the least-squares line; a product with a vector would depend on the number of rows.
-    b = (outer * np.linalg.pinv(logs[:, None] - logs.mean())[0]).sum(axis=1).clip(*TAIL_SCALES)
+    weights = np.linalg.pinv(logs[:, None] - logs.mean())[0]
+    b = (outer * weights).sum(axis=1).clip(*TAIL_SCALES)
     return outer[:, :1] + b[:, None] * (np.log(levels) - logs[0])

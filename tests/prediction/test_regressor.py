@@ -123,7 +123,7 @@ def test_memory_limit_and_parts_change_nothing(monkeypatch):
         model = regressor(n_estimators=4, memory_gb=gb).fit(X[:LABELED], y)
         found.append(model.predict_quantiles(X[LABELED:], LEVELS))
     assert np.array_equal(found[0], found[1]) and np.allclose(found[0], found[2], atol=1e-5)
-    assert 300 % model._sizes(0)[0][1] != 0  # rows of a pass: the last one has padding
+    assert 300 % model._sizes(0).rows != 0  # the last pass has padding
 
 
 def test_a_file_and_a_network_predict_alike():
