@@ -125,11 +125,12 @@ def test_memory_limit_changes_nothing_but_the_size_of_passes_and_what_is_kept(cl
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(110, 5)), np.arange(60) % classes
     found = []
-    sizes = TabICLClassifier._sizes
     for gb, together in ((4.0, 1), (4.0, 2), (3e-4, 1), (3e-5, 1)):
         model = classifier(n_estimators=4, memory_gb=gb).fit(X[:60], y)
-        (_, rows), kept, tokens = sizes(model, classes)
-        monkeypatch.setattr(model, "_sizes", lambda _, own=((together, rows), kept, tokens): own)  # 2: as on a GPU
+        sizes = replace(model._sizes(classes), members=together)  # 2: as on a GPU
+        rows = sizes.rows
+        kept = sizes.kept
+        monkeypatch.setattr(model, "_sizes", lambda _, sizes=sizes: sizes)
         calls = passes_of(model, monkeypatch)
         found += [model.predict_proba(X[60:]), model.predict_proba(X[60:])]
         answers = [("decode", together, rows)] * -(-50 // rows)
