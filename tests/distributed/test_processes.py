@@ -144,7 +144,7 @@ train()
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_stop_signal_during_imports_leaves_no_trace(name):
     result = subprocess.run(
         [sys.executable, "-c", SIGNALED.format(name=name), "experiment=smoke"], capture_output=True, text=True
