@@ -63,12 +63,10 @@ class TrainState:
         self.step += 1
 
 
-def build_module(
-    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
-) -> tuple[Pretraining, torch.optim.Optimizer]:
-    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
+def untrained_module(config: RunConfig) -> Pretraining:
+    """Build the module of a run, with the random weights of its seed."""
     torch.manual_seed(config.seed)
-    module = Pretraining(
+    return Pretraining(
         config.model,
         config.curriculum,
         config.optimizer,
@@ -77,6 +75,13 @@ def build_module(
         build_objective(config.objective),
         config.auxiliary_losses,
     )
+
+
+def build_module(
+    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
+) -> tuple[Pretraining, torch.optim.Optimizer]:
+    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
+    module = untrained_module(config)
     fabric.to_device(module)
     module.on_fit_start()
     if config.trainer.compile:

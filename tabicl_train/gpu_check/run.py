@@ -219,9 +219,9 @@ def run_all(chosen: Sequence[Check], runner: Runner, end: float) -> list[Result]
         if is_stopped:
             result.why = "stopped by ctrl-C"
         elif left < check.seconds:
-            result.why = (
-                f"{left:.0f} s were left, and it takes about {check.seconds:.0f} s" if left > 0 else "no time left"
-            )
+            result.why = "no time left"
+            if left > 0:
+                result.why = f"{left:.0f} s were left, and it takes about {check.seconds:.0f} s"
         else:
             started = time.monotonic()
             most = max(LEAST, SLOW * check.seconds)

@@ -18,7 +18,8 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StageConfig, build_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
-from tabicl_train.gpu_check.steps import compiler_of, module_of, random_pack
+from tabicl_train.gpu_check.small import random_pack
+from tabicl_train.gpu_check.steps import compiler_of, module_of
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Shape
 from tabicl_train.module import Pretraining

@@ -11,69 +11,21 @@ from tabicl_train import compiling
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StreamConfig, build_prior
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
-from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.gpu_check.small import random_pack, small_network
+from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining, query_losses
-from tabicl_train.objectives import build_objective
-from tabicl_train.precision import choose
+from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 
 SMOKE = ("experiment=smoke", "run_dir=unused")
-MIXED = ((20, 12, 3), (20, 12, 3), (33, 7, 5), (64, 40, 2), (130, 128, 9))  # rows, labeled rows, features
 SCALINGS = ("none", "ssmax", "qassmax_elementwise", "ssa_trainable")
-SMALL = {
-    "embed_dim": 32,
-    "col_num_blocks": 2,
-    "col_num_heads": 4,
-    "col_num_inducing": 6,
-    "row_num_blocks": 2,
-    "row_num_heads": 4,
-    "row_num_cls": 2,
-    "icl_num_blocks": 2,
-    "icl_num_heads": 4,
-}
 EXACT, ROUNDED = 1e-4, 3e-2  # largest relative error of losses and gradients in fp32 and in bf16
 
 
-def random_pack(shapes: tuple[Shape, ...] = MIXED) -> Pack:
-    """Draw tables with four classes."""
-    generator = torch.Generator().manual_seed(0)
-    return Pack.of(
-        (torch.randn(N, M, generator=generator), torch.randint(0, 4, (N,), generator=generator), n)
-        for N, n, M in shapes
-    )
-
-
-def small_network(**options: object) -> TabICL:
-    """Build a small network with random values everywhere: parts that start at zero or one would hide errors."""
-    torch.manual_seed(0)
-    network = TabICL(TabICLConfig(**{**SMALL, **options}))
-    with torch.no_grad():
-        for name, p in network.named_parameters():
-            if "freqs" in name:
-                continue
-            if p.dim() > 1:
-                p.normal_(std=p.shape[-1] ** -0.5)
-            else:
-                is_scale = name.endswith(("weight", "scales"))
-                p.normal_(mean=1.0 if is_scale else 0.0, std=0.3)
-    return network
-
-
 def module_of(config: RunConfig, device: torch.device) -> Pretraining:
-    """Build what a run would train, with the weights of its seed."""
-    torch.manual_seed(config.seed)
-    objective = build_objective(config.objective)
-    module = Pretraining(
-        config.model,
-        config.curriculum,
-        config.optimizer,
-        choose(config.trainer),
-        config.seed,
-        objective,
-        config.auxiliary_losses,
-    ).to(device)
+    """Build what a run would train, with the weights of its seed, on a device."""
+    module = untrained_module(config).to(device)
     module.on_fit_start()
     return module
 

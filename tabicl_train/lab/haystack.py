@@ -23,15 +23,14 @@ from tabicl_train.lab.folder import (
     Runs,
     by_seed_and_table,
     markdown,
-    plot_estimates,
     score_all,
     trained_runs,
 )
-from tabicl_train.lab.instruments import measure
+from tabicl_train.lab.instruments import predict_with_entropy
+from tabicl_train.lab.needle import draw_shares, summary, unstacked
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import QUERY
-from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,10 +93,8 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
         spec = TableSpec(labeled + QUERIES, labeled, FEATURES, NEEDLES)
         table = prior.sample(spec, (HELD_OUT, negatives, number))
         pack = Pack.of([(table.X, table.y, labeled)])
-        predictions = []
-        shapes = measure(network, lambda: predictions.append(network(pack)), rows=QUERIES, points=1)
-        is_right = predictions[0][:, :NEEDLES].argmax(-1) == table.y[labeled:]
-        entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
+        logits, entropy = predict_with_entropy(network, pack, QUERIES)
+        is_right = logits[:, :NEEDLES].argmax(-1) == table.y[labeled:]
         return [
             {
                 "needle": is_right[0::2].double().mean().item(),
@@ -109,23 +106,15 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
     return score_all(folder, runs, ["negatives", "table"], itertools.product(negatives, range(tables)), score_one)
 
 
-def means(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Means of shares with intervals: a row for each rule, a column for each number of negatives."""
-    found: dict[str, dict[int, Estimate]] = {}
-    for (rule, negatives), rows in scores.groupby(["rule", "negatives"], sort=False):
-        found.setdefault(rule, {})[negatives] = mean_interval(by_seed_and_table(rows, column), 0, 1)
-    return pd.DataFrame(found).T.rename_axis("rule")
-
-
 def differences(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """QASSMax minus each other rule on the same tables, as `means`."""
-    found: dict[str, dict[int, Estimate]] = {}
+    """Compute QASSMax minus each other rule on the same tables, arranged as by `summary`."""
+    means = {}
     for negatives, rows in scores.groupby("negatives"):
-        values = {rule: by_seed_and_table(own, column) for rule, own in rows.groupby("rule", sort=False)}
+        values = {rule: by_seed_and_table(rows_of_rule, column) for rule, rows_of_rule in rows.groupby("rule")}
         for rule, other in values.items():
             if rule != RULE:
-                found.setdefault(rule, {})[negatives] = mean_interval(values[RULE] - other)
-    return pd.DataFrame(found).T.rename_axis("rule")
+                means[rule, negatives] = mean_interval(values[RULE] - other)
+    return unstacked(means, scores)
 
 
 def draw(scores: pd.DataFrame) -> Figure:
@@ -133,12 +122,8 @@ def draw(scores: pd.DataFrame) -> Figure:
 
     figure = Figure(figsize=(13, 4), layout="constrained")
     for axes, (column, title) in zip(figure.subplots(1, len(KINDS)), KINDS.items(), strict=True):
-        for rule, line in means(scores, column).iterrows():
-            plot_estimates(axes, line, label=rule)
-        most = scores["negatives"].max()
-        if most > LONGEST:
-            axes.axvspan(LONGEST, most, color="0.95", zorder=0)
-        axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (gray: more than in training)", title=title)
+        draw_shares(axes, scores, column, LONGEST)
+        axes.set_title(title)
     for axes, accuracy in zip(figure.axes, EVEN.values(), strict=False):
         axes.axhline(accuracy, color="0.5", linestyle=":")
     figure.axes[0].set_ylabel("accuracy (dotted: with even attention)")
@@ -152,7 +137,7 @@ def findings(scores: pd.DataFrame) -> str:
     for column, title in KINDS.items():
         gaps = differences(scores, column).reset_index()
         sections.append(f"## {title.capitalize()}")
-        sections.append(markdown(means(scores, column).reset_index()))
+        sections.append(markdown(summary(scores, column).reset_index()))
         sections.append(f"{RULE} minus each other rule, on the same tables:")
         sections.append(markdown(gaps, "+.3f"))
     text = "\n\n".join(sections)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.recording import INDUCING, Sequence, logits, recorded
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import INDUCING, QUERY, Sequence, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
@@ -155,3 +156,13 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
             shape_means = (means["entropy"][head], means["top"][head], means["gap"][head])
             table.append((*key, head, labeled[key], count, *shape_means, base, means["gate"][head]))
     return pd.DataFrame(table, columns=COLUMNS)
+
+
+def predict_with_entropy(model: TabICL, pack: Pack, queries: int) -> tuple[Tensor, float]:
+    """Predict a pack -> its logits, and the mean entropy of the attention of its query rows over log n.
+
+    queries: how many query rows are measured, of each table
+    """
+    predictions: list[Tensor] = []
+    shapes = measure(model, lambda: predictions.append(model(pack)), rows=queries, points=1)
+    return predictions[0], shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()

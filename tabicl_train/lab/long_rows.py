@@ -30,10 +30,9 @@ from tabicl_train.lab.folder import (
     score_all,
     trained_runs,
 )
-from tabicl_train.lab.instruments import measure
+from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import QUERY
 from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
@@ -102,10 +101,8 @@ def run(options: Options) -> None:
 def score(network: TabICL, X, y, n: int) -> Row:
     """Log loss of the query rows after n labeled rows, and the mean entropy of their attention."""
     pack = Pack.of([(X, y, n)])
-    logits = []
-    shapes = measure(network, lambda: logits.append(network(pack)), rows=QUERIES, points=1)
-    log_p = logits[0].log_softmax(-1)
-    entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
+    logits, entropy = predict_with_entropy(network, pack, QUERIES)
+    log_p = logits.log_softmax(-1)
     return {"log_loss": F.nll_loss(log_p, y[n:]).item(), "entropy": entropy}
 
 

@@ -27,13 +27,13 @@ from tabicl_train.lab.folder import (
     score_all,
     trained_runs,
 )
-from tabicl_train.lab.instruments import measure
+from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import QUERY
 from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FEATURES, NEEDLES, QUERIES = 2, 4, 32  # of a test table; training has as many features and needles
@@ -90,21 +90,15 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
         spec = TableSpec(labeled + QUERIES, labeled, FEATURES, NEEDLES)
         table = prior.sample(spec, (HELD_OUT, negatives, number))
         pack = Pack.of([(table.X, table.y, labeled)])
-        correct: list[float] = []
-
-        def predict() -> None:
-            predicted = network(pack)[:, :NEEDLES].argmax(-1)
-            correct.append((predicted == table.y[labeled:]).double().mean().item())
-
-        shapes = measure(network, predict, rows=QUERIES, points=1)
-        entropy = shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
-        return [{"accuracy": correct[0], "entropy": entropy}]
+        logits, entropy = predict_with_entropy(network, pack, QUERIES)
+        is_right = logits[:, :NEEDLES].argmax(-1) == table.y[labeled:]
+        return [{"accuracy": is_right.double().mean().item(), "entropy": entropy}]
 
     return score_all(folder, runs, ["negatives", "table"], itertools.product(negatives, range(tables)), score_one)
 
 
 def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Means of shares with intervals: a row for each rule, a column for each number of negatives."""
+    """Compute means of shares with intervals: a row for each rule, a column for each number of negatives."""
     means = {}
     for key, rows in scores.groupby(["rule", "negatives"]):
         means[key] = mean_interval(by_seed_and_table(rows, column), 0, 1)
@@ -114,7 +108,8 @@ def summary(scores: pd.DataFrame, column: str) -> pd.DataFrame:
 def unstacked(means: dict, scores: pd.DataFrame) -> pd.DataFrame:
     """Arrange means by (rule, negatives) as rows and columns, rules in the order of the scores."""
     frame = pd.Series(list(means.values()), pd.MultiIndex.from_tuples(means), dtype=object).unstack()
-    return frame.reindex([rule for rule in scores["rule"].unique() if rule in frame.index])
+    rules = [rule for rule in scores["rule"].unique() if rule in frame.index]
+    return frame.reindex(rules).rename_axis("rule")
 
 
 def differences(scores: pd.DataFrame) -> pd.DataFrame:
@@ -128,18 +123,24 @@ def differences(scores: pd.DataFrame) -> pd.DataFrame:
     return unstacked(means, scores)
 
 
+def draw_shares(axes: Axes, scores: pd.DataFrame, column: str, longest: int) -> None:
+    """Draw the means of each rule by the number of negatives, of which training had up to `longest`."""
+    for rule, means in summary(scores, column).iterrows():
+        plot_estimates(axes, means, label=rule)
+    most = scores["negatives"].max()
+    if most > longest:
+        axes.axvspan(longest, most, color="0.95", zorder=0)
+    axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (gray: more than in training)")
+
+
 def draw(scores: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     titles = {"accuracy": "accuracy (dotted: by chance)", "entropy": "entropy of attention / log n"}
     for axes, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        for rule, means in summary(scores, column).iterrows():
-            plot_estimates(axes, means, label=rule)
-        most = scores["negatives"].max()
-        if most > LONGEST:
-            axes.axvspan(LONGEST, most, color="0.95", zorder=0)
-        axes.set(xscale="log", ylim=(-0.02, 1.02), xlabel="negatives (gray: more than in training)", title=title)
+        draw_shares(axes, scores, column, LONGEST)
+        axes.set_title(title)
     figure.axes[0].axhline(1 / NEEDLES, color="0.5", linestyle=":")
     figure.axes[0].legend()
     return figure
@@ -157,11 +158,11 @@ def findings(scores: pd.DataFrame) -> str:
 
 Accuracy, with 95 % intervals for other seeds of training and other test tables, from {seeds} and {tables}:
 
-{markdown(means.rename_axis("rule").reset_index())}
+{markdown(means.reset_index())}
 
 Accuracy minus that of {first}, on the same tables:
 
-{markdown(gaps.rename_axis("rule").reset_index(), "+.3f")}
+{markdown(gaps.reset_index(), "+.3f")}
 
 {verdict(means, gaps, scores["seed"].nunique())}
 

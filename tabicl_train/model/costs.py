@@ -53,6 +53,12 @@ def icl_flops(config: TabICLConfig, N: int, n: int) -> float:
     return (config.icl_num_blocks - 1) * inner + last + decoder + labels
 
 
+def inputs_of_token(config: TabICLConfig) -> int:
+    """Count the numbers that a token of the column stage reads: cells, and the label and whether there is one."""
+    labels = config.label_width + 1 if config.col_target_aware else 0
+    return config.group_size + labels
+
+
 def kept_by_part(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> dict[str, float]:
@@ -66,7 +72,7 @@ def kept_by_part(
     E = c.embed_dim
     D = c.row_dim
     T = G + c.row_num_cls
-    cells = c.group_size + (c.label_width + 1 if c.col_target_aware else 0)
+    cells = inputs_of_token(c)
     outside = {
         "column": G * N * (cells + (3 * E if c.col_affine else 0)),
         "row": N * D,
@@ -137,7 +143,7 @@ def float32_values(
     G = token_groups(config, num_features)
     E = c.embed_dim
     D = c.row_dim
-    cells = G * N * (c.group_size + (c.label_width + 1 if c.col_target_aware else 0))
+    cells = G * N * inputs_of_token(c)
     if recomputed:
         return cells
     column = G * E * 3 * c.col_num_inducing

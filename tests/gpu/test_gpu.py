@@ -16,7 +16,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.debugging.preflight import preflight
 from tabicl_train.gpu_check.place import CheckSkipped, Place, set_up
 from tabicl_train.gpu_check.run import CHECKS
-from tabicl_train.gpu_check.steps import random_pack
+from tabicl_train.gpu_check.small import random_pack
 from tabicl_train.prediction.export import export, load_model
 
 DEVICE = os.environ.get("DEVICE", "cuda")

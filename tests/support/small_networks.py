@@ -3,21 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from tabicl_train.gpu_check.small import SMALL, randomize
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import to_public
-
-SMALL = dict(
-    embed_dim=32,
-    col_num_blocks=2,
-    col_num_heads=4,
-    col_num_inducing=6,
-    row_num_blocks=2,
-    row_num_heads=4,
-    row_num_cls=2,
-    icl_num_blocks=2,
-    icl_num_heads=4,
-)
 
 
 def small_network(seed: int = 0, **options) -> TabICL:
@@ -25,18 +14,6 @@ def small_network(seed: int = 0, **options) -> TabICL:
     network = TabICL(TabICLConfig(**{**SMALL, **options}))
     randomize(network)
     return network
-
-
-def randomize(network: nn.Module) -> None:
-    """Random values everywhere: parts that start at zero or one would hide errors. With less gain d/dX vanishes."""
-    with torch.no_grad():
-        for name, p in network.named_parameters():
-            if "freqs" in name:
-                continue
-            if p.dim() > 1:
-                p.normal_(std=p.shape[-1] ** -0.5)
-            else:
-                p.normal_(mean=1.0 if name.endswith("weight") or name.endswith("scales") else 0.0, std=0.3)
 
 
 def draw(B: int, N: int, M: int, n: int, seed: int = 1, classes: int = 10) -> tuple[Tensor, Tensor, Tensor]:
