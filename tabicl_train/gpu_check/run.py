@@ -34,7 +34,7 @@ from tabicl_train.errors import ConfigError, is_installed, require_page_packages
 from tabicl_train.gpu_check import kernels, runs, stages, steps
 from tabicl_train.gpu_check.place import CheckSkipped, Place, Row, set_up
 from tabicl_train.outputs import folder_problem, write_atomically
-from tabicl_train.precision import set_up_gpu
+from tabicl_train.precision import WORKSPACE, set_up_gpu
 from tabicl_train.run_dir.provenance import git, version, versions
 
 FORMAT = 1  # of the JSON file
@@ -339,6 +339,9 @@ def serve(connection: Any, device: torch.device, folder: Path, parent: int) -> N
         os.dup2(log.fileno(), descriptor)
     sys.stdout = sys.stderr = log
     set_up_gpu(TrainerConfig(accelerator=device.type))  # the allocator, before CUDA starts
+    # Torch looks for it at the first product on the GPU and then no more: without it `deterministic_run`, which comes
+    # after other checks, would end in torch's error (by its sources; not run on a card).
+    os.environ.setdefault(*WORKSPACE)
     torch.set_num_threads(1)
     while True:
         try:
