@@ -21,7 +21,6 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.tabicl import TabICL
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, take_step
 from tabicl_train.precision import LossScale, Precision
@@ -189,13 +188,10 @@ class Pretraining(L.LightningModule):
         self.loss_scale.update(self.finite)
 
     def set_column_precision(self, stage: StageConfig) -> None:
-        """Compute column attention in fp32 or not, as the stage says, or else the settings of the network."""
-        if not isinstance(self.model, TabICL):
-            return
-        fp32 = stage.col_attention_fp32
-        if fp32 is None:
-            fp32 = self.model.config.col_attention_fp32
-        self.model.col_embedder.set_attention_fp32(fp32)
+        """Tell a network that has column attention whether the stage computes it in fp32."""
+        set_fp32: Any = getattr(self.model, "set_col_attention_fp32", None)
+        if set_fp32 is not None:
+            set_fp32(stage.col_attention_fp32)
 
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""

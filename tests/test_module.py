@@ -121,6 +121,23 @@ def test_a_stage_decides_whether_column_attention_is_in_fp32():
     assert seen == [{True}, {True}, {True}, {False}]
 
 
+def test_a_column_stage_of_its_own_trains_unless_a_stage_asks_it_for_fp32():
+    class OwnColumns(torch.nn.Module):
+        def __init__(self, columns) -> None:
+            super().__init__()
+            self.tf_col = columns.tf_col
+            self.columns = columns
+
+        def forward(self, *inputs):
+            return self.columns(*inputs)
+
+    training = Training(StageConfig(steps=1), StageConfig(steps=1, col_attention_fp32=True))
+    training.module.model.col_embedder = OwnColumns(training.module.model.col_embedder)
+    training.take_step()
+    with pytest.raises(ValueError, match="the column stage OwnColumns has no such setting"):
+        training.take_step()
+
+
 def test_a_step_has_the_learning_rate_of_the_schedule_at_its_number():
     stage = StageConfig(steps=4, warmup=0.0, learning_rate=0.4, final_learning_rate=0.1, schedule="linear")
     training = Training(stage, stage)

@@ -218,7 +218,7 @@ class CurriculumConfig:
                 found += one_of("frozen", part, tuple(family.parts))
             if stage.frozen and set(stage.frozen) == set(family.parts):
                 found.append("frozen names every part; nothing would be trained")
-            if stage.col_attention_fp32 is not None and not hasattr(model, "col_attention_fp32"):
+            if stage.col_attention_fp32 is not None and not hasattr(family, "set_col_attention_fp32"):
                 found.append("col_attention_fp32 must be null, since this model has no column attention")
             for key, rows in stage.row_ranges.items():
                 if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):

@@ -196,6 +196,17 @@ class TabICL(Network):
                     if isinstance(layer, Scaling | SSA):  # at most one in each block
                         yield f"{stage}.{i}", layer
 
+    def set_col_attention_fp32(self, fp32: bool | None) -> None:
+        """Compute column attention in fp32 under autocast, or not; None does as the settings say.
+
+        A stage of training calls it (`curriculum.stages.NAME.col_attention_fp32`).
+        """
+        if isinstance(self.col_embedder, ColumnEmbedding):
+            self.col_embedder.set_attention_fp32(self.config.col_attention_fp32 if fp32 is None else fp32)
+        elif fp32 is not None:
+            stage = type(self.col_embedder).__name__
+            raise ValueError(f"col_attention_fp32 is {fp32} in a stage; the column stage {stage} has no such setting")
+
     def named_attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the layers in which rows are keys: `column.0`, ..., of inducing points, and `icl.0`, ..., of rows."""
         for i, block in enumerate(self.col_embedder.tf_col["blocks"].children()):

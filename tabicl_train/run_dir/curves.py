@@ -39,16 +39,20 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
         for row in rows:
             if kind_of(row["data"]) != kind:
                 continue
-            chosen = data_sets if kind == REAL else None
-            if counts(row) if chosen is None else row["data"] in chosen:
+            if counts(row, data_sets):
                 values.append(value(row, score))
         if values:
             means.append((step, statistics.fmean(values)))
     return means
 
 
-def counts(row: Mapping[str, Any]) -> bool:
-    """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range."""
+def counts(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> bool:
+    """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range.
+
+    With the names of data sets, these are the real ones that count, whatever the trained range.
+    """
+    if data_sets is not None and kind_of(row["data"]) == REAL:
+        return row["data"] in data_sets
     return row.get("trained_range") != OUTSIDE  # earlier versions did not write the column
 
 

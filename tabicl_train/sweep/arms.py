@@ -84,11 +84,7 @@ class Points:
             kind = kind_of(row["data"])
             if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
                 continue
-            if kind == REAL and self.sweep.data_sets is not None:
-                row_counts = row["data"] in self.sweep.data_sets
-            else:
-                row_counts = counts(row)
-            if not row_counts:
+            if not counts(row, self.sweep.data_sets):
                 continue
             data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
             scores = {}
