@@ -1,0 +1,515 @@
+"""The speedrun: as good as `demo_long` on two CPU cores, in less time. configs/experiment/SPEEDRUN.md has the rules.
+
+In the folder, besides the run directories ARM-SEED:
+
+plan.json        what must not change from one call to the next
+scores/          of the tasks, by tabicl-evaluate's code
+speedrun.md      the result as an entry of the page
+speedrun.json    the same with all figures
+
+and in each run directory:
+
+seconds.json     wall time of tabicl-train, absent if it was interrupted; load of the machine when it started
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from tabicl_train import plugins
+from tabicl_train.config.compose import compose, parse_options
+from tabicl_train.config.options import CompareOptions, SpeedrunOptions
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import counted, info, markdown_table
+from tabicl_train.distributed.processes import PREEMPTED, start_problems, watch_signals
+from tabicl_train.distributed.submit import PROGRAM
+from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.arms import results_of
+from tabicl_train.evaluation.scores import THIS_MODEL
+from tabicl_train.evaluation.suites import sources
+from tabicl_train.model.config import family_of
+from tabicl_train.outputs import make_folder
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import RunLock, read_status
+from tabicl_train.statistics import mean_interval
+
+# What the page says, too; tests/test_speedrun.py compares them.
+CORES = 2
+LEVEL = 0.01  # of the one-sided test that the mean score of an entry exceeds the target
+SEEDS = 5  # of an entry, at least
+SMALLEST = 0.03  # share of the time of the last record that a new one must save
+RECORD = 1.0  # time of the last record as a share of that of `demo_long`
+# Mean ROC AUC of `demo_long` over the 97 tasks of Rdatasets and KEEL, with one member and three splits, by seed. The
+# target is preliminary as long as there are fewer than SEEDS.
+REFERENCE = {0: 0.786128, 1: 0.786985, 2: 0.785296}
+
+ENTRY = "entry"
+OTHER = "reference"
+ARMS = (ENTRY, OTHER)
+FORCED = ["validation.every=0", "validation.patience=0"]  # of both: it takes time, and the last weights are scored
+WARM_UP = "warm-up"  # in the place of a seed: two steps before the first run, so that code is compiled and cached
+POLL = 0.2  # seconds between checks of a run
+
+
+@dataclass
+class Plan:
+    """A speedrun, ready to run."""
+
+    options: SpeedrunOptions
+    settings: list[str]  # of the entry
+    config_dir: str | None
+    entry: RunConfig
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return Path(self.options.run_dir)
+
+    def run_dir(self, arm: str, seed: int | str) -> Path:
+        """Return the run directory of an arm and a seed."""
+        return self.folder / f"{arm}-{seed}"
+
+    def arguments(self, arm: str, seed: int | str) -> list[str]:
+        """Return the arguments of tabicl-train."""
+        chosen = self.settings if arm == ENTRY else [f"experiment={self.options.reference}"]
+        config_dir = [] if self.config_dir is None else ["--config-dir", self.config_dir]
+        of_seed = ["trainer.max_steps=2"] if seed == WARM_UP else [f"seed={seed}"]
+        # One thread trains, and one process draws, unless the entry says otherwise.
+        workers = ["stream.num_workers=1"] if arm == OTHER else self.entry.with_workers(1)[1]
+        run_dir = f"run_dir={self.run_dir(arm, seed).absolute()}"
+        return [*config_dir, *chosen, *FORCED, *workers, *of_seed, run_dir]
+
+    @property
+    def pairs(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The seeds, each with its arms in the order in which they are trained, so that a drift of speed cancels."""
+        return [(seed, ARMS if number % 2 == 0 else ARMS[::-1]) for number, seed in enumerate(self.options.seeds)]
+
+    @property
+    def trial(self) -> list[str]:
+        """Why this is a trial rather than an entry by the rules; empty for an entry."""
+        default = SpeedrunOptions()
+        reasons = []
+        for name in ("reference", "suites", "splits", "rows"):
+            value = getattr(self.options, name)
+            if value != getattr(default, name):
+                reasons.append(f"{name} is {value}")
+        seeds = self.options.seeds
+        if len(seeds) < SEEDS or seeds != list(range(len(seeds))):  # otherwise an entry could choose lucky ones
+            reasons.append(f"the seeds are {', '.join(map(str, seeds))}")
+        return reasons
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must not change from one call to the next."""
+        values = dataclasses.asdict(self.options)
+        del values["run_dir"]
+        code = {plugin.module: plugin.sha256 for plugin in plugins.named()}
+        return {"settings": self.settings, **values, "plugins": code}
+
+    @property
+    def command(self) -> str:
+        """The command of a person who repeats it."""
+        changed = []
+        default = SpeedrunOptions()
+        for field in dataclasses.fields(SpeedrunOptions):
+            value = getattr(self.options, field.name)
+            if value != getattr(default, field.name):
+                text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+                changed.append(f"{field.name}={text}")
+        config_dir = [] if self.config_dir is None else ["--config-dir", self.config_dir]
+        words = ["tabicl-speedrun", *config_dir, *self.settings, *changed, *plugins.arguments(hashes=False)]
+        return shlex.join(words)
+
+    def text(self) -> str:
+        """Format the commands of the runs."""
+        lines = []
+        for seed, arms in self.pairs:
+            for arm in arms:
+                words = ["tabicl-train", *self.arguments(arm, seed), *plugins.arguments(hashes=False)]
+                lines.append(shlex.join(words))
+        return "\n".join(lines)
+
+
+def make_plan(words: list[str], config_dir: str | None = None) -> Plan:
+    """Make the plan of a command line; raises ConfigError with every problem, broken rules among them."""
+    names = {field.name for field in dataclasses.fields(SpeedrunOptions)}
+    of_options = []
+    settings = []
+    problems = []
+    for word in words:
+        key = word.partition("=")[0]
+        if key in names:
+            of_options.append(word)
+        elif key == "seed":
+            problems.append(f"{word}: a speedrun has several seeds; write seeds=[0,1,2,3,4]")
+        elif key == "n_estimators":
+            problems.append(f"{word}: a speedrun is scored with one member; leave it out")
+        else:
+            settings.append(word)
+    if not settings:
+        problems.append("there are no settings of an entry; experiment=demo_long is the reference itself")
+    options = SpeedrunOptions()
+    try:
+        options = parse_options(SpeedrunOptions, of_options)
+    except ConfigError as error:
+        problems += error.problems
+    entry = None
+    for chosen in (settings, [f"experiment={options.reference}"]):
+        try:
+            config = compose([*chosen, *FORCED], config_dir, names)
+            problems += broken_rules(config) + start_problems(config)
+            entry = entry or config
+        except ConfigError as error:
+            problems += error.problems
+    if entry is not None and options.weights != "newest" and not getattr(entry.averages, options.weights):
+        setting = f"averages.{options.weights}"
+        problems.append(f"weights is {options.weights!r}, but {setting} is 0; set it, too")
+    if joblib.cpu_count() < CORES:
+        problems.append(f"this process may use {counted(joblib.cpu_count(), 'core')}; a speedrun takes {CORES}")
+    if problems or entry is None:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    for suite in options.suites:
+        sources(suite, None)  # a package may be missing, which should be said before an hour of training
+    return Plan(options, settings, config_dir, entry)
+
+
+def broken_rules(config: RunConfig) -> list[str]:
+    """List the rules that a configuration breaks, as far as it shows."""
+    trainer = config.trainer
+    workers = config.stream.num_workers or 0
+    broken = []
+    if config.init_weights is not None:
+        broken.append(f"init_weights is {str(config.init_weights)!r}; a speedrun starts from nothing")
+    if trainer.max_hours is not None:
+        broken.append(f"trainer.max_hours is {trainer.max_hours}; the length of a speedrun does not depend on time")
+    if trainer.accelerator not in ("auto", "cpu"):
+        broken.append(f"trainer.accelerator is {trainer.accelerator!r}; a speedrun takes {CORES} CPU cores")
+    if (trainer.devices or 1) > CORES:
+        broken.append(f"trainer.devices is {trainer.devices}; a speedrun takes {CORES} CPU cores")
+    if workers > CORES:
+        broken.append(f"stream.num_workers is {workers}; a speedrun takes {CORES} CPU cores")
+    if config.stream.name != "local":
+        broken.append(f"stream is {config.stream.name}; tables are drawn on the same {CORES} cores")
+    if config.preflight or trainer.requeue:
+        broken.append("preflight and trainer.requeue must be false: a speedrun trains from start to end")
+    priors = {name for kind, name in config.named_parts() if kind == "prior"}
+    if config.table_inputs or "disk" in priors:
+        broken.append("the prior reads files; tables are drawn while the clock runs, and no real ones are trained on")
+    if config.model.is_regression or not family_of(config.model).predicts_real_tables:
+        broken.append("the network does not predict classes of tables, of which the target is a score")
+    return broken
+
+
+@contextlib.contextmanager
+def two_cores() -> Iterator[None]:
+    """Keep this process and its children on two cores, where the system can; without a GPU."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    try:
+        if allowed is not None:
+            os.sched_setaffinity(0, sorted(allowed)[:CORES])
+        yield
+    finally:
+        if allowed is not None:
+            os.sched_setaffinity(0, allowed)
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def run(plan: Plan) -> bool:
+    """Train, score, and write the result; returns whether all of it is done. The same call continues."""
+    make_folder("run_dir", plan.folder)
+    lock = RunLock(plan.folder)
+    lock.acquire()
+    try:
+        keep_identity(plan)
+        with two_cores():
+            for seed, arms in plan.pairs:
+                for arm in arms:
+                    if not train(plan, arm, seed):
+                        info("speedrun  stopped; the same command continues it, but the time of that run is lost")
+                        return False
+                for arm in ARMS:
+                    task_scores(plan, arm, seed)  # while the cores are free, so that all is said after the last run
+        result = collect(plan)
+        records = Records(plan.folder)
+        records.replace("speedrun.json", json.dumps(result, indent=1) + "\n")
+        text = as_markdown(result)
+        records.replace("speedrun.md", text + "\n")
+    finally:
+        lock.release()
+    print(text)
+    info(f"written   {plan.folder / 'speedrun.md'} and speedrun.json")
+    info('next      send both with the form "Entry of the speedrun" of the issues of this project')
+    return True
+
+
+def keep_identity(plan: Plan) -> None:
+    """Write plan.json; raises ConfigError if another speedrun is in the folder."""
+    records = Records(plan.folder)
+    before = records.json("plan.json")
+    now = json.loads(json.dumps(plan.identity))
+    if before is None:
+        records.replace("plan.json", json.dumps(now) + "\n")
+        return
+    for key, value in now.items():
+        if before.get(key) != value:
+            held = f"{key} was {before.get(key)}, and is {value}"
+            raise ConfigError([f"run_dir is {str(plan.folder)!r}, which holds another speedrun: {held}"])
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Whether a run has finished."""
+    return (read_status(run_dir) or {}).get("status") == "finished"
+
+
+def seconds_of(plan: Plan, arm: str, seed: int | str) -> float | None:
+    """Return the wall time of a run; None if it was interrupted, or has not ended."""
+    return (Records(plan.run_dir(arm, seed)).json("seconds.json") or {}).get("seconds")
+
+
+def train(plan: Plan, arm: str, seed: int | str) -> bool:
+    """Train a run unless it has finished; returns False if it was stopped, and raises ConfigError if it has failed."""
+    run_dir = plan.run_dir(arm, seed)
+    if is_finished(run_dir):
+        return True
+    if seed != WARM_UP:
+        if not train(plan, arm, WARM_UP):
+            return False
+        info(f"train     {arm}, seed {seed}: {left_in_words(plan)}")
+    is_whole = not run_dir.exists()
+    load = os.getloadavg()[0]
+    plugins.refuse_changed()
+    command = [sys.executable, *PROGRAM, *plan.arguments(arm, seed), *plugins.arguments()]
+    with watch_signals() as stop:
+        started = time.perf_counter()
+        # Its output goes to the terminal, as it says how much time is left; stdout is for the result.
+        process = subprocess.Popen(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=2
+        )
+        was_told = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(POLL)
+                break
+            if stop.asked and not was_told:
+                process.terminate()  # ctrl-C has reached it, too, and a repeated signal is ignored
+                was_told = True
+        seconds = time.perf_counter() - started
+    if code == PREEMPTED or stop.asked:
+        return False
+    if code != 0 or not is_finished(run_dir):
+        raise ConfigError([f"{run_dir} has failed, see above; the same command continues it"])
+    if is_whole:
+        Records(run_dir).replace("seconds.json", json.dumps({"seconds": seconds, "load": load}) + "\n")
+    return True
+
+
+def left_in_words(plan: Plan) -> str:
+    """Say how many runs are left, and about how long they take by those that were timed."""
+    known: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    left: list[str] = []  # the arms of the runs
+    for seed, arms in plan.pairs:
+        for arm in arms:
+            seconds = seconds_of(plan, arm, seed)
+            if seconds is not None:
+                known[arm].append(seconds)
+            if not is_finished(plan.run_dir(arm, seed)):
+                left.append(arm)
+    text = f"{counted(len(left), 'run')} of {len(ARMS) * len(plan.pairs)} left"
+    timed = [*known[ENTRY], *known[OTHER]]
+    if not timed:
+        return text
+    total = 0.0
+    for arm in left:
+        total += statistics.fmean(known[arm] or timed)
+    return f"{text}, about {math.ceil(total / 60)} min of training"
+
+
+def task_scores(plan: Plan, arm: str, seed: int) -> pd.Series:
+    """Return the ROC AUC of a run on each task, the mean over splits, by (suite, task) in the order of their names."""
+    options = plan.options
+    parts = {}
+    for suite in options.suites:
+        how = CompareOptions(
+            suite=suite,
+            splits=options.splits,
+            rows=options.rows,
+            n_estimators=1,
+            weights=options.weights if arm == ENTRY else "newest",
+            output=str(plan.folder),
+        )
+        results = results_of(str(plan.run_dir(arm, seed)), how, ())
+        results = results[results["method"] == THIS_MODEL]
+        # All tasks count, also those outside the trained range: otherwise an entry could choose its tasks.
+        parts[suite] = results.groupby("data")["roc_auc"].mean().sort_index()
+        expected = len(sources(suite, None))
+        if len(parts[suite]) < expected:
+            what = f"{len(parts[suite])} of {counted(expected, 'task')} of suite={suite} have scores"
+            raise ConfigError([f"{plan.run_dir(arm, seed)}: {what}; an entry needs all of them"])
+    return pd.concat(parts)
+
+
+def collect(plan: Plan) -> dict[str, Any]:
+    """Return the content of speedrun.json."""
+    scores: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    halves: dict[str, list[float]] = {"choosing": [], "reporting": []}  # of the entry
+    rows = []
+    for seed in plan.options.seeds:
+        row: dict[str, Any] = {"seed": seed}
+        for arm in ARMS:
+            by_task = task_scores(plan, arm, seed)
+            row[arm] = float(by_task.mean())
+            row[f"{arm}_seconds"] = seconds_of(plan, arm, seed)
+            scores[arm].append(row[arm])
+            if arm == ENTRY:
+                number = by_task.groupby(level=0).cumcount()  # within its suite
+                halves["choosing"].append(float(by_task[number % 2 == 0].mean()))
+                halves["reporting"].append(float(by_task[number % 2 == 1].mean()))
+        rows.append(row)
+    pairs = [(row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]) for row in rows]
+    known = list(REFERENCE.values())
+    target = target_of(scores[OTHER] if plan.trial else known)
+    start = Records(plan.run_dir(ENTRY, plan.options.seeds[0])).lines("provenance.jsonl")[0]
+    loads = []
+    for seed in plan.options.seeds:
+        for arm in ARMS:
+            loads.append((Records(plan.run_dir(arm, seed)).json("seconds.json") or {}).get("load", math.nan))
+    return {
+        "name": plan.entry.name,
+        "command": plan.command,
+        "trial": plan.trial,
+        "preliminary": not plan.trial and len(known) < SEEDS,
+        "target": target,
+        **judge(scores[ENTRY], target, pairs),
+        "target_of_reference": target_of(scores[OTHER]),
+        "halves": {half: statistics.fmean(values) for half, values in halves.items()},
+        "seeds": rows,
+        "load": None if np.isnan(loads).all() else float(np.nanmax(loads)),
+        "commit": start["commit"],
+        "is_changed": bool(start["diff"]),
+        "versions": start["versions"],
+        "machines": start["machines"],
+        "plugins": plan.identity["plugins"],
+    }
+
+
+def target_of(scores: Sequence[float]) -> float:
+    """Return the target: the mean over the seeds of the reference minus two standard deviations."""
+    return statistics.fmean(scores) - 2 * statistics.stdev(scores)
+
+
+def judge(scores: Sequence[float], target: float, pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
+    """Test whether scores exceed the target, and estimate the ratio of times.
+
+    Parameters
+    ----------
+    scores : sequence of float
+        Of the entry, one for each seed.
+    target : float
+        What their mean must exceed.
+    pairs : sequence of tuple
+        Seconds of the entry and of the reference for each seed; None where a run was interrupted.
+
+    Returns
+    -------
+    dict
+        `p` of the one-sided t test over seeds; `ratio` of times, the geometric mean over seeds, and its 95 % confidence
+        interval, None with an untimed run; whether the target is reached, and whether the ratio is a record.
+    """
+    spread = statistics.stdev(scores)
+    if spread > 0:
+        p = float(stats.ttest_1samp(scores, target, alternative="greater").pvalue)
+    else:  # scipy divides by zero
+        p = float(scores[0] <= target)
+    logs = [math.log(entry / reference) for entry, reference in pairs if entry is not None and reference is not None]
+    ratio = None
+    if len(logs) == len(pairs):
+        found = mean_interval(np.array(logs))
+        ratio = [math.exp(value) for value in (found.mean, found.low, found.high)]
+    return {
+        "score": statistics.fmean(scores),
+        "spread": spread,
+        "p": p,
+        "is_reached": p < LEVEL,
+        "ratio": ratio,
+        "is_faster": ratio is not None and ratio[0] <= (1 - SMALLEST) * RECORD and ratio[2] < RECORD,
+    }
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Say in a sentence what a result is."""
+    reached = f"the target is {'' if result['is_reached'] else 'not '}reached"
+    if result["trial"]:
+        return f"a trial, no entry ({', '.join(result['trial'])}): {reached}"
+    if not result["is_reached"]:
+        return f"{reached}: an entry for what did not help"
+    if result["ratio"] is None:
+        return f"{reached}, but no record, since not all runs were timed"
+    if not result["is_faster"]:
+        most = (1 - SMALLEST) * RECORD
+        return f"{reached}, but no record, which takes a ratio of at most {most:.2f} and an interval below {RECORD:.2f}"
+    preliminary = ", by a preliminary target" if result["preliminary"] else ""
+    return f"a record{preliminary}"
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """Format a result as an entry of the page."""
+    rows = []
+    untimed = []
+    for row in result["seeds"]:
+        entry, reference = row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]
+        if entry is None or reference is None:
+            untimed.append(row["seed"])
+        times = ["interrupted" if seconds is None else f"{seconds:.0f}" for seconds in (entry, reference)]
+        ratio = "" if entry is None or reference is None else f"{entry / reference:.3f}"
+        rows.append([row["seed"], f"{row[ENTRY]:.4f}", f"{row[OTHER]:.4f}", *times, ratio])
+    header = ("seed", "score", "score of the reference", "seconds", "seconds of the reference", "ratio")
+    preliminary = f", preliminary, from {counted(len(REFERENCE), 'seed')}" if result["preliminary"] else ""
+    halves = ", ".join(f"{half} tasks {score:.4f}" for half, score in result["halves"].items())
+    changes = " with changes" if result["is_changed"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    machines = "; ".join(machine["cpu"] for machine in result["machines"])
+    lines = [
+        f"### {result['name']}",
+        "",
+        markdown_table(header, rows),
+        "",
+        f"- {verdict(result)}",
+        f"- score {result['score']:.4f} (standard deviation {result['spread']:.4f}; {halves}), "
+        f"target {result['target']:.4f}{preliminary}: p = {result['p']:.2g}",
+        f"- the reference's seeds in this run would make the target {result['target_of_reference']:.4f}",
+    ]
+    if result["ratio"] is not None:
+        ratio, low, high = result["ratio"]
+        lines.append(f"- time {ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's (95 %)")
+    if untimed:
+        folders = " ".join(f"{arm}-{seed}" for seed in untimed for arm in ARMS)
+        lines.append(f"- interrupted runs have no time: remove {folders}, and the same command repeats these pairs")
+    if result["load"] is not None:
+        lines.append(f"- load of the machine before a run: at most {result['load']:.1f}")
+    lines += [f"- `{result['command']}`", f"- commit {result['commit'] or 'unknown'}{changes}; {versions}; {machines}"]
+    for module, sha256 in result["plugins"].items():
+        lines.append(f"- plug-in {module}, SHA-256 {sha256}")
+    return "\n".join(lines)
