@@ -9,7 +9,7 @@ speedrun.json    the same with all figures
 
 and in each run directory:
 
-seconds.json     wall time of tabicl-train, absent if it was interrupted; load of the machine when it started
+seconds.json     wall time and CPU time of tabicl-train; absent if it was interrupted
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 import os
+import resource
 import shlex
 import statistics
 import subprocess
@@ -74,6 +75,7 @@ class Plan:
     """A speedrun, ready to run."""
 
     options: SpeedrunOptions
+    words: list[str]  # of the command line: options, and settings of the entry
     settings: list[str]  # of the entry
     config_dir: str | None
     entry: RunConfig
@@ -127,16 +129,8 @@ class Plan:
     @property
     def command(self) -> str:
         """The command of a person who repeats it."""
-        changed = []
-        default = SpeedrunOptions()
-        for field in dataclasses.fields(SpeedrunOptions):
-            value = getattr(self.options, field.name)
-            if value != getattr(default, field.name):
-                text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
-                changed.append(f"{field.name}={text}")
         config_dir = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        words = ["tabicl-speedrun", *config_dir, *self.settings, *changed, *plugins.arguments(hashes=False)]
-        return shlex.join(words)
+        return shlex.join(["tabicl-speedrun", *config_dir, *self.words, *plugins.arguments(hashes=False)])
 
     def text(self) -> str:
         """Format the commands of the runs."""
@@ -188,7 +182,7 @@ def make_plan(words: list[str], config_dir: str | None = None) -> Plan:
         raise ConfigError(list(dict.fromkeys(problems)))
     for suite in options.suites:
         sources(suite, None)  # a package may be missing, which should be said before an hour of training
-    return Plan(options, settings, config_dir, entry)
+    return Plan(options, words, settings, config_dir, entry)
 
 
 def broken_rules(config: RunConfig) -> list[str]:
@@ -220,21 +214,16 @@ def broken_rules(config: RunConfig) -> list[str]:
 
 @contextlib.contextmanager
 def two_cores() -> Iterator[None]:
-    """Keep this process and its children on two cores, where the system can; without a GPU."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    """Keep this process and its children on two cores, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:CORES])
     try:
-        if allowed is not None:
-            os.sched_setaffinity(0, sorted(allowed)[:CORES])
         yield
     finally:
-        if allowed is not None:
-            os.sched_setaffinity(0, allowed)
-        if before is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        os.sched_setaffinity(0, allowed)
 
 
 def run(plan: Plan) -> bool:
@@ -266,8 +255,10 @@ def run(plan: Plan) -> bool:
 
 
 def keep_identity(plan: Plan) -> None:
-    """Write plan.json; raises ConfigError if another speedrun is in the folder."""
+    """Write plan.json; raises ConfigError if another speedrun or a run is in the folder."""
     records = Records(plan.folder)
+    if records.config() is not None:
+        raise ConfigError([f"run_dir is {str(plan.folder)!r}, a run directory; a speedrun needs a folder of its own"])
     before = records.json("plan.json")
     now = json.loads(json.dumps(plan.identity))
     if before is None:
@@ -284,9 +275,15 @@ def is_finished(run_dir: Path) -> bool:
     return (read_status(run_dir) or {}).get("status") == "finished"
 
 
-def seconds_of(plan: Plan, arm: str, seed: int | str) -> float | None:
-    """Return the wall time of a run; None if it was interrupted, or has not ended."""
-    return (Records(plan.run_dir(arm, seed)).json("seconds.json") or {}).get("seconds")
+def seconds_of(plan: Plan, arm: str, seed: int | str, kind: str = "seconds") -> float | None:
+    """Return the wall time of a run, or its CPU time with kind="cpu"; None if it was interrupted, or has not ended."""
+    return (Records(plan.run_dir(arm, seed)).json("seconds.json") or {}).get(kind)
+
+
+def cpu_of_children() -> float:
+    """Return the CPU seconds of the child processes that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def train(plan: Plan, arm: str, seed: int | str) -> bool:
@@ -299,15 +296,14 @@ def train(plan: Plan, arm: str, seed: int | str) -> bool:
             return False
         info(f"train     {arm}, seed {seed}: {left_in_words(plan)}")
     is_whole = not run_dir.exists()
-    load = os.getloadavg()[0]
     plugins.refuse_changed()
     command = [sys.executable, *PROGRAM, *plan.arguments(arm, seed), *plugins.arguments()]
     with watch_signals() as stop:
+        cpu_before = cpu_of_children()
         started = time.perf_counter()
         # Its output goes to the terminal, as it says how much time is left; stdout is for the result.
-        process = subprocess.Popen(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=2
-        )
+        env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=2)
         was_told = False
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -317,12 +313,13 @@ def train(plan: Plan, arm: str, seed: int | str) -> bool:
                 process.terminate()  # ctrl-C has reached it, too, and a repeated signal is ignored
                 was_told = True
         seconds = time.perf_counter() - started
+        cpu = cpu_of_children() - cpu_before
     if code == PREEMPTED or stop.asked:
         return False
     if code != 0 or not is_finished(run_dir):
         raise ConfigError([f"{run_dir} has failed, see above; the same command continues it"])
     if is_whole:
-        Records(run_dir).replace("seconds.json", json.dumps({"seconds": seconds, "load": load}) + "\n")
+        Records(run_dir).replace("seconds.json", json.dumps({"seconds": seconds, "cpu": cpu}) + "\n")
     return True
 
 
@@ -382,6 +379,7 @@ def collect(plan: Plan) -> dict[str, Any]:
             by_task = task_scores(plan, arm, seed)
             row[arm] = float(by_task.mean())
             row[f"{arm}_seconds"] = seconds_of(plan, arm, seed)
+            row[f"{arm}_cpu"] = seconds_of(plan, arm, seed, "cpu")
             scores[arm].append(row[arm])
             if arm == ENTRY:
                 number = by_task.groupby(level=0).cumcount()  # within its suite
@@ -392,10 +390,6 @@ def collect(plan: Plan) -> dict[str, Any]:
     known = list(REFERENCE.values())
     target = target_of(scores[OTHER] if plan.trial else known)
     start = Records(plan.run_dir(ENTRY, plan.options.seeds[0])).lines("provenance.jsonl")[0]
-    loads = []
-    for seed in plan.options.seeds:
-        for arm in ARMS:
-            loads.append((Records(plan.run_dir(arm, seed)).json("seconds.json") or {}).get("load", math.nan))
     return {
         "name": plan.entry.name,
         "command": plan.command,
@@ -406,7 +400,6 @@ def collect(plan: Plan) -> dict[str, Any]:
         "target_of_reference": target_of(scores[OTHER]),
         "halves": {half: statistics.fmean(values) for half, values in halves.items()},
         "seeds": rows,
-        "load": None if np.isnan(loads).all() else float(np.nanmax(loads)),
         "commit": start["commit"],
         "is_changed": bool(start["diff"]),
         "versions": start["versions"],
@@ -478,7 +471,11 @@ def as_markdown(result: dict[str, Any]) -> str:
     """Format a result as an entry of the page."""
     rows = []
     untimed = []
+    busy = []  # cores, in each timed run
     for row in result["seeds"]:
+        for arm in ARMS:
+            if row[f"{arm}_seconds"] is not None:
+                busy.append(row[f"{arm}_cpu"] / row[f"{arm}_seconds"])
         entry, reference = row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]
         if entry is None or reference is None:
             untimed.append(row["seed"])
@@ -504,11 +501,13 @@ def as_markdown(result: dict[str, Any]) -> str:
     if result["ratio"] is not None:
         ratio, low, high = result["ratio"]
         lines.append(f"- time {ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's (95 %)")
+    if busy:  # CPU time hardly depends on other processes, and so shows whether there were any
+        lines.append(
+            f"- the runs kept {min(busy):.2f} to {max(busy):.2f} cores busy; fewer than usual means others did"
+        )
     if untimed:
         folders = " ".join(f"{arm}-{seed}" for seed in untimed for arm in ARMS)
         lines.append(f"- interrupted runs have no time: remove {folders}, and the same command repeats these pairs")
-    if result["load"] is not None:
-        lines.append(f"- load of the machine before a run: at most {result['load']:.1f}")
     lines += [f"- `{result['command']}`", f"- commit {result['commit'] or 'unknown'}{changes}; {versions}; {machines}"]
     for module, sha256 in result["plugins"].items():
         lines.append(f"- plug-in {module}, SHA-256 {sha256}")

@@ -45,7 +45,7 @@ def test_what_a_result_is():
     for pairs in (slightly_faster, noisy):
         assert "at most 0.97" in speedrun.verdict(result_of(pairs=pairs))
     assert "a trial" in speedrun.verdict(result_of(trial=["suites is ['sklearn']"]))
-    lucky = speedrun.Plan(SpeedrunOptions(seeds=[0, 1, 2, 3, 7]), [], None, RunConfig())
+    lucky = speedrun.Plan(SpeedrunOptions(seeds=[0, 1, 2, 3, 7]), [], [], None, RunConfig())
     assert lucky.trial == ["the seeds are 0, 1, 2, 3, 7"]
 
 
