@@ -63,7 +63,8 @@ NOTHING_VARIES = (
 def plain_end() -> Iterator[None]:
     """Ends a command without a stack trace.
 
-    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output.
+    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output. A name of a file that is
+    too long is a wrong argument, too, in whatever option it is.
     """
     try:
         try:
@@ -75,6 +76,9 @@ def plain_end() -> Iterator[None]:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                print_problems(ConfigError([f"{error.filename!r}: {error.strerror}"]))
+                sys.exit(EXIT_CONFIG)
             if error.errno not in FULL:
                 raise
             sys.exit(f"error: {error}")
