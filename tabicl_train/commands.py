@@ -137,7 +137,7 @@ def train() -> None:
         raise ConfigError(problems)
     if starts_ranks:
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
-    run(config)
+    train_or_preflight(config)
 
 
 def train_arguments(program: str) -> argparse.Namespace:
@@ -158,7 +158,7 @@ def train_arguments(program: str) -> argparse.Namespace:
     return args
 
 
-def run(config: RunConfig) -> None:
+def train_or_preflight(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
     folder = None if config.preflight else Path(config.run_dir)
     status = "finished"
@@ -299,7 +299,7 @@ def compare() -> None:
     words = [word for word in sys.argv[1:] if is_word(word)]
     sys.argv[1:] = [word for word in sys.argv[1:] if not is_word(word)]
     args = arguments("CompareOptions")
-    from tabicl_train.sweep.compare import run as run_comparison
+    from tabicl_train.sweep.compare import run_comparison
 
     run_comparison(words, args)
 

@@ -83,7 +83,7 @@ def build_objective(entry: Any, options: dict[str, Any]) -> Any:
     return entry
 
 
-def build_prior(settings: dict[str, Any] | None) -> Prior:
+def configured_prior(settings: dict[str, Any] | None) -> Prior:
     """Build the prior of a configuration, `config.prior`: its name and its options.
 
     The prior that was built last is kept, and returned again for the same settings: it may have read many files. See

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tabicl_train.config.build import build_prior, last_prior
+from tabicl_train.config.build import configured_prior, last_prior
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.score_names import REAL
 
@@ -41,7 +41,7 @@ def prior_problems(config: RunConfig) -> list[str]:
 
     last_prior.cache_clear()  # the files behind it may have changed
     try:
-        prior = build_prior(config.prior)
+        prior = configured_prior(config.prior)
     except PriorError as error:
         message = str(error)
         if not message.startswith("prior "):
@@ -87,8 +87,8 @@ def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
         return []
     # prior=disk, alone or in a mixture, or another one whose stored tables have sizes of their own, as prior=hdf5.
     name = config.prior["name"]
-    for part in config.curriculum.parts(prior).values():
-        if isinstance(part, MixSCM) and "disk" in part.priors:
+    for prior_of_kind in config.curriculum.priors_by_kind(prior).values():
+        if isinstance(prior_of_kind, MixSCM) and "disk" in prior_of_kind.priors:
             name = "disk"
     if name != "disk" and prior.stored_sizes is None:
         return []
@@ -163,16 +163,17 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
     from priors.real import real_tables
 
     problems = []
-    parts = config.curriculum.parts(prior)
+    by_kind = config.curriculum.priors_by_kind(prior)
     rows = min(config.validation.rows)  # larger numbers than any table has are left out
-    for part in parts.values():
-        real = real_tables(part)
+    for prior_of_kind in by_kind.values():
+        drawn = prior_of_kind
+        real = real_tables(prior_of_kind)
         if real is not None:
-            part = real.for_validation()
-        problems += too_many_rows("validation.rows", rows, part, config.model.is_regression)
+            drawn = real.for_validation()
+        problems += too_many_rows("validation.rows", rows, drawn, config.model.is_regression)
     best = config.validation.best
-    if best != REAL and best not in parts:
-        only = next(iter(parts))  # there are two kinds
+    if best != REAL and best not in by_kind:
+        only = next(iter(by_kind))  # there are two kinds
         advice = f"set validation.best={only}"
         problems.append(f"validation.best is {best!r}, but all tables of the prior are {only}; {advice}")
     return problems
@@ -180,7 +181,7 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
 
 def missing_steps(config: RunConfig) -> list[str]:
     """List why a prior of stored tables has none for some steps: they end too early, or shards are missing."""
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     if prior.num_tables is None:
         return missing_from_disk(config, prior)
     steps = config.curriculum.whole_steps(prior.num_tables)

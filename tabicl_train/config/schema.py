@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tabicl_train import register
-from tabicl_train.config.build import build_options, build_prior, default_of
+from tabicl_train.config.build import build_options, configured_prior, default_of
 from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE
 from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
@@ -49,7 +49,7 @@ from tabicl_train.config.score_names import (
     REAL_SCORES,
     SYNTHETIC,
     judged_by,
-    kind_of,
+    validation_kind,
 )
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
@@ -74,15 +74,15 @@ __all__ = [
     "StageConfig",
     "at_least",
     "build_options",
-    "build_prior",
+    "configured_prior",
     "default_of",
     "flatten",
     "judged_by",
-    "kind_of",
     "one_of",
     "positive",
     "seed_problems",
     "steps_of_stages",
+    "validation_kind",
     "within",
 ]
 
@@ -242,11 +242,11 @@ class CurriculumConfig:
             problems += [f"stages.{name}.{problem}" for problem in stage_problems]
         return problems
 
-    def parts(self, prior: Prior) -> dict[str, Prior]:
-        """Return the parts of a prior, see priors.real.parts, from which the stages draw."""
-        from priors.real import parts
+    def priors_by_kind(self, prior: Prior) -> dict[str, Prior]:
+        """Return the priors of the synthetic and of the real tables from which the stages draw."""
+        from priors.real import priors_by_kind
 
-        return parts(prior, [stage.mix for stage in self.stages.values()])
+        return priors_by_kind(prior, [stage.mix for stage in self.stages.values()])
 
     def tables_before(self, step: int) -> int:
         """Count the tables of all steps before a step."""

@@ -25,7 +25,7 @@ def judged_by(columns: Iterable[str]) -> str:
     return score
 
 
-def kind_of(data: str) -> str:
+def validation_kind(data: str) -> str:
     """Return the kind of validation tables, synthetic, own, real or probes, from the cell `data` of validation.csv."""
     if data in (SYNTHETIC, OWN):
         return data
