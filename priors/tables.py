@@ -194,7 +194,7 @@ class Tables(Prior, DividedTables):
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table; see Prior.attempt."""
-        from priors.real.draws import draw_table
+        from priors.real.draws import draw_table_of_task
 
         most_rows = self.most_rows[spec.max_classes == 0]
         thresholds = np.cumsum(np.where(most_rows >= spec.num_rows, self.weights, 0.0))
@@ -203,6 +203,6 @@ class Tables(Prior, DividedTables):
             raise PriorError(f"no table has {spec.num_rows} rows with a target; the longest one has {longest}")
         rng = rng_at(seed, "table")
         task = self.tasks[np.searchsorted(thresholds, rng.random() * thresholds[-1], side="right")]
-        table = draw_table(task, self.cache.columns(task.entry), spec, rng)
+        table = draw_table_of_task(task, self.cache.columns(task.entry), spec, rng)
         table.source = (NAME, task.entry.path)
         return table

@@ -63,7 +63,8 @@ NOTHING_VARIES = (
 def plain_end() -> Iterator[None]:
     """Ends a command without a stack trace.
 
-    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output.
+    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output. A name of a file that is
+    too long is a wrong argument, too, in whatever option it is.
     """
     try:
         try:
@@ -75,6 +76,9 @@ def plain_end() -> Iterator[None]:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                print_problems(ConfigError([f"{error.filename!r}: {error.strerror}"]))
+                sys.exit(EXIT_CONFIG)
             if error.errno not in FULL:
                 raise
             sys.exit(f"error: {error}")
@@ -133,7 +137,7 @@ def train() -> None:
         raise ConfigError(problems)
     if starts_ranks:
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
-    run(config)
+    train_or_preflight(config)
 
 
 def train_arguments(program: str) -> argparse.Namespace:
@@ -154,7 +158,7 @@ def train_arguments(program: str) -> argparse.Namespace:
     return args
 
 
-def run(config: RunConfig) -> None:
+def train_or_preflight(config: RunConfig) -> None:
     """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
     folder = None if config.preflight else Path(config.run_dir)
     status = "finished"
@@ -313,7 +317,7 @@ def compare() -> None:
     words = [word for word in sys.argv[1:] if is_word(word)]
     sys.argv[1:] = [word for word in sys.argv[1:] if not is_word(word)]
     args = arguments("CompareOptions")
-    from tabicl_train.sweep.compare import run as run_comparison
+    from tabicl_train.sweep.compare import run_comparison
 
     run_comparison(words, args)
 

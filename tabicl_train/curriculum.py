@@ -56,7 +56,10 @@ class StepPlan:
     source: int  # the step that the tables were drawn for, another one if this is their second use
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
-        """Divide the tables of one rank into passes through the model, shorter tables first."""
+        """Divide the tables of one rank into passes through the model, shorter tables first.
+
+        Raises ValueError for a rank without tables, since there are fewer of them than ranks.
+        """
 
         def order(group: Group) -> tuple[int, int, int, tuple[int, ...]]:
             return group.spec.num_rows, group.spec.train_size, group.spec.num_features, group.tables
@@ -64,6 +67,8 @@ class StepPlan:
         tables = []  # groups of one table each
         for group in sorted(self.assign(ranks)[rank], key=order):
             tables += [replace(group, tables=(index,)) for index in group.tables]
+        if not tables:
+            raise ValueError(f"rank {rank} of {ranks} has no table in step {self.step}, which has {self.tables} tables")
 
         # As few packs as the budget allows, of about the same number of tokens: the lowest budget (within 2 %) that
         # does not need more of them.

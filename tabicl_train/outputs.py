@@ -17,14 +17,22 @@ from tabicl_train.errors import ConfigError
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
 
 
-def unwritable_folder(path: Path) -> str | None:
-    """Return why files cannot be created in a folder, which need not exist yet; None if they can."""
+def impossible(path: Path) -> str | None:
+    """Return why there can be no such file or folder, such as "File name too long"; None if there can, or is one."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass
-    except OSError as error:  # a name that is too long
-        return f"{path} cannot be created ({error.strerror})"
+        return None
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def unwritable_folder(path: Path) -> str | None:
+    """Return why files cannot be created in a folder, which need not exist yet; None if they can."""
+    reason = impossible(path)
+    if reason is not None:
+        return f"{path} cannot be created ({reason})"
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not existing.is_dir():
         return f"{existing} is a file"
@@ -55,9 +63,12 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
     if path is None:
         return []
     path = Path(path)
-    if path.is_dir():
+    # os.path, since Path.is_dir raises OSError for a name that is too long.
+    if os.path.isdir(path):
         problem: str | None = "it is a folder, not a file"
-    elif path.exists() and not os.access(path, os.W_OK):
+    elif reason := impossible(temporary_name(path)):  # which is longer than the name of the file
+        problem = f"it cannot be created ({reason})"
+    elif os.path.exists(path) and not os.access(path, os.W_OK):
         problem = "it is not writable"
     else:
         problem = folder_problem(path.parent)

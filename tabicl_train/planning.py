@@ -20,7 +20,7 @@ from tabicl_train.config.schema import (
     RunConfig,
     StageConfig,
     TrainerConfig,
-    build_prior,
+    configured_prior,
     steps_of_stages,
 )
 from tabicl_train.console import text_table
@@ -98,7 +98,7 @@ def cost_lines(config: RunConfig) -> list[str]:
 
 def mixture_lines(config: RunConfig) -> list[str]:
     """Describe the shares of all components of a mixture, and those of the stages that have others."""
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     if not isinstance(prior, MixSCM):
         return []
     lines = [f"mixture   {percentages(prior.shares)}"]

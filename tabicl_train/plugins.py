@@ -261,7 +261,7 @@ def build_after(needed: Needed, build: Callable, *arguments: Any) -> Any:
     return build(*arguments)
 
 
-def of_classes(classes: Iterable[type]) -> list[Plugin]:
+def defining(classes: Iterable[type]) -> list[Plugin]:
     """Return the plug-ins, of those that this process has loaded by name, in which classes are defined."""
     packages = {cls.__module__.partition(".")[0] for cls in classes}
     return [plugin for plugin in named() if plugin.module.partition(".")[0] in packages]

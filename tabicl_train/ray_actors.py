@@ -162,7 +162,8 @@ class RayLoader(Loader):
         """End the actors, and Ray's own processes where `start` has started them."""
         if self.ray is not None:
             self.stop = Stop()
-            self.stop.first = 0.0  # so that a thread that pins items asks for no more, which would start Ray again
+            # A thread that pins items asks for no more once it is signaled; it would start Ray again.
+            self.stop.signaled_at = 0.0
             if hasattr(self.items, "close"):
                 self.items.close()
             self.ray.shutdown()

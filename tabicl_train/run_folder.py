@@ -25,7 +25,7 @@ from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.validation import VALIDATION, end_by_patience, is_validation_missing
 from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.prior_checks import eligible_tables
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.processes import Stop, shares_store, start_command
 from tabicl_train.distributed.ranks import Ranks
@@ -133,7 +133,7 @@ class RunFolder:
             On all ranks, if another process uses the folder, if it belongs to another run, or if its checkpoints are
             gone.
         """
-        fingerprint = hash_of_tables(build_prior(self.config.prior))
+        fingerprint = hash_of_tables(configured_prior(self.config.prior))
 
         def lock_and_read() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", self.path)

@@ -139,6 +139,9 @@ class TableStream(IterableDataset):
             problems.append(f"start is {start} and stop {stop}; 0 <= start <= stop must hold{end}")
         if not 0 <= rank < ranks:
             problems.append(f"rank is {rank}; it must lie in 0..ranks-1, and ranks is {ranks}")
+        fewest_tables = min((stage.tables for stage in curriculum.stages.values()), default=0)
+        if 1 <= fewest_tables < ranks:  # otherwise it is wrong for another reason, which is in the list
+            problems.append(f"a step has {fewest_tables} tables, but ranks is {ranks}; each rank needs at least one")
         if dense:
             if ranks > 1:
                 problems.append("dense is true, which divides no step among ranks; give each rank a seed of its own")

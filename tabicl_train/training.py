@@ -11,7 +11,7 @@ import torch
 from tabicl_train import compiling
 from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
-from tabicl_train.config.schema import RunConfig, StreamConfig, build_prior
+from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import Launch, Stop, start_problems
 from tabicl_train.distributed.ranks import Ranks
@@ -66,7 +66,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
-        prior = build_prior(config.prior)
+        prior = configured_prior(config.prior)
         launch = process.launch
         costs = costs_of_run(config)
         steps = range(config.total_steps)

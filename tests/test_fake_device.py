@@ -11,7 +11,7 @@ from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream import StepItem, StepStream
 
@@ -34,7 +34,7 @@ def step(output: Path, reads_a_value: bool) -> None:
     torch.get_device_module("fake").get_amp_supported_dtype = lambda: [torch.bfloat16]
     fake_tensor.CONSTANT_NUMEL_LIMIT = 100_000  # the sizes of tables stay known, on the host
     config = compose(["experiment=smoke", "trainer.accelerator=cpu", "run_dir=unused"])
-    item = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(1)).draw(0)
+    item = StepStream(configured_prior(config.prior), config.curriculum, config.model, 0, range(1)).draw(0)
     module, device = module_of(config), torch.device("fake", 0)
 
     def moved(x: Tensor) -> Tensor:  # `to` cannot: a fake tensor is not made from a real one of another device

@@ -10,7 +10,7 @@ from short_runs import run
 
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
@@ -67,8 +67,8 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     ]
     network = load_model(str(folder / "numbers"), "newest")
     config = compose(["experiment=smoke", "prior=mlp_scm_causal", *NUMBERS, *VALIDATED])
-    stream = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)["synthetic"]
-    for row, item in zip(rows[3:5], stream, strict=True):
+    streams = validation_streams(config.validation, {"synthetic": configured_prior(config.prior)}, config.model)
+    for row, item in zip(rows[3:5], streams["synthetic"], strict=True):
         expected = scores_of(network, [table for pack in item.packs for table in pack.tables()])
         assert {key: float(row[key]) for key in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert "accuracy" not in row

@@ -13,7 +13,7 @@ from priors.finish import is_valid_split, use_again
 from priors.prior import Prior
 from priors.random import rng_at
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig, build_prior
+from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig, configured_prior
 from tabicl_train.curriculum import BLOCK, DISTANCE, plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICLConfig
@@ -159,7 +159,8 @@ def test_the_numbers_of_a_table_that_is_shown_are_those_of_training():
     config = compose(settings)
     step = DISTANCE
     shown = command("prior", "show", *settings, f"step={step}", "table=0").stdout
-    item = StepStream(build_prior(config.prior), config.curriculum, config.model, 3, range(step, step + 1)).draw(step)
+    steps = range(step, step + 1)
+    item = StepStream(configured_prior(config.prior), config.curriculum, config.model, 3, steps).draw(step)
     assert plan_step(config.curriculum, config.model, 3, step).source == 0
     rows = {f"{value:8.3f}" for X, _, _ in tables_of(item) for value in X[0].tolist()}
     first = next(line for line in shown.splitlines() if line.startswith("y "))

@@ -87,7 +87,7 @@ def test_a_stop_signal_is_obeyed_after_the_table_that_is_being_drawn():
     def act(step: int) -> None:
         if step == 3:
             assert not stop.asked  # no second table is drawn
-            stop.first = 0.0
+            stop.signaled_at = 0.0
 
     with Loader(stream_of(act), StreamConfig(num_workers=0)) as loader:
         loader.start(0, stop)

@@ -82,9 +82,11 @@ def test_dense_batches_hold_the_tables_of_a_step_with_zeros_for_dropped_columns(
 def test_wrong_arguments_are_one_error_with_all_problems():
     curriculum = compose(["experiment=smoke", "curriculum.stages.smoke.group_size=2"]).curriculum
     with pytest.raises(ConfigError) as error:
-        TableStream("mlp_scm", curriculum, rows=10, start=8, stop=99, dense=True)
+        TableStream("mlp_scm", curriculum, rows=10, start=8, stop=99, ranks=9, dense=True)
     assert error.value.problems == [
         "rows: the curriculum sets the sizes of tables; leave one of both out",
         "start is 8 and stop 99; 0 <= start <= stop must hold, and the curriculum ends at 20",
+        "a step has 8 tables, but ranks is 9; each rank needs at least one",
+        "dense is true, which divides no step among ranks; give each rank a seed of its own",
         "stages.smoke: group_size is 2 and tables 8; a dense batch needs one group in each step",
     ]

@@ -10,7 +10,7 @@ from priors.mix_scm import MixSCM
 from priors.prior import Prior
 from priors.table import Source, Table
 
-__all__ = ["OWN", "SYNTHETIC", "RealTables", "hash_of_tables", "parts", "real_tables", "setting"]
+__all__ = ["OWN", "SYNTHETIC", "RealTables", "hash_of_tables", "priors_by_kind", "real_tables", "setting"]
 
 # Kinds of tables of a prior.
 SYNTHETIC = "synthetic"  # computed
@@ -128,19 +128,19 @@ def setting(prior: Prior, option: str) -> str:
     return " and ".join(f"prior.components.{name}.{option}" for name in names)
 
 
-def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-    """Return the priors of the synthetic tables and of the real ones, which are scored separately.
+def priors_by_kind(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
+    """Return the priors of the SYNTHETIC tables and of the real ones, OWN, which are scored separately.
 
-    mixes: the shares of stages; in a part without weights, all components that a stage draws from weigh the same
+    mixes: the shares of stages; in a kind without weights, all components that a stage draws from weigh the same
     """
     if not isinstance(prior, MixSCM):
-        return {part_of(prior): prior}
-    names_by_part: dict[str, list[str]] = {}  # of the components
+        return {kind_of_tables(prior): prior}
+    names_by_kind: dict[str, list[str]] = {}  # of the components
     for name, component in prior.priors.items():
-        names_by_part.setdefault(part_of(component), []).append(name)
+        names_by_kind.setdefault(kind_of_tables(component), []).append(name)
     drawn_by_stages = {name for mix in mixes for name, share in mix.items() if share}
     mixtures: dict[str, Prior] = {}
-    for part, names in names_by_part.items():
+    for kind, names in names_by_kind.items():
         has_weights = any(prior.components[name]["weight"] for name in names)
         components = {}
         for name in names:
@@ -149,11 +149,11 @@ def parts(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str
                 components[name] = {**prior.components[name], "weight": weight}
         if components:
             priors = {name: prior.priors[name] for name in components}
-            mixtures[part] = prior.with_priors(priors, components)
+            mixtures[kind] = prior.with_priors(priors, components)
     return mixtures
 
 
-def part_of(prior: Prior) -> str:
+def kind_of_tables(prior: Prior) -> str:
     """Return the kind of the tables of a prior that is no mixture."""
     return SYNTHETIC if real_tables(prior) is None else OWN
 

@@ -19,7 +19,7 @@ import torch
 
 from priors.finish import Rejected, split_rows, standardize_target
 from priors.real import TEST, TRAINING, VALIDATION
-from priors.real.files import Column, Entry, mixed, read_table, value_hashes
+from priors.real.files import Column, Entry, mix_bits, read_table, value_hashes
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer, TargetScale, as_numbers, reads_as_numbers
 from priors.real.tasks import FEW_VALUES, RealTask
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
@@ -94,7 +94,7 @@ class TablePlan:
         return f"tables {self.task.entry.path}: {rows}, {columns}, normalization {self.norm_method}; {self.target}"
 
 
-def draw_table(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:
+def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:
     """Draw a table of spec.num_rows rows of a task; raises Rejected."""
     target = draw_target(task, spec, rng)
     values = columns[target]
@@ -215,14 +215,14 @@ class Rows:
     ) -> Table:
         """Draw a table from some rows, see draw_rows, for a random ensemble member. Raises Rejected."""
         labeled, queries = draw_rows(self.y[rows], self.num_classes, num_rows, train_size, rng)
-        return self.table(rows[labeled], rows[queries], rng, max_features)
+        return self.make_table(rows[labeled], rows[queries], rng, max_features)
 
     def draw_for(self, queries: np.ndarray, rows: np.ndarray, num_rows: int, rng: np.random.Generator) -> Table:
         """Draw a table of these query rows with at most `num_rows` labeled ones from `rows`. Raises Rejected."""
         order, _ = shuffled(self.y[rows], self.num_classes, rng)
-        return self.table(rows[order[:num_rows]], queries, rng)
+        return self.make_table(rows[order[:num_rows]], queries, rng)
 
-    def table(
+    def make_table(
         self, labeled: np.ndarray, queries: np.ndarray, rng: np.random.Generator, max_features: int | None = None
     ) -> Table:
         """Make a table of these rows, in this order, for a random ensemble member."""
@@ -334,7 +334,7 @@ def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     """Hash rows, uint64 (rows,); rows with equal values have equal hashes."""
     hashes = value_hashes(np.asarray(y, dtype=float))
     for _, column in X.items():
-        hashes = mixed(hashes ^ value_hashes(values_of(column)))
+        hashes = mix_bits(hashes ^ value_hashes(values_of(column)))
     return hashes
 
 

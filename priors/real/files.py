@@ -272,8 +272,8 @@ def content_hash(columns: list[Column]) -> str:
     rows = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         values = value_hashes(column)
-        rows += mixed(values ^ mixed(values.sum()))
-    return f"{mixed(mixed(rows).sum()):016x}"
+        rows += mix_bits(values ^ mix_bits(values.sum()))
+    return f"{mix_bits(mix_bits(rows).sum()):016x}"
 
 
 def value_hashes(column: Column) -> np.ndarray:
@@ -282,10 +282,10 @@ def value_hashes(column: Column) -> np.ndarray:
         texts = [blake2b(str(value).encode(), digest_size=8).digest() for value in column.categories]
         return np.frombuffer(b"".join([*texts, bytes(8)]), "<u8")[column.codes]  # code -1, missing: the last one
     numbers = np.where(np.isnan(column), np.nan, column) + 0.0  # one NaN, one zero
-    return mixed(numbers.view(np.uint64))
+    return mix_bits(numbers.view(np.uint64))
 
 
-def mixed(x: np.ndarray) -> np.ndarray:
+def mix_bits(x: np.ndarray) -> np.ndarray:
     """Apply the mixing step of splitmix64: uint64 -> uint64, one to one."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

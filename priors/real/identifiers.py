@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import pandas as pd
 
-from priors.real.preprocessing import CATEGORY, NUMBER, as_numbers, kind_of, resemblance
+from priors.real.preprocessing import CATEGORY, NUMBER, as_numbers, column_kind, resemblance
 from priors.real.tasks import ROWS_TO_TELL, are_names, is_identifier, shortened
 
 # Row numbers that begin at 0 or 1 reach at most twice the number of rows as long as half of the rows are there, so also
@@ -28,10 +28,13 @@ class IdentifierWarning(UserWarning):
 
 
 def identifying_columns(X: pd.DataFrame, kinds: Sequence[str] | None = None) -> dict[Hashable, str]:
-    """Return why columns look like identifiers, by name. kinds: of the columns, if they are known; see `kind_of`."""
+    """Return why columns look like identifiers, by name.
+
+    kinds: of the columns, if they are known; see `column_kind`
+    """
     reasons = {}
     if kinds is None:
-        kinds = [kind_of(column) for _, column in X.items()]
+        kinds = [column_kind(column) for _, column in X.items()]
     for (name, column), kind in zip(X.items(), kinds, strict=True):
         reason = None
         if kind == CATEGORY:

@@ -63,7 +63,7 @@ class FeatureEncoder:
     def fit(self, X: pd.DataFrame, target: np.ndarray | None = None) -> FeatureEncoder:
         """Fit on X (rows, columns); raises TypeError for a column of values without order, ValueError for infinity."""
         # target: float64 (rows, outputs), one column for each class
-        self.kinds = [kind_of(column) for _, column in X.items()]
+        self.kinds = [column_kind(column) for _, column in X.items()]
         self.categories: list[pd.Index | None] = []
         for kind, (_, column) in zip(self.kinds, X.items(), strict=True):  # None for numbers and times
             self.categories.append(categories(column) if kind == CATEGORY else None)
@@ -219,7 +219,7 @@ def as_times(column: pd.Series) -> pd.Series:
     return pd.to_datetime(pd.Series(dates, column.index), format="ISO8601", errors="coerce", utc=True)
 
 
-def kind_of(column: pd.Series) -> str:
+def column_kind(column: pd.Series) -> str:
     """NUMBER; TIME, if at least half of the different values are times; or CATEGORY, as a pandas category always is."""
     if reads_as_numbers(column):
         return TIME if column.dtype.kind == "M" else NUMBER

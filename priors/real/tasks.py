@@ -114,7 +114,7 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask],
     # Of several files with the same content, the one that tasks.csv lists is used, or the first one. Raises PriorError
     # for a faulty tasks.csv.
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
-    candidates = listed(folder, entries)
+    candidates = tasks_of_file(folder, entries)
     listed_paths = {task.entry.path for task in candidates}
     for path, entry in entries.items():
         if path not in listed_paths and path not in left_out:
@@ -145,7 +145,7 @@ def guess(entry: Entry) -> RealTask:
     return RealTask(entry, entry.last, is_guessed=True)
 
 
-def listed(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
+def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
     """Return the tasks of tasks.csv, in its order, or [] without such a file. Raises PriorError for a faulty file."""
     path = folder / TASKS
     if not path.exists():

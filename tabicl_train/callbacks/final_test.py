@@ -60,7 +60,7 @@ class FinalTest(Callback):
     def streams(self) -> dict[str, StepStream]:
         """The tables of the test, by the parts of the prior."""
         config = self.context.config
-        return final_test_streams(config.validation, config.curriculum.parts(self.context.prior), config.model)
+        return final_test_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
 
     @cached_property
     def precision(self) -> Precision:
@@ -73,7 +73,7 @@ class FinalTest(Callback):
             return None
         ranks = self.context.ranks
         if ranks.rank > 0:
-            is_done = ranks.wait_for_first(lambda: self.context.stop.first is not None)
+            is_done = ranks.wait_for_first(lambda: self.context.stop.signaled_at is not None)
         else:
             is_done = ranks.finish(self.write_if_missing(state.step))
         return None if is_done else Reason.STOPPED
@@ -152,5 +152,5 @@ class FinalTest(Callback):
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""
         # Unlike in a validation only a signal counts, not the end of max_hours. After it only seconds may be left.
-        if self.context.ranks.still_working(self.context.stop.first is not None):
+        if self.context.ranks.still_working(self.context.stop.signaled_at is not None):
             raise StopRequested

@@ -27,16 +27,16 @@ class Profile(Callback):
         self.profiler: profile | None = None
 
     @property
-    def first(self) -> int:
+    def first_step(self) -> int:
         """The first step to profile."""
         step = self.context.config.profile.step
         assert step is not None  # `build_callbacks` asks
         return step
 
     @property
-    def last(self) -> int:
+    def last_step(self) -> int:
         """The last step to profile."""
-        return self.first + self.context.config.profile.steps - 1
+        return self.first_step + self.context.config.profile.steps - 1
 
     @cached_property
     def folder(self) -> Path:
@@ -45,7 +45,7 @@ class Profile(Callback):
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Begin with the first step to profile."""
-        if state.step == self.first:
+        if state.step == self.first_step:
             self.folder.mkdir(exist_ok=True)
             activities = [ProfilerActivity.CPU]
             if state.device.type == "cuda":
@@ -56,7 +56,7 @@ class Profile(Callback):
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Finish after the last step to profile."""
-        if self.profiler is not None and state.step > self.last:
+        if self.profiler is not None and state.step > self.last_step:
             self.finish(state)
 
     def end(self, state: TrainState, reason: Reason) -> None:
@@ -68,7 +68,7 @@ class Profile(Callback):
         """Write the trace of the steps so far."""
         assert self.profiler is not None
         self.profiler.stop()
-        trace = self.folder / f"steps-{self.first}-{state.step - 1}.json.gz"
+        trace = self.folder / f"steps-{self.first_step}-{state.step - 1}.json.gz"
         self.profiler.export_chrome_trace(str(trace))
         self.profiler = None
         info(f"profile   {trace}")

@@ -62,7 +62,7 @@ from tabicl_train.config.schema import (
     RunConfig,
     StageConfig,
     ValidationConfig,
-    kind_of,
+    validation_kind,
 )
 from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
@@ -176,7 +176,7 @@ class Validation(Callback):
     def streams(self) -> dict[str, StepStream]:
         """The validation tables, by the parts of the prior."""
         config = self.context.config
-        return validation_streams(config.validation, config.curriculum.parts(self.context.prior), config.model)
+        return validation_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
 
     def start(self, state: TrainState) -> None:
         """Validate given weights, or after a kill between save and validation."""
@@ -391,7 +391,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
     """Describe the means of a validation, and how many public data sets and probes lie inside the trained range."""
     texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
     for kind, name, names in ((REAL, "real data", "real data sets"), (PROBES, "probes", "probes")):
-        rows_of_kind = [row for row in rows if kind_of(row["data"]) == kind]
+        rows_of_kind = [row for row in rows if validation_kind(row["data"]) == kind]
         if not rows_of_kind:
             continue
         total = len(rows_of_kind)
@@ -409,7 +409,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
 
 def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
     """Return the mean of what is possible on the probes inside the trained range; None without probes."""
-    possible = [row["possible"] for row in rows if kind_of(row["data"]) == PROBES and counts(row)]
+    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts(row)]
     return statistics.fmean(possible) if possible else None
 
 
@@ -420,7 +420,7 @@ def validation_values(rows: list[dict[str, Any]], means: dict[str, float], colum
     if possible is not None:
         values["validation/mean/probes_possible"] = possible
     for row in rows:
-        kind = kind_of(row["data"])
+        kind = validation_kind(row["data"])
         if kind == REAL:
             name = row["data"]
         elif kind == PROBES:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConfig, judged_by, kind_of
+from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConfig, judged_by, validation_kind
 from tabicl_train.console import counted
 from tabicl_train.run_dir.curves import counts
 
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
-Row = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers
+ValidationRow = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class History:
     ended: str | None  # why the run ends by validation.patience; None if it goes on
 
 
-def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | None = None) -> History:
+def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, until: int | None = None) -> History:
     """Read rows of validation.csv up to the step `until`."""
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
     scores = read_scores(rows)
@@ -64,13 +64,13 @@ def read_history(rows: Iterable[Row], settings: ValidationConfig, until: int | N
     return History(scores, best_step, ended)
 
 
-def read_scores(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+def read_scores(rows: Iterable[ValidationRow]) -> dict[int, dict[str, float]]:
     """Return the scores of a History: means over the sets inside the trained range."""
     by_step: dict[int, dict[str, list[float]]] = {}  # by step and kind of data
     for row in rows:
         by_kind = by_step.setdefault(int(row["step"]), {})
         if counts(row):
-            kind = kind_of(row["data"])
+            kind = validation_kind(row["data"])
             column = judged_by(row) if kind in (REAL, PROBES) else "loss"
             by_kind.setdefault(kind, []).append(float(row[column]))
     means = {}
@@ -88,7 +88,7 @@ def is_better(score: float, best: float, kind: str) -> bool:
     return score > best if kind == REAL else score < best
 
 
-def is_improvement(rows: list[Row], rows_of_best: list[Row], settings: ValidationConfig) -> bool:
+def is_improvement(rows: list[ValidationRow], rows_of_best: list[ValidationRow], settings: ValidationConfig) -> bool:
     """Whether the rows of a validation beat those of the best weights so far; always if the tables have changed."""
     score = score_of(rows, settings.best)
     best = math.nan
@@ -97,24 +97,24 @@ def is_improvement(rows: list[Row], rows_of_best: list[Row], settings: Validatio
     return is_better(score, best, settings.best)
 
 
-def score_of(rows: list[Row], kind: str) -> float:
+def score_of(rows: list[ValidationRow], kind: str) -> float:
     """Return the score of one validation on this kind of data; nan without any."""
     for scores in read_scores(rows).values():
         return scores.get(kind, math.nan)
     return math.nan
 
 
-def tables_of(rows: Iterable[Row], kind: str) -> set[tuple]:
+def tables_of(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
     """Identify the tables of this kind that count in the rows of a validation."""
     # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
         for row in rows
-        if kind_of(row["data"]) == kind and counts(row)
+        if validation_kind(row["data"]) == kind and counts(row)
     }
 
 
-def real_score(rows: list[Row]) -> str:
+def real_score(rows: list[ValidationRow]) -> str:
     """Return the name of the main score of these rows on real data and probes."""
     return REAL_SCORES[judged_by(rows[0])]
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def default_of(field: dataclasses.Field) -> Any:
     """Return the default of an option."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def build_options(cls: Any, options: dict[str, Any]) -> Any:
@@ -35,32 +37,45 @@ def build_options(cls: Any, options: dict[str, Any]) -> Any:
     ConfigError
         With everything that is wrong with the options.
     """
-    known = [field.name for field in dataclasses.fields(cls) if field.init] if dataclasses.is_dataclass(cls) else []
+    # The names of the options.
+    names: list[str] = []
+    if dataclasses.is_dataclass(cls):
+        names = [field.name for field in dataclasses.fields(cls) if field.init]
     problems = []
     for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(str(option), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
-            problems.append(f"{option}: no such option; {hint}")
+        if option in names:
+            continue
+        near = difflib.get_close_matches(str(option), names, n=1)
+        hint = f"there are {', '.join(names) or 'none'}"
+        if near:
+            hint = f"did you mean {near[0]}?"
+        problems.append(f"{option}: no such option; {hint}")
     if problems:
         raise ConfigError(problems)
-    hints = get_type_hints(cls)
+
+    # The types of their values, where it is a plain one; of a list or a dictionary not those of its items.
+    types = get_type_hints(cls)
     for option, value in options.items():
-        kind = get_origin(hints[option]) or hints[option]
-        accepted = (int, float) if kind is float else kind
-        if kind in (bool, int, float, str, list, dict) and not isinstance(value, accepted):
-            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
+        expected = get_origin(types[option]) or types[option]  # list[int] is checked as a list
+        if expected not in (bool, int, float, str, list, dict):
+            continue
+        if isinstance(value, expected) or (expected is float and isinstance(value, int)):
+            continue
+        problems.append(f"{option} is {value!r}; it must be of type {expected.__name__}")
     if problems:
         raise ConfigError(problems)
+
+    # What the class itself has to say.
     built = cls(**options)
-    problems = built.problems() if hasattr(built, "problems") else []
+    if hasattr(built, "problems"):
+        problems = built.problems()
     if problems:
         raise ConfigError(problems)
     return built
 
 
 def build_objective(entry: Any, options: dict[str, Any]) -> Any:
-    """Build an objective from its options: a function is one already, which has none; see `build_options`."""
+    """Return an objective that is a function, which has no options, or build one from its class and its options."""
     if not inspect.isfunction(entry):
         return build_options(entry, options)
     if options:
@@ -68,8 +83,12 @@ def build_objective(entry: Any, options: dict[str, Any]) -> Any:
     return entry
 
 
-def build_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior with these settings, or return the one that was built last, if its settings were the same."""
+def configured_prior(settings: dict[str, Any] | None) -> Prior:
+    """Build the prior of a configuration, `config.prior`: its name and its options.
+
+    The prior that was built last is kept, and returned again for the same settings: it may have read many files. See
+    `last_prior`.
+    """
     import priors
 
     if not isinstance(settings, dict) or "name" not in settings:
@@ -79,6 +98,7 @@ def build_prior(settings: dict[str, Any] | None) -> Prior:
 
 @functools.lru_cache(maxsize=1)
 def last_prior(settings: str) -> Prior:
+    """Build the prior with these settings, in JSON; `last_prior.cache_clear()` forgets it when its files may differ."""
     import priors
 
     options = json.loads(settings)

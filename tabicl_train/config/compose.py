@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train import plugins, register
 from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
-from tabicl_train.config.options import SweepConfig, first_lines, unknown_key, usage, wrong_type
+from tabicl_train.config.options import SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
@@ -45,8 +45,9 @@ __all__ = ["compose"]
 STAGES = "curriculum.stages"
 PACKAGE = Path(__file__).resolve().parents[1]
 
-# The folder is inside the package in a wheel, and beside it in a checkout.
-CONFIG_DIR = next(d for d in (PACKAGE / "configs", PACKAGE.parent / "configs") if d.is_dir())
+CONFIG_DIR = PACKAGE / "configs"  # in a wheel
+if not CONFIG_DIR.is_dir():
+    CONFIG_DIR = PACKAGE.parent / "configs"  # in a checkout
 
 
 def compose(overrides: list[str], config_dir: str | None = None, also: Collection[str] = ()) -> RunConfig:
@@ -84,7 +85,7 @@ def from_values(values: dict[str, Any]) -> RunConfig:
         tree = OmegaConf.merge(OmegaConf.structured(run), values)
         config, problems = to_config(tree)
     except OmegaConfBaseException as error:
-        raise ConfigError([first_lines(error)]) from None
+        raise ConfigError([error_in_one_line(error)]) from None
     if problems:
         raise ConfigError(problems)
     return config
@@ -129,36 +130,38 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
-        self.config_dir, self.folders = config_dir, search_folders(config_dir)
+        self.config_dir = config_dir
+        self.folders = search_folders(config_dir)
         plugins.load_installed()
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
         except priors.PriorError as error:
             raise ConfigError([str(error)]) from error
+        # The choices of a group are its files and, in these groups, what is registered.
         self.choices = group_choices(self.folders)
-        self.choices.setdefault("objective", [])
-        names = {
+        registries = {
             "prior": priors.prior_names(),
             "model": register.network,
             "objective": register.objective,
             "optimizer": register.optimizer,
         }
-        for group, registered in names.items():
-            self.choices[group] = sorted({*self.choices[group], *registered})
+        for group, registered in registries.items():
+            files = self.choices.get(group, [])
+            self.choices[group] = sorted({*files, *registered})
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
         line = self.divide(overrides)
         try:
             # The files that the choices name, over the defaults of all options.
-            files = [path for folder in self.folders for path in folder.rglob("*.yaml")]
-            written = max(path.lstat().st_mtime_ns for path in files)  # an editor's lock is a link to nothing
-            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, written))
+            times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # lstat: a lock links to nothing
+            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, max(times)))
             add_optimizer_schema(tree, [override for _, override in line.values])
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
 
-            # init_weights=mini stands for the architecture of these weights, unless a model was chosen.
+            # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. Before
+            # the values are set, so that they can change it.
             if not any(text.startswith("model=") for text in line.choices):
                 weights = tree.init_weights
                 for _, override in line.values:
@@ -176,12 +179,14 @@ class Composer:
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError([*line.problems, *self.unreadable(error)]) from None
 
-        # What belongs to a choice that was not taken may be wrong for this reason only, and is not reported.
-        doubtful = line.wrong_groups
-        if "experiment" in doubtful:
-            doubtful = doubtful | {STAGES, "prior"}  # what experiments choose
+        # A setting of a group whose choice is wrong may be right for the choice that was meant, and is not reported.
+        doubtful = list(line.wrong_groups)
+        if "experiment" in line.wrong_groups:
+            doubtful += [STAGES, "prior"]  # what experiments choose
         problems = list(line.problems)
-        problems += [problem for problem in wrong_values + contradictions if not problem.startswith(tuple(doubtful))]
+        for problem in wrong_values + contradictions:
+            if not problem.startswith(tuple(doubtful)):
+                problems.append(problem)
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)), config)
         return config
@@ -189,7 +194,7 @@ class Composer:
     def divide(self, overrides: list[str]) -> CommandLine:
         """Divide a command line into choices of groups and single values, and find what is wrong with its words."""
         parsed, problems = self.read(overrides)
-        line = CommandLine([], [], set(), problems)
+        line = CommandLine(choices=[], values=[], wrong_groups=set(), problems=problems)
         for text, override in parsed:
             key = override.key_or_group
             value = override.value()
@@ -261,7 +266,7 @@ class Composer:
         if missing is not None:  # a file begins with the settings of a network that nobody has registered
             unknown = register.network.unknown(missing[1])
             return [f"{unknown}; if it is one of a plug-in, add plugins=[...] to the command"]
-        return [first_lines(error)]
+        return [error_in_one_line(error)]
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
         """Compose the settings of a sweep.
@@ -283,6 +288,7 @@ class Composer:
         """
         parsed, problems = self.read(overrides)
         tree = OmegaConf.create({"sweep": OmegaConf.structured(SweepConfig)})
+        # The files first: single settings win over them, in whatever order they were typed.
         for text, override in parsed:
             if override.key_or_group == "sweep":
                 problems += self.merge_sweep(tree, text, override.value())
@@ -320,7 +326,7 @@ class Composer:
         try:
             tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
         except OmegaConfBaseException as error:
-            return [f"{text}: {first_lines(error)}"]
+            return [f"{text}: {error_in_one_line(error)}"]
         except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
             return [f"{text}: {unreadable_text(file, error)}"]
         return []
@@ -330,17 +336,19 @@ class Composer:
 
         None if there is none: what a plug-in registers needs no file.
         """
-        paths = (folder / group / f"{choice}.yaml" for folder in self.folders)
-        return next((path for path in paths if path.is_file()), None)
+        for folder in self.folders:
+            path = folder / group / f"{choice}.yaml"
+            if path.is_file():
+                return path
+        return None
 
     def file_problem(self, group: str, choice: Any) -> str | None:
         """Return why a file in the folder of --config-dir cannot be used: it is empty or not in UTF-8; or None."""
         path = self.file(group, choice)
-        if path is None:
+        if path is None or self.config_dir is None:
             return None
         # Some of ours, and perhaps of an installed package, hold nothing but a comment about the defaults.
-        is_of_user = self.config_dir is not None and path.is_relative_to(Path(self.config_dir).absolute())
-        if not is_of_user or path.is_relative_to(CONFIG_DIR):
+        if not path.is_relative_to(Path(self.config_dir).absolute()) or path.is_relative_to(CONFIG_DIR):
             return None
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -355,52 +363,58 @@ class Composer:
 
 @functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
 def hydra_tree(
-    folders: tuple[Path, ...], groups: tuple[str, ...], classes: tuple[tuple[str, type], ...], written: int
+    folders: tuple[Path, ...], choices: tuple[str, ...], priors: tuple[tuple[str, type], ...], changed_at: int
 ) -> DictConfig:
-    """Return the tree that Hydra composes; it is cached and must not be changed."""
-    families = tuple((name, family.settings) for name, family in register.network.items())
-    store_schemas(classes, families)
-    choose_without_files(folders, classes, families)
+    """Return the tree that Hydra composes of files; it is cached and must not be changed.
+
+    Parameters
+    ----------
+    folders : tuple of Path
+        The folders to search.
+    choices : tuple of str
+        GROUP=CHOICE.
+    priors : tuple of (str, type)
+        The classes of all priors, by name.
+    changed_at : int
+        When the newest file was changed. It is not read here, but makes the cache miss when a file differs.
+    """
+    # Hydra takes schemas, and choices without a file, from a store of the process, which is filled first.
+    networks = tuple((name, family.settings) for name, family in register.network.items())
+    store_schemas(priors, networks)
     store_objectives()
-    paths = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders[1:])
+    choose_without_files(folders, priors, networks)
+
+    searched = []
+    for folder in folders[1:]:
+        escaped = str(folder).replace("'", "\\'")
+        searched.append(f"'file://{escaped}'")
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
-        tree = hydra_compose("train", [*groups, f"hydra.searchpath=[{paths}]"])
+        tree = hydra_compose("train", [*choices, f"hydra.searchpath=[{','.join(searched)}]"])
     OmegaConf.set_struct(tree, None)  # set by Hydra; keys could only be added to a dictionary with +
     return tree
 
 
 @functools.lru_cache(maxsize=1)
-def store_schemas(classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]) -> None:
-    """Register with Hydra the schemas of a run, of each prior, and of each family of networks."""
+def store_schemas(priors: tuple[tuple[str, type], ...], networks: tuple[tuple[str, type], ...]) -> None:
+    """Store for Hydra the schemas of a run, of each prior, and of the settings of each network."""
     store = ConfigStore.instance()
     run = OmegaConf.structured(RunConfig)
     run.model = MISSING
     run.optimizer = MISSING  # its schema follows from its name, see `add_optimizer_schema`
     store.store(name="run", node=run)
     store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for name, settings in families:
+    for name, settings in networks:
         store.store(group="model/schema", name=name, node=settings)
-    for prior, cls in classes:
-        fields: list[Any] = [("name", str, field(default=prior))]
-        if prior == "mix_scm":  # Hydra would add the components of a file to the default ones
+    for name, cls in priors:
+        fields: list[Any] = [("name", str, field(default=name))]
+        if name == "mix_scm":  # Hydra would add the components of a file to the default ones
             fields.append(("components", dict[str, dict[str, Any]], field(default_factory=dict)))
         schema = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
-        store.store(group="prior/schema", name=prior, node=schema, package="prior")
-
-
-def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[str]:
-    """List the configuration files that are not UTF-8 text, since Hydra's error does not name the one that it read."""
-    problems = []
-    for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as wrong:
-            problems.append(unreadable_text(path, wrong))
-    return problems or [str(error)]
+        store.store(group="prior/schema", name=name, node=schema, package="prior")
 
 
 def store_objectives() -> None:
-    """Register with Hydra the choices of `objective`, with the defaults of their options."""
+    """Store for Hydra the choices of `objective`, with the defaults of their options."""
     store = ConfigStore.instance()
     for name, cls in register.objective.items():
         node: Any = {"name": name}
@@ -411,35 +425,40 @@ def store_objectives() -> None:
 
 
 def choose_without_files(
-    folders: tuple[Path, ...], classes: tuple[tuple[str, type], ...], families: tuple[tuple[str, type], ...]
+    folders: tuple[Path, ...], priors: tuple[tuple[str, type], ...], networks: tuple[tuple[str, type], ...]
 ) -> None:
     """Let priors, networks and optimizers without a file be chosen by name, with the defaults of their options."""
-    store = ConfigStore.instance()
-
-    def has_file(group: str, name: str) -> bool:
-        return any((folder / group / f"{name}.yaml").is_file() for folder in folders)
-
-    choices: dict[str, dict[str, dict]] = {"prior": {}, "model": {}, "optimizer": {}}
-    for name, _ in classes:
-        choices["prior"][name] = {"defaults": [f"schema/{name}"]}
-    for name, _ in families:
-        choices["model"][name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
+    nodes: dict[tuple[str, str], dict] = {}  # by group and name: what the file would hold
+    for name, _ in priors:
+        nodes["prior", name] = {"defaults": [f"schema/{name}"]}
+    for name, _ in networks:
+        nodes["model", name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
     for name in register.optimizer:
-        choices["optimizer"][name] = {"name": name}
-    for group, nodes in choices.items():
-        for name, node in nodes.items():
-            if not has_file(group, name):
-                store.store(group=group, name=name, node=node)
-            elif f"{name}.yaml" in store.repo.get(group, {}):  # from before there was a file, in the same process
-                del store.repo[group][f"{name}.yaml"]
+        nodes["optimizer", name] = {"name": name}
+
+    store = ConfigStore.instance()
+    for (group, name), node in nodes.items():
+        file = f"{name}.yaml"
+        has_file = any((folder / group / file).is_file() for folder in folders)
+        if not has_file:
+            store.store(group=group, name=name, node=node)
+        elif file in store.repo.get(group, {}):  # from before there was a file, in the same process
+            del store.repo[group][file]
 
 
 def add_optimizer_schema(tree: DictConfig, overrides: Collection[Override]) -> None:
-    """Check what the files say of the optimizer against its options, and fill in their defaults."""
+    """Check what the files say of the optimizer against its options, and fill in their defaults.
+
+    Hydra cannot do it: which options there are follows from the name, which the command line may change.
+    """
     content: Any = {} if OmegaConf.is_missing(tree, "optimizer") else tree.optimizer
-    names = [str(override.value()) for override in overrides if override.key_or_group == "optimizer.name"]
-    name = names[-1] if names else content.get("name")
-    settings = optimizers.settings_of(name) if name in register.optimizer else OptimizerConfig
+    name = content.get("name")
+    for override in overrides:
+        if override.key_or_group == "optimizer.name":
+            name = str(override.value())
+    settings: type = OptimizerConfig  # whose `problems` reports an unknown name
+    if name in register.optimizer:
+        settings = optimizers.settings_of(name)
     schema = OmegaConf.create({"optimizer": OmegaConf.structured(settings)})
     tree.optimizer = OmegaConf.merge(schema, {"optimizer": content}).optimizer
 
@@ -450,11 +469,14 @@ def is_of_sweep(override: str) -> bool:
 
 
 def parse_override(text: str) -> Override | None:
+    """Parse a word as Hydra does; None if it cannot be parsed, or asks for choices by a pattern (model=glob(*))."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
         return None
-    return None if isinstance(override.value(), Glob) else override
+    if isinstance(override.value(), Glob):
+        return None
+    return override
 
 
 def set_value(
@@ -483,37 +505,46 @@ def set_value(
         The problem, if there is one; the value is not set then.
     """
     key = override.key_or_group
-    parts = key.split(".")
-    # From the top down to the value; each part of its key must be known, or be a new one in a dictionary.
+    path = key.split(".")
+    # From the top down to the value. Each name on the path must be there already, or may be added to a dictionary.
     node: Any = tree
-    for depth, part in enumerate(parts):
-        section = ".".join(parts[:depth])
-        is_last = depth + 1 == len(parts)
-        known = list(node) if isinstance(node, DictConfig) else []
-        is_dictionary = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
-        if part not in known:
+    for depth, name in enumerate(path):
+        section = ".".join(path[:depth])
+        is_last = depth + 1 == len(path)
+        siblings: list[Any] = []
+        is_dictionary = False
+        if isinstance(node, DictConfig):
+            siblings = list(node)
+            is_dictionary = OmegaConf.get_type(node) is dict  # otherwise it is a dataclass
+        if name not in siblings:
             can_add = is_dictionary and (text.startswith("+") or section.endswith(".mix"))
             if not can_add:
-                suggested = known if depth > 0 else [*known, *also]
-                elsewhere = () if is_dictionary else (parts[-1], all_keys)
-                hint = f" (+{STAGES}.{part}.KEY=VALUE adds a stage)" if section == STAGES and not is_last else ""
-                return unknown_key(section, part, suggested, *elsewhere) + hint
+                if depth == 0:
+                    siblings += also
+                if is_dictionary:  # whose keys resemble no setting elsewhere
+                    problem = unknown_key(section, name, siblings)
+                else:
+                    problem = unknown_key(section, name, siblings, path[-1], all_keys)
+                if section == STAGES and not is_last:
+                    problem += f" (+{STAGES}.{name}.KEY=VALUE adds a stage)"
+                return problem
             if section != STAGES:
-                break  # what lies below is added with it
-            OmegaConf.update(tree, STAGES, {part: {}})  # a stage, with the defaults of its settings
+                break  # OmegaConf adds what lies below with it
+            OmegaConf.update(tree, STAGES, {name: {}})  # a stage, with the defaults of its settings
         if override.is_delete() and is_last:
             if not is_dictionary:
                 return f"{text}: only a key of a dictionary can be removed"
-            del node[part]
+            del node[name]
             return None
-        node = None if OmegaConf.is_missing(node, part) else node[part]
+        node = None if OmegaConf.is_missing(node, name) else node[name]
 
     value = override.value()
     try:
         OmegaConf.update(tree, key, value, merge=not replaces(text, key, value))
+        # What an option of type str took as a number is taken as it was typed: the folder 2024_10 is not 202410.
         is_text = isinstance(OmegaConf.select(tree, key), str)
         if is_text and isinstance(value, int | float):
-            OmegaConf.update(tree, key, text.partition("=")[2])  # the folder 2024_10 is not 202410
+            OmegaConf.update(tree, key, text.partition("=")[2])
     except OmegaConfBaseException as error:
         return wrong_type(key, error)
     return None
@@ -521,20 +552,24 @@ def set_value(
 
 def replaces(text: str, key: str, value: Any) -> bool:
     """Whether a value takes the place of what the configuration holds; otherwise it is merged into it."""
+    if not isinstance(value, dict):
+        return False
     # A mixture, of the run or of a stage, consists of what is named. With a plus, components are added to it.
     is_mixture = key == "prior.components" or (key.startswith(STAGES) and key.endswith(".mix"))
-    return isinstance(value, dict) and is_mixture and not text.startswith("+")
+    return is_mixture and not text.startswith("+")
 
 
 def take_architecture(tree: DictConfig, name: Any) -> None:
-    """Set the model to the architecture of the package's weights of this name, if they are for its task."""
+    """Set the model to the architecture of the package's weights of this name, if there are such for its task."""
     if OmegaConf.get_type(tree.model) is not TabICLConfig:
         return
     is_regression = tree.model.max_classes == 0
-    if (path := names(is_regression).get(str(name))) is not None:
-        found = architecture(path)
-        if (found["max_classes"] == 0) == is_regression:
-            tree.model.update(found)
+    weights_by_name = names(is_regression)
+    if str(name) not in weights_by_name:  # None, or a file
+        return
+    settings = architecture(weights_by_name[str(name)])
+    if (settings["max_classes"] == 0) == is_regression:
+        tree.model.update(settings)
 
 
 def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
@@ -542,8 +577,11 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
     config: Any = OmegaConf.to_object(tree)
     config.curriculum.drop_skipped()
     config.curriculum.apply_scales()
-    config.prior = OmegaConf.to_container(tree.prior, resolve=True) if tree.prior is not None else None
-    config.objective = OmegaConf.to_container(tree.objective, resolve=True) if tree.objective is not None else None
+    # Of a prior and an objective the configuration holds plain values, from which `config/build.py` makes objects.
+    if tree.prior is not None:
+        config.prior = OmegaConf.to_container(tree.prior, resolve=True)
+    if tree.objective is not None:
+        config.objective = OmegaConf.to_container(tree.objective, resolve=True)
     return config, run_problems(config)
 
 
@@ -587,7 +625,9 @@ def parse_options(options: type, arguments: list[str]) -> Any:
                 problems.append(f"{key} is {value or 'empty'}; it needs a value")
             else:
                 problems.append(wrong_type(key, error))
-    problems += [f"{key} is missing" for key in keys if OmegaConf.is_missing(schema, key) and key not in given]
+    for key in keys:
+        if OmegaConf.is_missing(schema, key) and key not in given:
+            problems.append(f"{key} is missing")
     if problems:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")
@@ -616,9 +656,12 @@ def read_value(text: str) -> Any:
 
 def search_folders(config_dir: str | None) -> list[Path]:
     """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins and packages."""
-    if config_dir and not Path(config_dir).is_dir():
-        raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
-    folders = [CONFIG_DIR, *([Path(config_dir).absolute()] if config_dir else []), *plugins.config_folders()]
+    folders = [CONFIG_DIR]
+    if config_dir:
+        if not Path(config_dir).is_dir():
+            raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
+        folders.append(Path(config_dir).absolute())
+    folders += plugins.config_folders()
     for entry in entry_points(group="tabicl_train.configs"):
         try:
             folders.append(Path(next(iter(entry.load().__path__))))
@@ -629,9 +672,28 @@ def search_folders(config_dir: str | None) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
+def yaml_files(folders: list[Path], pattern: str = "**/*.yaml") -> list[Path]:
+    """Return the configuration files in some folders; with the pattern `*/*.yaml` those of groups."""
+    files: list[Path] = []
+    for folder in folders:
+        files += folder.glob(pattern)
+    return files
+
+
+def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[str]:
+    """List the configuration files that are not UTF-8 text, since Hydra's error does not name the one that it read."""
+    problems = []
+    for path in sorted(yaml_files(folders)):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as wrong:
+            problems.append(unreadable_text(path, wrong))
+    return problems or [str(error)]
+
+
 def group_choices(folders: list[Path]) -> dict[str, list[str]]:
-    """Return the groups of configuration files in some folders, and the choices of each."""
+    """Return the groups of configuration files in some folders, and the choices of each, both in alphabetical order."""
     choices: dict[str, set[str]] = {}
-    for path in (path for folder in folders for path in folder.glob("*/*.yaml")):
+    for path in yaml_files(folders, "*/*.yaml"):
         choices.setdefault(path.parent.name, set()).add(path.stem)
     return {group: sorted(choices[group]) for group in sorted(choices)}

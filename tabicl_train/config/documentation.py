@@ -16,7 +16,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -45,19 +45,30 @@ Options:
 All settings: {reference}"""
 
 OFTEN_CHANGED = (
-    *("run_dir", "seed", "init_weights", "preflight", "trainer.max_steps", "trainer.max_hours", "trainer.precision"),
-    *("trainer.devices", "stream.num_workers", "checkpoint.every", "validation.every"),
+    "run_dir",
+    "seed",
+    "init_weights",
+    "preflight",
+    "trainer.max_steps",
+    "trainer.max_hours",
+    "trainer.precision",
+    "trainer.devices",
+    "stream.num_workers",
+    "checkpoint.every",
+    "validation.every",
 )
 
-PLUGINS = "plugins=[A,./b.py]"
-OPEN_OPTIONS = {"EvaluateOptions.suite": register.suite, "ExportOptions.format": register.export_format}
-OPTIONS = {
+ABOUT_PLUGINS = "Load modules or files of your own that register something; every command takes it."
+TRAIN_OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
-    PLUGINS: "Load modules or files of your own that register something; every command takes it.",
+    "plugins=[A,./b.py]": ABOUT_PLUGINS,
     "--version": "Print versions, commit and device.",
 }
+
+# Options whose help also names what plug-ins have registered.
+REGISTRY_OF_OPTION = {"EvaluateOptions.suite": register.suite, "ExportOptions.format": register.export_format}
 
 SWEEP = """\
 Runs tabicl-train for each point of a space: a grid, random points, or a search.
@@ -115,28 +126,38 @@ def class_doc(cls: type) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Read the strings under the fields of a dataclass and its bases from their source."""
+    """Read the strings under the fields of a dataclass and its bases from their source.
+
+    They are no docstrings, of which Python knows: an expression, after a statement of the form NAME: TYPE = DEFAULT.
+    """
     docs = {}
     for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-            assert isinstance(definition, ast.ClassDef)
-            for field, below in itertools.pairwise(definition.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+        if not dataclasses.is_dataclass(base):
+            continue
+        source = textwrap.dedent(inspect.getsource(base))
+        definition = ast.parse(source).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                name = ast.unparse(field.target)
+                docs[name] = " ".join(ast.literal_eval(below.value).split())
     return docs
 
 
 def type_text(cls: type, name: str) -> str:
     """Name the type of a field in terms of YAML: `int or null` for `int | None`."""
     hint = get_type_hints(cls)[name]
-    text = re.sub(r"\w+\.", "", hint.__name__ if isinstance(hint, type) and not get_origin(hint) else str(hint))
+    is_plain_class = isinstance(hint, type) and get_origin(hint) is None
+    text = hint.__name__ if is_plain_class else str(hint)  # str(int) is <class 'int'>
+    text = re.sub(r"\w+\.", "", text)  # without the names of modules
     return text.replace(" | ", " or ").replace("None", "null")
 
 
 def value_text(value: Any) -> str:
     """Format a value as YAML."""
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def help_text(options: type, prefix: str = "") -> str:
@@ -144,15 +165,16 @@ def help_text(options: type, prefix: str = "") -> str:
     description = class_doc(options).partition("\n")[2].strip("\n")
     lines = option_lines(options, prefix)
     if not prefix:
-        lines.append(option_line("plugins", OPTIONS[PLUGINS]))
+        lines.append(option_line("plugins", ABOUT_PLUGINS))
     return "\n".join([f"usage: {usage(options)}", "", description, "", *lines])
 
 
 def option_lines(options: type, prefix: str = "") -> list[str]:
+    """Describe each option of a dataclass in the two columns of `option_line`."""
     lines = []
     for field in dataclasses.fields(options):
         text = setting_text(options, field.name)
-        registry = OPEN_OPTIONS.get(f"{options.__name__}.{field.name}")
+        registry = REGISTRY_OF_OPTION.get(f"{options.__name__}.{field.name}")
         if registry is not None and registry.of_plugins():
             text += f" Plug-ins add {', '.join(registry.of_plugins())}."
         lines.append(option_line(prefix + field.name, text))
@@ -166,21 +188,29 @@ def option_line(key: str, text: str, width: int = 22) -> str:
 
 def setting_text(cls: type, key: str) -> str:
     """Return the string and the default of a setting, by its dotted key."""
-    first, _, rest = key.partition(".")
-    default = default_of(next(field for field in dataclasses.fields(cls) if field.name == first))
+    name, _, rest = key.partition(".")
+    (field,) = [field for field in dataclasses.fields(cls) if field.name == name]
+    default = default_of(field)
     if rest:
         return setting_text(type(default), rest)
-    has_none = default in (None, MISSING, [], {}) or dataclasses.is_dataclass(default)
-    return field_docs(cls)[first] + ("" if has_none else f" (default: {value_text(default)})")
+    text = field_docs(cls)[name]
+    if default in (None, MISSING, [], {}) or dataclasses.is_dataclass(default):
+        return text
+    return f"{text} (default: {value_text(default)})"
 
 
 def train_help(config_dir: str | None) -> str:
     """Return the help of tabicl-train, with the choices of groups in the folders searched."""
-    choices = group_choices(search_folders(config_dir))
+    settings = [option_line(key, setting_text(RunConfig, key)) for key in OFTEN_CHANGED]
+    groups = []
+    for group, choices in group_choices(search_folders(config_dir)).items():
+        if group != "sweep":  # of tabicl-sweep
+            groups.append(option_line(group, ", ".join(choices)))
+    options = [option_line(key, text) for key, text in TRAIN_OPTIONS.items()]
     return TRAIN.format(
-        settings="\n".join(option_line(key, setting_text(RunConfig, key)) for key in OFTEN_CHANGED),
-        groups="\n".join(option_line(group, ", ".join(choices[group])) for group in choices if group != "sweep"),
-        options="\n".join(option_line(*option) for option in OPTIONS.items()),
+        settings="\n".join(settings),
+        groups="\n".join(groups),
+        options="\n".join(options),
         reference=CONFIG_DIR / "README.md",
     )
 
@@ -201,23 +231,25 @@ def reference() -> str:
     from priors.realism import Realism  # takes 2 s
 
     groups = f"## Groups\n\nThe files of values that come with the project.\n\n{choice_table(CONFIG_DIR)}\n"
-    sections = [INTRODUCTION, groups]
-    top = [field for field in dataclasses.fields(RunConfig) if not is_part(field) and field.name != "prior"]
-    sections.append(section("## The run", RunConfig, fields=top))
-    for field in dataclasses.fields(RunConfig):
-        title, prefix = f"## `{field.name}`", f"{field.name}."
-        if field.name == "prior":
-            sections.append(f"{title}\n\nThe distribution that tables are drawn from.\n")
-            sections += prior_sections("priors")
-            sections.append(section("### `prior.realism`", Realism, "prior.realism."))
-        elif field.name == "model":
-            sections += network_sections("tabicl_train.model")
-        elif is_part(field):
-            sections.append(section(title, type(default_of(field)), prefix))
-        if field.name == "curriculum":
-            sections.append(section("## `curriculum.stages.NAME`", StageConfig, "curriculum.stages.NAME."))
-    sections.append(section("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
-    return "\n".join(sections)
+    fields = dataclasses.fields(RunConfig)
+    settings_of_run = [field for field in fields if not is_section(field) and field.name != "prior"]
+    parts_of_page = [INTRODUCTION, groups, describe("## The run", RunConfig, fields=settings_of_run)]
+    # The sections of a configuration in its order. Those of a prior and a network depend on which one is chosen.
+    for field in fields:
+        name = field.name
+        if name == "prior":
+            parts_of_page.append("## `prior`\n\nThe distribution that tables are drawn from.\n")
+            parts_of_page += describe_priors("priors")
+            parts_of_page.append(describe("### `prior.realism`", Realism, "prior.realism."))
+        elif name == "model":
+            parts_of_page += describe_networks("tabicl_train.model")
+        elif is_section(field):
+            parts_of_page.append(describe(f"## `{name}`", type(default_of(field)), f"{name}."))
+        if name == "curriculum":
+            stage = "curriculum.stages.NAME"
+            parts_of_page.append(describe(f"## `{stage}`", StageConfig, f"{stage}."))
+    parts_of_page.append(describe("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
+    return "\n".join(parts_of_page)
 
 
 def plugin_reference(module: str) -> str:
@@ -226,60 +258,82 @@ def plugin_reference(module: str) -> str:
     folder = Path(package.__path__[0]) / "configs"
     groups = f"## Groups\n\nThe files of values in its folder `configs`.\n\n{choice_table(folder)}\n"
     introduction = PLUGIN_INTRODUCTION.format(module=module)
-    return "\n".join([introduction, groups, *prior_sections(module, "##"), *network_sections(module)])
+    return "\n".join([introduction, groups, *describe_priors(module, "##"), *describe_networks(module)])
 
 
 def choice_table(folder: Path) -> str:
-    """Tell what the files of values in a folder are."""
-    files = [file for group in sorted(folder.iterdir()) for file in sorted(group.glob("*.yaml"))]
-    rows = [(f"`{file.parent.name}={file.stem}`", first_sentence(file)) for file in files]
+    """Tell what the files of values in a folder are, in a row for each."""
+    rows = []
+    for group in sorted(folder.iterdir()):
+        for file in sorted(group.glob("*.yaml")):
+            rows.append((f"`{group.name}={file.stem}`", first_sentence(file)))
     return markdown_table(("choice", "what it is"), rows)
 
 
-def prior_sections(package: str, level: str = "###") -> list[str]:
-    """Describe the options of the priors of a package."""
+def describe_priors(package: str, level: str = "###") -> list[str]:
+    """Describe the options of the priors of a package, each below a title of this level."""
     import priors
 
-    classes = {name: priors.prior_class(name) for name in priors.prior_names()}
-    own = {name: cls for name, cls in classes.items() if cls.__module__.startswith(f"{package}.")}
-    return [section(f"{level} `prior={name}`", cls, "prior.") for name, cls in own.items()]
+    descriptions = []
+    for name in priors.prior_names():
+        prior = priors.prior_class(name)
+        if prior.__module__.startswith(f"{package}."):
+            descriptions.append(describe(f"{level} `prior={name}`", prior, "prior."))
+    return descriptions
 
 
-def network_sections(package: str) -> list[str]:
+def describe_networks(package: str) -> list[str]:
     """Describe the settings of the networks of a package."""
-    own = [name for name in register.network if register.network.place(name).startswith(f"{package}.")]
-    sections = []
-    for name in own:
+    descriptions = []
+    for name in register.network:
+        if not register.network.place(name).startswith(f"{package}."):
+            continue
         settings = register.network[name].settings
-        fields = dataclasses.fields(settings)
-        if settings is not TabICLConfig and issubclass(settings, TabICLConfig):  # a variant, as its docstring says
+        fields = list(dataclasses.fields(settings))
+        if settings is not TabICLConfig and issubclass(settings, TabICLConfig):
+            # A variant of TabICL, as its docstring says, is described by what it adds.
             inherited = {field.name for field in dataclasses.fields(TabICLConfig)}
-            fields = tuple(field for field in fields if field.name not in inherited)
-        sections.append(section(f"## `model` of the family {name}", settings, "model.", fields))
-    return sections
+            fields = [field for field in fields if field.name not in inherited]
+        descriptions.append(describe(f"## `model` of the family {name}", settings, "model.", fields))
+    return descriptions
 
 
-def is_part(field: dataclasses.Field) -> bool:
+def is_section(field: dataclasses.Field) -> bool:
+    """Whether a field holds options of its own, as RunConfig.trainer does."""
     return dataclasses.is_dataclass(default_of(field))
 
 
-def section(title: str, cls: type, prefix: str = "", fields: Iterable[dataclasses.Field] | None = None) -> str:
-    """Describe a dataclass, with a row for each field: key, type, default and meaning."""
+def describe(title: str, cls: type, prefix: str = "", fields: Sequence[dataclasses.Field] | None = None) -> str:
+    """Describe a dataclass below a title, with a row for each of its fields, or of those given.
+
+    A row has key, type, default and meaning; `prefix` comes before the keys.
+    """
+    if fields is None:
+        fields = dataclasses.fields(cls)
     rows = []
-    for field in dataclasses.fields(cls) if fields is None else fields:
-        default = "{}" if is_part(field) else value_text(default_of(field)) or '""'
+    for field in fields:
+        default = "{}"
+        if not is_section(field):
+            default = value_text(default_of(field)) or '""'
         meaning = field_docs(cls).get(field.name, "")
         rows.append((f"`{prefix}{field.name}`", type_text(cls, field.name), f"`{default}`", meaning))
-    table = markdown_table(("key", "type", "default", "meaning"), rows) if rows else "It has no options."
+    table = "It has no options."
+    if rows:
+        table = markdown_table(("key", "type", "default", "meaning"), rows)
     return f"{title}\n\n{class_doc(cls)}\n\n{table}\n"
 
 
 def first_sentence(file: Path) -> str:
     """Return the first sentence of the comment at the top of a configuration file."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
-    comment = " ".join(line.removeprefix("#").strip() for line in lines if "@package" not in line)
-    return re.split(r"(?<=[.?]) ", comment)[0]
+    lines = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if "@package" not in line:  # a directive for Hydra
+            lines.append(line.removeprefix("#").strip())
+    return re.split(r"(?<=[.?]) ", " ".join(lines))[0]
 
 
 if __name__ == "__main__":
-    print(plugin_reference(sys.argv[1]) if sys.argv[1:] else reference(), end="")
+    page = plugin_reference(sys.argv[1]) if sys.argv[1:] else reference()
+    print(page, end="")

@@ -1,4 +1,4 @@
-"""Refuses nan and inf as values of options, except inf for an option that declares that it may be infinite."""
+"""Refuses nan, inf and -inf as values of options, except inf for an option that declares that it may be infinite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAY_BE_INFINITE = {"may_be_infinite": True}
 
 
 def not_finite(options: Any, prefix: str = "") -> list[str]:
-    """List a problem for each number in a dataclass of options, at any depth, that is nan, or inf where it may not be.
+    """List a problem for each number in a dataclass of options, at any depth, that is nan or infinite but may not be.
 
     `prefix` comes before the names of the options.
     """
@@ -35,6 +35,10 @@ def not_finite_in(key: str, value: Any, allows_inf: bool) -> list[str]:
         for item in value:
             problems += not_finite_in(key, item, allows_inf)
         return problems
-    if not isinstance(value, float) or math.isfinite(value) or (allows_inf and value == math.inf):
+    if not isinstance(value, float) or math.isfinite(value):
         return []
-    return [f"{key} is {value}; it must be a {'number or inf' if allows_inf else 'finite number'}"]
+    if not allows_inf:
+        return [f"{key} is {value}; it must be a finite number"]
+    if value != math.inf:
+        return [f"{key} is {value}; it must be a number or inf"]
+    return []

@@ -3,7 +3,7 @@
     clip: float = field(default=10.0, metadata=TOLD)                          # here
     dropout: float = field(default=0.0, metadata={"resume": "refused"})       # anywhere, such as in a plug-in
 
-An option that declares nothing has the severity of its section.
+An option that declares nothing has the severity of its section, and a section that declares nothing is TOLD.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFUSED = {"resume": "refused"}
 NEVER = {"resume": "never"}
 
 
-def severity_of(key: str, options: type, otherwise: Severity = Severity.TOLD) -> Severity:
+def severity_of(key: str, options: type, default: Severity = Severity.TOLD) -> Severity:
     """Return what a dataclass of options declares about one of them.
 
     Parameters
@@ -47,16 +47,15 @@ def severity_of(key: str, options: type, otherwise: Severity = Severity.TOLD) ->
         The option; for one of a section, a dotted name.
     options : type
         The dataclass.
-    otherwise : Severity
+    default : Severity
         That of an option without a declaration, or of one that no longer exists.
     """
     name, _, rest = key.partition(".")
-    for option in dataclasses.fields(options):
-        if option.name != name:
-            continue
-        severity = Severity(option.metadata.get("resume", otherwise))
-        section = type(default_of(option))
-        if rest and dataclasses.is_dataclass(section):
-            return severity_of(rest, section, severity)
-        return severity
-    return otherwise
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    if name not in fields:
+        return default
+    severity = Severity(fields[name].metadata.get("resume", default))
+    section = type(default_of(fields[name]))
+    if rest and dataclasses.is_dataclass(section):
+        return severity_of(rest, section, severity)  # of an option of a section
+    return severity  # also of a key of a dictionary, whose keys declare nothing

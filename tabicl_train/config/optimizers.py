@@ -15,7 +15,7 @@ from tabicl_train.console import first_line
 
 __all__ = ["OptimizerKind", "settings_of"]
 
-OF_STAGES = ("lr", "weight_decay")  # arguments that the stages of the curriculum set
+SET_BY_STAGES = ("lr", "weight_decay")  # arguments that are no options, since the stages of the curriculum set them
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,31 @@ class OptimizerKind:
 
 def settings_of(name: str) -> type:
     """Return the dataclass of the settings `optimizer.*` for an optimizer; ConfigError if it is not registered."""
-    return _settings(name, register.optimizer[name])
+    return make_settings(name, register.optimizer[name])
 
 
-@functools.cache
-def _settings(name: str, kind: OptimizerKind) -> type:
-    if kind.options is OptimizerConfig:
+@functools.cache  # so that the settings of an optimizer have one class, by which they can be compared
+def make_settings(name: str, kind: OptimizerKind) -> type:
+    """Make the dataclass: a field `name`, the options, and a method `problems` that tries them out."""
+    if kind.options is OptimizerConfig:  # one of ours, which has a name and checks already
         return OptimizerConfig
     fields: list[Any] = [("name", str, field(default=name))]
+    bases: tuple[type, ...] = ()
     if kind.options is None:
         fields += argument_fields(kind.optimizer)
-        bases: tuple[type, ...] = ()
     else:
         bases = (kind.options,)
-    return dataclasses.make_dataclass(f"{name}_settings", fields, bases=bases, namespace={"problems": problems})
+    methods = {"problems": problems_of_plugin}
+    return dataclasses.make_dataclass(f"{name}_settings", fields, bases=bases, namespace=methods)
 
 
 def argument_fields(entry: Callable[..., Any]) -> list[Any]:
     """Return the arguments of a class that can be options, as fields of a dataclass."""
     fields: list[Any] = []
-    _, *others = inspect.signature(entry).parameters.values()  # the first one are the parameters
-    for argument in others:
+    arguments = list(inspect.signature(entry).parameters.values())
+    for argument in arguments[1:]:  # the first one takes the parameters of the network
         default = argument.default
-        if argument.name in OF_STAGES or default is inspect.Parameter.empty:
+        if argument.name in SET_BY_STAGES or default is inspect.Parameter.empty:
             continue
         if isinstance(default, tuple | list):
             fields.append((argument.name, list[Any], field(default_factory=functools.partial(list, default))))
@@ -79,12 +81,15 @@ def argument_fields(entry: Callable[..., Any]) -> list[Any]:
     return fields
 
 
-def problems(settings: Any) -> list[str]:
-    """List what is wrong with the settings of an optimizer of a plug-in, which is tried out."""
-    of_options = getattr(super(type(settings), settings), "problems", None)
-    found = of_options() if of_options is not None else []
-    if found:
-        return found
+def problems_of_plugin(settings: Any) -> list[str]:
+    """List what is wrong with the settings of an optimizer of a plug-in: the method `problems` of `make_settings`."""
+    # First what the plug-in's own dataclass has to say, whose `problems` this method hides.
+    options = super(type(settings), settings)
+    if hasattr(options, "problems"):
+        problems = options.problems()
+        if problems:
+            return problems
+    # Then a step is tried.
     from tabicl_train.optimizer import try_out  # on first use, as it imports torch
 
     try:

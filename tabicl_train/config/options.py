@@ -84,9 +84,9 @@ class EvaluateOptions:
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
     splits: int | None = None
-    """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. Of suite=probes it
-    is the number of draws of each probe; null takes all 20. Of suite=openml it is the number of folds; null takes those
-    of the protocol, and of tasks by number those of the first repeat."""
+    """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. With suite=probes:
+    draws of each probe; null takes all 20. With suite=openml: folds; null takes those of the protocol, and of tasks by
+    number those of the first repeat."""
     rows: int | None = None
     """Largest number of rows to use of a task; null takes 1000, and of suite=openml what the protocol says: all, but
     for nano and cc18_d3."""
@@ -158,7 +158,8 @@ class CompareOptions:
     """Replace the comparison of other arms in the output, which is refused otherwise."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
+        problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators)
+        problems += at_least(20, rows=self.rows)
         if not isinstance(self.metric, str | list | None):
             problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
         return problems
@@ -333,7 +334,8 @@ class SubmitOptions:
     """slurm, or local for a job on this machine."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, nodes=self.nodes) + at_least(0, gpus=self.gpus)
+        problems = at_least(1, nodes=self.nodes)
+        problems += at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
         problems += positive(hours=self.hours)
         if not isinstance(self.sbatch, dict | None):
@@ -382,10 +384,10 @@ class PriorOptions:
     """dump format=hdf5: replace a file that is there already."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the values, one line each."""
         problems = at_least(1, steps=self.steps, processes=self.processes)
         problems += at_least(1, tables=self.tables, batch_size=self.batch_size)
-        return problems + one_of("format", self.format, ("shards", "hdf5"))
+        problems += one_of("format", self.format, ("shards", "hdf5"))
+        return problems
 
 
 @dataclass
@@ -425,9 +427,8 @@ class SweepConfig:
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
 
     def problems(self) -> list[str]:
-        problems = one_of("sampler", self.sampler, ("grid", "random", "tpe")) + one_of(
-            "pruner", self.pruner, ("none", "median")
-        )
+        problems = one_of("sampler", self.sampler, ("grid", "random", "tpe"))
+        problems += one_of("pruner", self.pruner, ("none", "median"))
         problems += at_least(1, trials=self.trials, jobs=self.jobs)
         for seed in self.seeds:
             problems += [f"seeds: {problem}" for problem in seed_problems("a seed", seed)]
@@ -450,27 +451,50 @@ class SweepConfig:
         return problems
 
 
+NEEDS_MAPPING = "it must be a mapping, such as {name: 1}"
+
+
 def usage(options: type) -> str:
     """Return the first line of a command's description."""
     return (inspect.getdoc(options) or "").splitlines()[0]
 
 
 def unknown_key(
-    prefix: str, key: str, known: Collection[str], last: str | None = None, all_keys: Collection[str] = ()
+    section: str, name: str, siblings: Collection[str], setting: str | None = None, all_keys: Collection[str] = ()
 ) -> str:
-    """Return the message for a key that is not among the `known` ones under `prefix`, with suggestions."""
-    # last: the last part of the dotted key, which may name a setting elsewhere; all_keys: the keys of all settings
-    start = f"{prefix}." if prefix else ""
-    keys_by_name: dict[str, list[str]] = {}
-    for path in all_keys:
-        keys_by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    last = last or key
-    siblings = [start + name for name in closest(key, known)]
-    near = [*siblings, *keys_by_name.get(last, [])] if last == key else keys_by_name.get(last, siblings)
-    near = near or [path for name in closest(last, keys_by_name) for path in keys_by_name[name]]
-    if near:
-        return f"{start}{key}: no such setting; did you mean {' or '.join(near[:3])}?"
-    return f"{start}{key}: no such setting; there are {', '.join(map(str, known)) or 'none'}"
+    """Return the message for a dotted key of which a part is unknown, with suggestions.
+
+    Parameters
+    ----------
+    section : str
+        The parts of the key before the unknown one, which exist: "curriculum.stages", or "" at the top.
+    name : str
+        The unknown part.
+    siblings : collection of str
+        What the section has instead.
+    setting : str, optional
+        The last part of the key, by default the unknown one. In modle.embed_dim it is known in another section.
+    all_keys : collection of str
+        The keys of all settings, which are searched for one with that last part.
+    """
+    prefix = f"{section}." if section else ""
+    similar_siblings = [prefix + sibling for sibling in closest(name, siblings)]
+    keys_by_last_part: dict[str, list[str]] = {}
+    for key in all_keys:
+        _, _, last = key.rpartition(".")
+        keys_by_last_part.setdefault(last, []).append(key)
+
+    if not setting or setting == name:  # max_steps=3, which may be a setting of another section
+        suggestions = similar_siblings + keys_by_last_part.get(name, [])
+    else:  # modle.embed_dim=3: what is meant has most likely the same last part
+        suggestions = keys_by_last_part.get(setting, similar_siblings)
+    if not suggestions:  # a misspelled setting of another section
+        for last in closest(setting or name, keys_by_last_part):
+            suggestions = keys_by_last_part[last]
+
+    if suggestions:
+        return f"{prefix}{name}: no such setting; did you mean {' or '.join(suggestions[:3])}?"
+    return f"{prefix}{name}: no such setting; there are {', '.join(map(str, siblings)) or 'none'}"
 
 
 def closest(name: str, names: Collection[str]) -> list[str]:
@@ -482,11 +506,14 @@ def wrong_type(key: str, error: Exception) -> str:
     """Return the message for a value that OmegaConf refuses."""
     cause = error.__cause__ or error
     reason = first_line(cause)
-    is_list = reason.startswith("Cannot merge DictConfig with ListConfig")
-    if (is_list and "reference_type=Dict[" in str(cause)) or re.match(r"Cannot assign \w+ to Dict\[", reason):
-        reason = "it must be a mapping, such as {name: 1}"
-    elif "ListConfig" in reason:
-        reason = "it must be a list, such as [1,2]"
+    # A dictionary is asked for, and the value is a number or text, or a list.
+    if re.match(r"Cannot assign \w+ to Dict\[", reason):
+        return f"{key}: {NEEDS_MAPPING}"
+    if reason.startswith("Cannot merge DictConfig with ListConfig") and "reference_type=Dict[" in str(cause):
+        return f"{key}: {NEEDS_MAPPING}"
+    # A list is asked for.
+    if "ListConfig" in reason:
+        return f"{key}: it must be a list, such as [1,2]"
     return f"{key}: {in_words_of_users(reason)}"
 
 
@@ -496,14 +523,21 @@ def in_words_of_users(reason: str) -> str:
         return "no such setting"
     if reason.endswith("is not Optional"):
         return "it needs a value"
-    if kind := re.match(r"Invalid type assigned: \w+ is not a subclass of (\w+)", reason):
-        is_plain = kind[1] in ("int", "float", "str", "bool")
-        return f"its values must be of type {kind[1]}" if is_plain else "it must be a mapping, such as {name: 1}"
-    return reason
+    wrong_class = re.match(r"Invalid type assigned: \w+ is not a subclass of (\w+)", reason)
+    if wrong_class is None:
+        return reason
+    expected = wrong_class[1]
+    if expected in ("int", "float", "str", "bool"):
+        return f"its values must be of type {expected}"
+    return NEEDS_MAPPING  # a dataclass, such as that of a stage
 
 
-def first_lines(error: Exception) -> str:
-    """Return an OmegaConf or Hydra error in one line: the file and the key, if it names them, and the reason."""
+def error_in_one_line(error: Exception) -> str:
+    """Return an error of OmegaConf or Hydra in one line: the file and the key, if it names them, and the reason."""
+    # Such an error has several lines, of which only the reason is always there:
+    #     In 'model/typo': Key 'embed_dm' not in 'TabICLConfig'
+    #         full_key: model.embed_dm
+    #         object_type=TabICLConfig
     file = ""
     key = ""
     reasons = []
@@ -513,12 +547,11 @@ def first_lines(error: Exception) -> str:
             key = line.removeprefix("full_key: ")
         elif line and not line.startswith(("full_key", "object_type")):
             reasons.append(line)
-    if reasons:
-        in_file = re.match(r"In '(.+?)': (.*)", reasons[0])
-        if in_file is not None:
-            file = f"{in_file[1]}.yaml"
-            reasons[0] = in_file[2]
-            if reasons[0].endswith("raised while composing config:"):  # the reason is in the next line
-                del reasons[0]
-    words = "; ".join(map(in_words_of_users, reasons[:3]))
-    return ": ".join(text for text in (file, key, words) if text)
+    in_file = re.match(r"In '(.+?)': (.*)", reasons[0]) if reasons else None
+    if in_file is not None:
+        file = f"{in_file[1]}.yaml"
+        reasons[0] = in_file[2]
+        if reasons[0].endswith("raised while composing config:"):  # the reason is in the next line
+            del reasons[0]
+    reason = "; ".join(map(in_words_of_users, reasons[:3]))
+    return ": ".join(text for text in (file, key, reason) if text)

@@ -9,15 +9,22 @@ def flatten(values: dict, prefix: str = "") -> dict[str, Any]:
     """Return nested values by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
 def steps_of_stages(lengths: dict[str, int], steps: int) -> dict[str, int]:
-    """Return how many of the first `steps` steps belong to each stage that has begun, by name."""
+    """Return how many of the first `steps` steps belong to each stage that has begun, by name.
+
+    lengths: the steps of all stages, in their order
+    """
     done = {}
+    left = steps
     for name, length in lengths.items():
-        if steps > 0:
-            done[name] = min(length, steps)
-        steps -= length
+        if left > 0:
+            done[name] = min(length, left)
+        left -= length
     return done

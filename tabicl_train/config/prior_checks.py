@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tabicl_train.config.build import build_prior, last_prior
+from tabicl_train.config.build import configured_prior, last_prior
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.score_names import REAL
 
@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from tabicl_train.config.schema import CurriculumConfig, RunConfig
 
 
-def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
-    """List the problem with a number of rows that none of a prior's real tables has."""
+def too_many_rows(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
+    """List the problem with a setting whose number of rows none of a prior's real tables has."""
     from priors.real import real_tables, setting
 
     real = real_tables(prior)
-    eligible = None if real is None else real.eligible(rows, is_regression)
-    if eligible is None or eligible[0] > 0:
+    eligible = None
+    if real is not None:
+        eligible = real.eligible(rows, is_regression)
+    if eligible is None:  # there are no real tables, or their length does not matter
         return []
-    if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
+    long_enough, all_tables = eligible
+    if long_enough > 0:
+        return []
+    if all_tables == 0:  # in validation only: a prior without training tables is reported elsewhere
         advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
-    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long; lower it"]
+    return [f"{name} has tables of {rows} rows; none of the {all_tables} real tables for it is that long; lower it"]
 
 
 def prior_problems(config: RunConfig) -> list[str]:
@@ -36,26 +41,34 @@ def prior_problems(config: RunConfig) -> list[str]:
 
     last_prior.cache_clear()  # the files behind it may have changed
     try:
-        prior = build_prior(config.prior)
+        prior = configured_prior(config.prior)
     except PriorError as error:
-        return [str(error) if str(error).startswith("prior ") else f"prior: {error}"]
+        message = str(error)
+        if not message.startswith("prior "):
+            message = f"prior: {message}"
+        return [message]
     name = config.prior["name"]
+    max_classes = config.model.max_classes
     is_regression = config.model.is_regression
     problems = not_finite(prior, "prior.")
     problems += stored_in_validation(config, prior)
+
+    # Its targets.
     if is_regression and not prior.numeric_targets:
         problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
     if not is_regression and not prior.classes:
         problems.append(f"prior={name} draws numbers only, which needs model.max_classes=0")
     real = real_tables(prior)
     if real is not None:
-        problems += [f"prior {name}: {line}" for line in real.ineligible(config.model.max_classes)]
+        problems += [f"prior {name}: {line}" for line in real.ineligible(max_classes)]
+
+    # What stages and validation ask of it.
     problems += [f"curriculum.{line}" for line in missing_from_prior(config.curriculum, prior, is_regression)]
     if prior.stored_sizes is not None:
         problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior.stored_sizes)]
-        if 0 < config.model.max_classes < prior.stored_classes:
+        if 0 < max_classes < prior.stored_classes:
             most = f"the stored tables of prior={name} have up to {prior.stored_classes} classes"
-            problems.append(f"model.max_classes is {config.model.max_classes}, but {most}")
+            problems.append(f"model.max_classes is {max_classes}, but {most}")
     if draws_validation_tables(config):
         problems += missing_from_validation(config, prior)
     return problems
@@ -67,42 +80,49 @@ def draws_validation_tables(config: RunConfig) -> bool:
 
 
 def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
-    """List the problem with validation tables of a prior=disk, alone or in a mixture, or one with stored sizes."""
+    """List the problem with validation tables of a prior that has stored the tables of training, and no others."""
     from priors.mix_scm import MixSCM
 
+    if not draws_validation_tables(config):
+        return []
+    # prior=disk, alone or in a mixture, or another one whose stored tables have sizes of their own, as prior=hdf5.
     name = config.prior["name"]
-    for part in config.curriculum.parts(prior).values():
-        if isinstance(part, MixSCM) and "disk" in part.priors:
+    for prior_of_kind in config.curriculum.priors_by_kind(prior).values():
+        if isinstance(prior_of_kind, MixSCM) and "disk" in prior_of_kind.priors:
             name = "disk"
-    is_stored = name == "disk" or prior.stored_sizes is not None
-    if not is_stored or not draws_validation_tables(config):
+    if name != "disk" and prior.stored_sizes is None:
         return []
     return [f"validation.rows must be [] with prior={name}, which only has the tables of steps"]
 
 
 def other_sizes(curriculum: CurriculumConfig, stored_sizes: np.ndarray) -> list[str]:
-    """List the stages whose sizes are not those of the stored tables, which are the ones that tables have."""
-    # The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
-    # stored_sizes: see Prior
+    """List the stages whose sizes are not those of the stored tables, which training uses in any case.
+
+    The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
+
+    stored_sizes: see Prior
+    """
     rows, labeled, features = stored_sizes.T
     shares = labeled / rows
+    lowest_share = round(float(shares.min()), 3)
+    highest_share = round(float(shares.max()), 3)
     stored: dict[str, list] = {
         "rows": [int(rows.min()), int(rows.max())],
         "features": [int(features.min()), int(features.max())],
-        "train_share": [max(0.001, round(float(shares.min()), 3)), min(0.999, round(float(shares.max()), 3))],
+        "train_share": [max(0.001, lowest_share), min(0.999, highest_share)],  # a stage takes neither 0 nor 1
     }
     problems = []
     for name, stage in curriculum.stages.items():
-        wrong = []
+        corrections = []
         for key, bounds in stored.items():
             tolerance = 0.01 if key == "train_share" else 0
             pairs = zip(getattr(stage, key), bounds, strict=False)  # another number of values is refused elsewhere
             if any(abs(value - bound) > tolerance for value, bound in pairs):
-                wrong.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
+                corrections.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
         if stage.small_share > 0:
-            wrong.append(f"curriculum.stages.{name}.small_share=0")
-        if wrong:
-            problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(wrong)}")
+            corrections.append(f"curriculum.stages.{name}.small_share=0")
+        if corrections:
+            problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(corrections)}")
     return problems
 
 
@@ -113,80 +133,87 @@ def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression
     problems = []
     for name, stage in curriculum.stages.items():
         try:
-            mixed = prior.mixed(stage.mix)
+            prior_of_stage = prior.mixed(stage.mix)
         except PriorError as error:
             problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
             continue
         for key, rows in stage.row_ranges.items():
-            problems += long_enough(f"stages.{name}.{key}", max(rows), mixed, is_regression)
-        if stage.uses > 1 and not can_be_permuted(mixed):
+            problems += too_many_rows(f"stages.{name}.{key}", max(rows), prior_of_stage, is_regression)
+        if stage.uses > 1 and not can_be_permuted(prior_of_stage):
             why = "which needs synthetic tables whose columns may have any order"
             problems.append(f"stages.{name}.uses is {stage.uses}, {why}")
     return problems
 
 
 def can_be_permuted(prior: Prior) -> bool:
-    """Whether the columns and rows of all tables may be permuted.
-
-    So none are real, whose labeled and query rows may have to stay apart, or stored, or have an order with a meaning.
-    """
+    """Whether the columns and rows of all tables of a prior may be permuted."""
     from priors.mix_scm import MixSCM
     from priors.real import real_tables
 
-    components = list(prior.priors.values()) if isinstance(prior, MixSCM) else [prior]
-    if prior.num_tables is not None or real_tables(prior) is not None:
+    if prior.num_tables is not None:  # they are stored
         return False
-    return not any(component.raw for component in components)
+    if real_tables(prior) is not None:  # labeled and query rows of real tables may have to stay apart
+        return False
+    components = list(prior.priors.values()) if isinstance(prior, MixSCM) else [prior]
+    return not any(component.raw for component in components)  # the order of raw columns and rows has a meaning
 
 
 def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
-    """List what a prior lacks for validation: real tables that are long enough, and the part that decides."""
+    """List what a prior lacks for validation: real tables that are long enough, and tables of the kind that decides."""
     from priors.real import real_tables
 
     problems = []
-    parts = config.curriculum.parts(prior)
+    by_kind = config.curriculum.priors_by_kind(prior)
     rows = min(config.validation.rows)  # larger numbers than any table has are left out
-    for part in parts.values():
-        real = real_tables(part)
-        drawn = part if real is None else real.for_validation()
-        problems += long_enough("validation.rows", rows, drawn, config.model.is_regression)
+    for prior_of_kind in by_kind.values():
+        drawn = prior_of_kind
+        real = real_tables(prior_of_kind)
+        if real is not None:
+            drawn = real.for_validation()
+        problems += too_many_rows("validation.rows", rows, drawn, config.model.is_regression)
     best = config.validation.best
-    if best != REAL and best not in parts:
-        only = next(iter(parts))
+    if best != REAL and best not in by_kind:
+        only = next(iter(by_kind))  # there are two kinds
         advice = f"set validation.best={only}"
         problems.append(f"validation.best is {best!r}, but all tables of the prior are {only}; {advice}")
     return problems
 
 
 def missing_steps(config: RunConfig) -> list[str]:
-    """List the steps whose tables a prior=disk lacks, alone or in a mixture, or a file that ends before the run."""
+    """List why a prior of stored tables has none for some steps: they end too early, or shards are missing."""
+    prior = configured_prior(config.prior)
+    if prior.num_tables is None:
+        return missing_from_disk(config, prior)
+    steps = config.curriculum.whole_steps(prior.num_tables)
+    if steps >= config.total_steps:
+        return []
+    lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
+    advice = f"set trainer.max_steps={steps}"
+    if "repeat" in config.prior:
+        advice += " or prior.repeat=true"
+    return [f"{lasts}; {advice}"]
+
+
+def missing_from_disk(config: RunConfig, prior: Prior) -> list[str]:
+    """List the steps whose tables a prior=disk, alone or in a mixture, does not have; [] for other priors."""
     from priors.disk import Disk
     from priors.mix_scm import MixSCM
 
-    prior = build_prior(config.prior)
-    if prior.num_tables is not None:
-        steps = config.curriculum.whole_steps(prior.num_tables)
-        if steps >= config.total_steps:
-            return []
-        lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
-        advice = f"set trainer.max_steps={steps}"
-        if "repeat" in config.prior:
-            advice += " or prior.repeat=true"
-        return [f"{lasts}; {advice}"]
-    stages = config.curriculum.stages.values()
-    disk = prior
+    disk: Prior | None = prior
     key = "prior"
-    tables = [stage.tables for stage in stages]  # of a step, for each stage
     if isinstance(prior, MixSCM):
-        disk = prior.priors.get("disk", prior)
+        disk = prior.priors.get("disk")
         key = "prior.components.disk"
-        tables = [stage.tables if prior.mixed(stage.mix).shares.get("disk") else 0 for stage in stages]
     if not isinstance(disk, Disk):
         return []
-    of_steps = []
-    for stage, count in zip(stages, tables, strict=True):
-        of_steps += [count] * stage.steps
-    return [f"{key}.{line}" for line in disk.missing_steps(config.seed, of_steps[: config.total_steps])]
+    tables_by_step = []
+    for stage in config.curriculum.stages.values():
+        tables = stage.tables
+        # Of a mixture, any table of a stage may be one of disk, or none.
+        if isinstance(prior, MixSCM) and not prior.mixed(stage.mix).shares.get("disk"):
+            tables = 0
+        tables_by_step += [tables] * stage.steps
+    return [f"{key}.{line}" for line in disk.missing_steps(config.seed, tables_by_step[: config.total_steps])]
 
 
 def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
@@ -198,10 +225,12 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         real = real_tables(prior.mixed(stage.mix))
         if real is None:
             continue
-        low, high = stage.rows
-        few = real.eligible(low, is_regression)
-        many = real.eligible(high, is_regression)
-        if few and many:
-            counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
-            lines.append(f"stage {name}: {counts}")
+        lowest, highest = stage.rows
+        with_lowest = real.eligible(lowest, is_regression)
+        with_highest = real.eligible(highest, is_regression)
+        if with_lowest is None or with_highest is None:  # their length does not matter
+            continue
+        short, all_tables = with_lowest
+        long, _ = with_highest
+        lines.append(f"stage {name}: {short} of {all_tables} tables have {lowest:,} rows, and {long} have {highest:,}")
     return lines

@@ -1,7 +1,6 @@
 """Checks of a run as a whole: sections that contradict each other, plug-ins, the prior, and files.
 
-What is wrong with the values of one section, its `problems()` in schema.py say; what needs the prior is in
-prior_checks.py.
+The values of one section are checked by its own `problems()` in schema.py; what needs the prior is in prior_checks.py.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
 
-OURS = ("cross_entropy", "pinball")  # the objectives of this package: of classes, and of numbers
-
 
 def run_problems(config: RunConfig) -> list[str]:
     """List everything that is wrong with a configuration."""
@@ -31,6 +28,8 @@ def run_problems(config: RunConfig) -> list[str]:
     for name, section in vars(config).items():
         if hasattr(section, "problems"):
             problems += [f"{name}.{problem}" for problem in section.problems()]
+
+    # What contradicts another section, or this installation.
     if config.tensorboard and not is_installed("tensorboard"):
         problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
     family = getattr(type(config.model), "family", None)
@@ -48,10 +47,12 @@ def run_problems(config: RunConfig) -> list[str]:
     if config.trainer.compile and config.model.dropout > 0:
         problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {config.model.dropout}")
     problems += config.too_few_tables(config.trainer.devices or 1)
-    # A value that is nan or inf also fails other checks, whose messages about the same key would say less.
-    wrong = not_finite(replace(config, prior=None))  # the prior's options are checked with its classes' declarations
-    wrong_keys = {key_of(line) for line in wrong}
-    return wrong + [line for line in problems if key_of(line) not in wrong_keys]
+
+    # A value that is nan or inf also fails other checks, whose messages about the same key would say less. The prior
+    # has been checked already, in `prior_problems`, as its class knows which of its options may be infinite.
+    number_problems = not_finite(replace(config, prior=None))
+    keys = {key_of(problem) for problem in number_problems}
+    return number_problems + [problem for problem in problems if key_of(problem) not in keys]
 
 
 def key_of(problem: str) -> str:
@@ -61,8 +62,12 @@ def key_of(problem: str) -> str:
 
 def plugin_problems(config: RunConfig) -> list[str]:
     """List the plug-ins that a configuration file asks for and nobody has named."""
-    known = {plugin.module for plugin in plugins.named()}
-    missing = [name for name in config.requires_plugins if Path(name).stem not in known and name not in known]
+    named = {plugin.module for plugin in plugins.named()}
+    missing = []
+    for name in config.requires_plugins:
+        module = Path(name).stem  # of a file, ./gp.py
+        if name not in named and module not in named:
+            missing.append(name)
     if not missing:
         return []
     return [f"the configuration needs plug-ins; if you trust them, add plugins=[{','.join(missing)}]"]
@@ -87,32 +92,35 @@ def callback_problems(config: RunConfig) -> list[str]:
 
 def objective_problems(config: RunConfig) -> list[str]:
     """List what is wrong with the objective and its options."""
-    objective = config.objective
-    if objective is None:
+    if config.objective is None:
         return []
-    if not isinstance(objective, dict) or objective.get("name") not in register.objective:
-        name = objective.get("name") if isinstance(objective, dict) else objective
+    if not isinstance(config.objective, dict):
+        return [f"objective: {register.objective.unknown(str(config.objective))}"]
+    options = dict(config.objective)
+    name = options.pop("name", None)
+    if name not in register.objective:
         return [f"objective: {register.objective.unknown(str(name))}"]
-    name = objective["name"]
-    options = {key: value for key, value in objective.items() if key != "name"}
     try:
         build_objective(register.objective[name], options)
     except ConfigError as error:
         return [f"objective.{problem}" for problem in error.problems]
-    if name in OURS and config.model.is_regression == (name == "cross_entropy"):
-        kind = "numbers" if config.model.is_regression else "classes"
-        return [f"objective is {name}, but the network predicts {kind}"]
+    if name == "cross_entropy" and config.model.is_regression:
+        return [f"objective is {name}, but the network predicts numbers"]
+    if name == "pinball" and not config.model.is_regression:
+        return [f"objective is {name}, but the network predicts classes"]
     return []
 
 
 def init_weights_problems(config: RunConfig) -> list[str]:
-    """List what is wrong with the weights to start from, which rank 0 reads for all, at the first start only."""
+    """List what is wrong with the weights to start from."""
     path = config.init_weights
-    if path is None or not is_first() or config.has_checkpoint:
+    if path is None:
+        return []
+    if not is_first() or config.has_checkpoint:  # rank 0 reads them for all, at the first start only
         return []
     if not path.strip():
-        what = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
-        return [f"init_weights is empty; name {what}, or leave it out"]
+        choices = "a run directory, a checkpoint, an export, or weights of the package, such as mini"
+        return [f"init_weights is empty; name {choices}, or leave it out"]
     if not resolve(path, config.model.is_regression).exists():
         return [no_such_weights("init_weights", path)]
     return []

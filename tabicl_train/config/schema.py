@@ -5,17 +5,19 @@ field documents it: `tabicl-train --help` and `configs/README.md` are made from 
 section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
 
-The rest of the folder (the names of checks.py, build.py, plain_values.py and score_names.py also come from here):
+The rest of the folder (names marked * can also be imported from here):
 
-checks.py         checks of single values
+compose.py        from a command line to a checked RunConfig
+checks.py *       checks of single values
+finite.py         the check that numbers are finite
 run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
 prior_checks.py   those that need the prior and the real tables behind it
 on_resume.py      what it means for a run that is continued if an option differs, as the option declares
-build.py          objects from their options: callbacks, objectives, priors
-plain_values.py   configurations in plain values, as checkpoints keep them
-score_names.py    kinds of validation tables, and columns of their scores
+optimizers.py     the options of each optimizer
+build.py *        objects from their options: callbacks, objectives, priors
+plain_values.py * configurations in plain values, as checkpoints keep them
+score_names.py *  kinds of validation tables, and columns of their scores
 options.py        options of the other commands
-compose.py        from a command line to a checked RunConfig
 documentation.py  the help and configs/README.md
 """
 
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tabicl_train import register
-from tabicl_train.config.build import build_options, build_prior, default_of
+from tabicl_train.config.build import build_options, configured_prior, default_of
 from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE
 from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
@@ -47,7 +49,7 @@ from tabicl_train.config.score_names import (
     REAL_SCORES,
     SYNTHETIC,
     judged_by,
-    kind_of,
+    validation_kind,
 )
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.config import TabICLConfig
@@ -72,15 +74,15 @@ __all__ = [
     "StageConfig",
     "at_least",
     "build_options",
-    "build_prior",
+    "configured_prior",
     "default_of",
     "flatten",
     "judged_by",
-    "kind_of",
     "one_of",
     "positive",
     "seed_problems",
     "steps_of_stages",
+    "validation_kind",
     "within",
 ]
 
@@ -149,20 +151,27 @@ class StageConfig:
 
     @property
     def row_ranges(self) -> dict[str, list[int]]:
-        """The ranges that numbers of rows are drawn from, by the names of their settings."""
-        ranges = {"rows": self.rows, "small_rows": self.small_rows if self.small_share > 0 else []}
-        return {name: rows for name, rows in ranges.items() if rows}
+        """The ranges that numbers of rows are drawn from, by the names of their settings; an empty one is left out."""
+        ranges = {}
+        if self.rows:
+            ranges["rows"] = self.rows
+        if self.small_rows and self.small_share > 0:
+            ranges["small_rows"] = self.small_rows
+        return ranges
 
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
         from priors.table import MIN_ROWS
 
         problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
-        problems += at_least(1, pack_tokens=self.pack_tokens) + at_least(0, checkpoint_rows=self.checkpoint_rows)
-        problems += ordered_pair("rows", self.rows, MIN_ROWS) + ordered_pair("small_rows", self.small_rows, MIN_ROWS)
+        problems += at_least(1, pack_tokens=self.pack_tokens)
+        problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
+        problems += ordered_pair("rows", self.rows, MIN_ROWS)
+        problems += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         problems += ordered_pair("features", self.features, 1)
         for band in self.features_per_row:
-            if len(band) != 3 or not (band[0] > 0 and 0 < band[1] <= band[2] < math.inf):
+            is_band = len(band) == 3 and band[0] > 0 and 0 < band[1] <= band[2] < math.inf
+            if not is_band:
                 rule = "[weight, lowest, highest], all positive and in this order"
                 problems.append(f"features_per_row has {list(band)}; a band must be {rule}")
         problems += within(1, 2, uses=self.uses)
@@ -176,7 +185,8 @@ class StageConfig:
         problems += positive(learning_rate=self.learning_rate, clip=self.clip)
         if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
             problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
-        return problems + at_least(0, weight_decay=self.weight_decay)
+        problems += at_least(0, weight_decay=self.weight_decay)
+        return problems
 
 
 @dataclass
@@ -199,12 +209,16 @@ class CurriculumConfig:
     def problems(self) -> list[str]:
         if not self.stages:
             return ["stages is empty; a run needs at least one"]
-        problems = one_of("start", self.start, tuple(self.stages)) if self.start is not None else []
+        problems = []
+        if self.start is not None:
+            problems += one_of("start", self.start, tuple(self.stages))
         problems += positive(scale_steps=self.scale_steps, scale_rates=self.scale_rates)
         costs = self.rank_costs
         if costs and (len(costs) != 3 or min(costs) < 0 or max(costs) == 0):
             problems.append(f"rank_costs is {list(costs)}; it must be [] or three numbers, for cells, rows and pairs")
-        return problems + [f"stages.{name}.{p}" for name, stage in self.stages.items() for p in stage.problems()]
+        for name, stage in self.stages.items():
+            problems += [f"stages.{name}.{problem}" for problem in stage.problems()]
+        return problems
 
     def unsupported(self, model: NetworkConfig) -> list[str]:
         """List what the stages ask of a network that its family does not support."""
@@ -213,41 +227,45 @@ class CurriculumConfig:
         family = family_of(model)
         problems: list[str] = []
         for name, stage in self.stages.items():
-            found: list[str] = []
+            stage_problems: list[str] = []
             for part in stage.frozen:
-                found += one_of("frozen", part, tuple(family.parts))
+                stage_problems += one_of("frozen", part, tuple(family.parts))
             if stage.frozen and set(stage.frozen) == set(family.parts):
-                found.append("frozen names every part; nothing would be trained")
+                stage_problems.append("frozen names every part; nothing would be trained")
             if stage.col_attention_fp32 is not None and not hasattr(family, "set_col_attention_fp32"):
-                found.append("col_attention_fp32 must be null, since this model has no column attention")
-            for key, rows in stage.row_ranges.items():
-                if stage.features and (line := family.size_problem(model, rows[-1], stage.features[-1])):
-                    found.append(f"{key} is {list(rows)}; {line}")
-            problems += [f"stages.{name}.{line}" for line in found]
+                stage_problems.append("col_attention_fp32 must be null, since this model has no column attention")
+            if stage.features:  # [] has been reported
+                for key, rows in stage.row_ranges.items():
+                    too_large = family.size_problem(model, rows[-1], stage.features[-1])
+                    if too_large:
+                        stage_problems.append(f"{key} is {list(rows)}; {too_large}")
+            problems += [f"stages.{name}.{problem}" for problem in stage_problems]
         return problems
 
-    def parts(self, prior: Prior) -> dict[str, Prior]:
-        """Return the parts of a prior, see priors.real.parts, from which the stages draw."""
-        from priors.real import parts
+    def priors_by_kind(self, prior: Prior) -> dict[str, Prior]:
+        """Return the priors of the synthetic and of the real tables from which the stages draw."""
+        from priors.real import priors_by_kind
 
-        return parts(prior, [stage.mix for stage in self.stages.values()])
+        return priors_by_kind(prior, [stage.mix for stage in self.stages.values()])
 
     def tables_before(self, step: int) -> int:
         """Count the tables of all steps before a step."""
         tables = 0
+        steps_left = step
         for stage in self.stages.values():
-            steps = min(step, stage.steps)
+            steps = min(steps_left, stage.steps)
             tables += steps * stage.tables
-            step -= steps
+            steps_left -= steps
         return tables
 
     def whole_steps(self, tables: int) -> int:
         """Count the steps, from the first one on, for which so many tables are enough."""
         steps = 0
+        tables_left = tables
         for stage in self.stages.values():
-            possible = min(tables // stage.tables, stage.steps)
+            possible = min(tables_left // stage.tables, stage.steps)
             steps += possible
-            tables -= possible * stage.tables
+            tables_left -= possible * stage.tables
             if possible < stage.steps:
                 break
         return steps
@@ -259,18 +277,19 @@ class CurriculumConfig:
             self.stages = {name: self.stages[name] for name in names[names.index(self.start) :]}
 
     def apply_scales(self) -> None:
-        """Multiply steps and learning rates of the stages; done once, since the factors are 1 afterwards."""
-        steps, rates = self.scale_steps, self.scale_rates
-        if not (0 < steps < math.inf and 0 < rates < math.inf):
-            return  # `problems` says so
+        """Multiply steps and learning rates of the stages, and set the factors to 1: a second call changes nothing."""
+        if not (0 < self.scale_steps < math.inf and 0 < self.scale_rates < math.inf):
+            return  # `problems` and the check of finite numbers say so
         for name, stage in self.stages.items():
+            fewest_steps = min(1, stage.steps)  # 1, but a number of steps that is wrong, such as 0, stays wrong
             self.stages[name] = replace(
                 stage,
-                steps=max(min(1, stage.steps), round(stage.steps * steps)),  # a wrong number stays wrong
-                learning_rate=stage.learning_rate * rates,
-                final_learning_rate=stage.final_learning_rate * rates,
+                steps=max(fewest_steps, round(stage.steps * self.scale_steps)),
+                learning_rate=stage.learning_rate * self.scale_rates,
+                final_learning_rate=stage.final_learning_rate * self.scale_rates,
             )
-        self.scale_steps = self.scale_rates = 1.0
+        self.scale_steps = 1.0
+        self.scale_rates = 1.0
 
 
 @dataclass
@@ -295,9 +314,10 @@ class OptimizerConfig:
         problems = one_of("name", self.name, tuple(register.optimizer))
         if not 0 <= self.momentum < 1:
             problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
-        return problems + positive(eps=self.eps, adamw_factor=self.adamw_factor)
+        problems += positive(eps=self.eps, adamw_factor=self.adamw_factor)
+        return problems
 
 
 @dataclass
@@ -339,7 +359,9 @@ class TrainerConfig:
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
         problems += within(1, 100_000, plan_memory_gb=self.plan_memory_gb)
-        return problems + within(1, 1e6, timeout=self.timeout) + positive(max_hours=self.max_hours)
+        problems += within(1, 1e6, timeout=self.timeout)
+        problems += positive(max_hours=self.max_hours)
+        return problems
 
 
 @dataclass
@@ -360,11 +382,11 @@ class StreamConfig:
     def problems(self) -> list[str]:
         problems = one_of("name", self.name, ("local", "ray"))
         if self.num_workers is not None:
-            problems += at_least(int(self.name == "ray"), num_workers=self.num_workers)
+            fewest = 1 if self.name == "ray" else 0
+            problems += at_least(fewest, num_workers=self.num_workers)
         elif self.name == "ray":
-            problems.append(
-                "num_workers is null, but Ray needs a number: write stream=ray, which sets one, or stream.num_workers=4"
-            )
+            advice = "write stream=ray, which sets one, or stream.num_workers=4"
+            problems.append(f"num_workers is null, but Ray needs a number: {advice}")
         # Above it, tables of 1,024 rows take more than 14 GB for each worker.
         problems += within(1, 1000, prefetch=self.prefetch)
         if self.address is not None and self.name != "ray":
@@ -386,8 +408,10 @@ class StreamConfig:
         from joblib import cpu_count
 
         cores = cpu_count() // processes
-        workers = max(1, cores - 1 if self.num_workers is None else min(self.num_workers, cores))
-        return replace(self, name="local", num_workers=workers, address=None)
+        workers = cores - 1  # one trains
+        if self.num_workers is not None:
+            workers = min(self.num_workers, cores)
+        return replace(self, name="local", num_workers=max(1, workers), address=None)
 
 
 @dataclass
@@ -446,7 +470,8 @@ class GuardConfig:
     def problems(self) -> list[str]:
         problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row)
         problems += one_of("action", self.action, ("warn", "stop", "rewind"))
-        return problems + at_least(0, after=self.after)
+        problems += at_least(0, after=self.after)
+        return problems
 
 
 @dataclass
@@ -461,8 +486,11 @@ class AveragesConfig:
     """Steps between these snapshots."""
 
     def problems(self) -> list[str]:
-        problems = at_least(0, last=self.last) + at_least(1, every=self.every)
-        return problems + ([] if 0 <= self.ema < 1 else [f"ema is {self.ema}; it must lie in [0, 1)"])
+        problems = at_least(0, last=self.last)
+        problems += at_least(1, every=self.every)
+        if not 0 <= self.ema < 1:
+            problems.append(f"ema is {self.ema}; it must lie in [0, 1)")
+        return problems
 
 
 @dataclass
@@ -496,18 +524,19 @@ class ValidationConfig:
     def problems(self) -> list[str]:
         from priors.table import MIN_ROWS
 
-        problems = (
-            at_least(0, every=self.every)
-            + at_least(1, tables=self.tables)
-            + one_of("best", self.best, (REAL, SYNTHETIC, OWN))
-        )
+        problems = at_least(0, every=self.every)
+        problems += at_least(1, tables=self.tables)
+        problems += one_of("best", self.best, (REAL, SYNTHETIC, OWN))
         problems += ordered_pair("features", self.features, 1)
-        problems += [problem for rows in self.rows for problem in at_least(MIN_ROWS, rows=rows)]
+        for rows in self.rows:
+            problems += at_least(MIN_ROWS, rows=rows)
         if self.real_rows != 0:  # with fewer than 50, a 30 % split of ten classes could miss one
             problems += at_least(50, real_rows=self.real_rows)
-        if self.every and not (self.real_rows if self.best == REAL else self.rows):
-            empty, other = ("real_rows is 0", SYNTHETIC) if self.best == REAL else ("rows is empty", REAL)
-            problems.append(f"best is {self.best!r}, but {empty}; set validation.best={other}")
+        if self.every:  # the score that decides needs tables
+            if self.best == REAL and not self.real_rows:
+                problems.append(f"best is {self.best!r}, but real_rows is 0; set validation.best={SYNTHETIC}")
+            if self.best != REAL and not self.rows:
+                problems.append(f"best is {self.best!r}, but rows is empty; set validation.best={REAL}")
         problems += at_least(0, patience=self.patience)
         if self.patience > 0 and not self.every:
             problems.append(f"patience is {self.patience}, but every is 0, which never validates")
@@ -520,8 +549,12 @@ class ValidationConfig:
         from tabicl_train.model.config import family_of
 
         family = family_of(model)
-        sizes = (family.size_problem(model, rows, self.features[-1]) for rows in self.rows if self.features)
-        problems = [f"rows is {list(self.rows)}; {line}" for line in sizes if line]
+        problems = []
+        if self.features:  # [] has been reported
+            for rows in self.rows:
+                too_large = family.size_problem(model, rows, self.features[-1])
+                if too_large:
+                    problems.append(f"rows is {list(self.rows)}; {too_large}")
         if self.real_rows and not family.predicts_real_tables:
             problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
         if self.probes and not family.predicts_real_tables:
@@ -539,7 +572,9 @@ class ProfileConfig:
     """Number of steps to profile."""
 
     def problems(self) -> list[str]:
-        return at_least(1, steps=self.steps) + at_least(0, step=self.step)
+        problems = at_least(1, steps=self.steps)
+        problems += at_least(0, step=self.step)
+        return problems
 
 
 @dataclass
@@ -627,11 +662,12 @@ class RunConfig:
 
     def too_few_tables(self, processes: int) -> list[str]:
         """List the stages with fewer tables in a step than there are processes."""
-        return [
-            f"curriculum.stages.{name}.tables is {stage.tables}, fewer than the {processes} processes"
-            for name, stage in self.curriculum.stages.items()
-            if stage.tables < processes
-        ]
+        problems = []
+        for name, stage in self.curriculum.stages.items():
+            if stage.tables < processes:
+                key = f"curriculum.stages.{name}.tables"
+                problems.append(f"{key} is {stage.tables}, fewer than the {processes} processes")
+        return problems
 
     @property
     def table_inputs(self) -> list[tuple[str, Path]]:
@@ -639,21 +675,25 @@ class RunConfig:
         inputs = []
         for key, value in flatten(self.prior, "prior.").items():
             is_path = key.endswith((".file", ".folder")) and bool(value)
-            is_dump = "disk" in (self.prior["name"], key.split(".")[-2])  # of shards, which nothing replaces
+            # prior=disk, or prior.components.disk: the folder has shards of tables, which nothing replaces.
+            is_dump = self.prior["name"] == "disk" or key.split(".")[-2] == "disk"
             if is_path and not is_dump:
                 inputs.append((key, Path(value)))
         return inputs
 
     @property
     def cores(self) -> int:
-        """Cores of this machine that a training process and its workers keep busy; Ray's own processes take one."""
-        return 1 + (self.stream.workers if self.stream.address is None else 1)
+        """Cores of this machine that a training process and its workers keep busy."""
+        if self.stream.address is not None:  # the workers run on a Ray cluster, whose processes here take one core
+            return 1 + 1
+        return 1 + self.stream.workers
 
     def with_workers(self, number: int) -> tuple[RunConfig, list[str]]:
         """Return the configuration with this number of workers, unless it has one, and the arguments that set it."""
         if self.stream.num_workers is not None:
             return self, []
-        return replace(self, stream=replace(self.stream, num_workers=number)), [f"stream.num_workers={number}"]
+        stream = replace(self.stream, num_workers=number)
+        return replace(self, stream=stream), [f"stream.num_workers={number}"]
 
     @property
     def has_checkpoint(self) -> bool:
@@ -664,4 +704,6 @@ class RunConfig:
     def total_steps(self) -> int:
         """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
-        return steps if self.trainer.max_steps is None else min(steps, self.trainer.max_steps)
+        if self.trainer.max_steps is None:
+            return steps
+        return min(steps, self.trainer.max_steps)

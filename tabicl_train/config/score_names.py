@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Kinds of validation tables: synthetic ones of a prior, own ones that a prior draws from real tables, public ones, and
-# probes.
-SYNTHETIC, OWN, REAL, PROBES = "synthetic", "own", "real", "probes"
+# Kinds of validation tables.
+SYNTHETIC = "synthetic"  # that a prior computes
+OWN = "own"  # that a prior draws from real tables
+REAL = "real"  # public ones
+PROBES = "probes"  # made tables with a known answer
 PROBE = "probe "  # what the names of probes begin with in the column `data` of validation.csv
 
 # Columns of validation.csv; for regression the next ones.
@@ -19,12 +21,14 @@ REAL_SCORES = {"roc_auc": "ROC AUC", "r2": "R2"}  # the main score on real data 
 
 def judged_by(columns: Iterable[str]) -> str:
     """Return which of the REAL_SCORES a table of scores with these columns has; raises ValueError if it is not one."""
-    (score,) = REAL_SCORES.keys() & set(columns)
+    (score,) = REAL_SCORES.keys() & set(columns)  # a ValueError unless it is exactly one
     return score
 
 
-def kind_of(data: str) -> str:
+def validation_kind(data: str) -> str:
     """Return the kind of validation tables, synthetic, own, real or probes, from the cell `data` of validation.csv."""
     if data in (SYNTHETIC, OWN):
         return data
-    return PROBES if data.startswith(PROBE) else REAL
+    if data.startswith(PROBE):
+        return PROBES
+    return REAL  # the name of a data set

@@ -21,7 +21,7 @@ from torch import Tensor
 from priors import Prior
 from priors.real import hash_of_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
-from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, build_prior
+from tabicl_train.config.schema import CurriculumConfig, RunConfig, TrainerConfig, configured_prior
 from tabicl_train.console import info, text_table
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.processes import Stop, read_launch
@@ -62,7 +62,7 @@ def preflight(config: RunConfig) -> None:
     precision = choose(config.trainer)
     device = device_of(config.trainer, launch)
     steps = range(config.total_steps)
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
     # The loader forks, so it is built before the process group is opened and CUDA is used, as in a run.
     with build_loader(stream, config.stream, device, launch.local_size) as loader:

@@ -19,7 +19,7 @@ from tabicl_train import plugins
 from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.prior_checks import eligible_tables
-from tabicl_train.config.schema import RunConfig, build_prior
+from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted
 from tabicl_train.curriculum import Group, StepPlan, plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
@@ -36,7 +36,7 @@ from tabicl_train.stream import planned_table
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
     """Yield the first tables of a run, one of each group, and their addresses (step, table)."""
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     chosen: list[tuple[StepPlan, Group]] = []
     for step in range(config.total_steps):
         plan = plan_step(config.curriculum, config.model, config.seed, step, prior)
@@ -60,7 +60,7 @@ def describe(config: RunConfig, args: Any) -> None:
 
 def print_real_tables(config: RunConfig) -> bool:
     """Print the real tables, which are left out and why, and how many are long enough; returns if there are any."""
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     real = real_tables(prior)
     if real is None:
         return False
@@ -105,7 +105,7 @@ def show(config: RunConfig, args: Any) -> None:
     """Print the plan and the first rows of the table at an address."""
     if not 0 <= args.step < config.total_steps:
         raise ConfigError([f"step is {args.step}; the run has steps 0..{config.total_steps - 1}"])
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     plan = plan_step(config.curriculum, config.model, config.seed, args.step, prior)
     specs = [group.spec for group in plan.groups if args.table in group.tables]
     if not specs:
@@ -139,7 +139,7 @@ def dump_shards(config: RunConfig, args: Any) -> None:
     from priors.disk import dump as write_tables
 
     problems = []
-    if build_prior(config.prior).stored_sizes is not None:
+    if configured_prior(config.prior).stored_sizes is not None:
         name = config.prior["name"]
         problems.append(f"prior={name} has tables of sizes of their own, which format=hdf5 writes and shards do not")
     if not 0 <= args.first_step < config.total_steps:
@@ -163,7 +163,7 @@ def dump_shards(config: RunConfig, args: Any) -> None:
     steps = range(args.first_step, min(whole_shards, curriculum_steps))
     tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
     counts = write_tables(
-        build_prior(config.prior),
+        configured_prior(config.prior),
         requests_of(config, steps),
         args.output,
         processes=args.processes,
@@ -202,7 +202,7 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
             advice = "set curriculum.stages.NAME.group_size to the tables of a step, or a smaller batch_size"
             raise ConfigError([f"{problem}: {advice}"])
     write_tables(
-        build_prior(config.prior),
+        configured_prior(config.prior),
         requests,
         args.output,
         batch_size,
@@ -219,7 +219,7 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
 
 def requests_of(config: RunConfig, steps: range) -> Iterator[Request]:
     """Yield the address and the specification of all tables of some steps."""
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     for step in steps:
         for group in plan_step(config.curriculum, config.model, config.seed, step, prior).groups:
             for index in group.tables:
@@ -229,7 +229,7 @@ def requests_of(config: RunConfig, steps: range) -> Iterator[Request]:
 def facts_about(config: RunConfig) -> dict[str, str]:
     """Return what a dump holds about its tables besides the options of the prior."""
     facts = {"name": config.prior["name"]}
-    fingerprint = hash_of_tables(build_prior(config.prior))
+    fingerprint = hash_of_tables(configured_prior(config.prior))
     if fingerprint is not None:
         facts["real_tables"] = fingerprint
     for record, _ in plugins.uses(config.plugins_used(), ["prior"]):

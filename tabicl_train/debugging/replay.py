@@ -10,7 +10,7 @@ import torch
 from priors.random import STREAM_VERSION
 from tabicl_train import plugins
 from tabicl_train.config.compose import from_values
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.processes import Launch
@@ -37,7 +37,7 @@ def replay(run_dir: str, step: int) -> None:
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     steps = range(0 if content is None else content["global_step"], step + 1)
-    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, steps)
+    stream = StepStream(configured_prior(config.prior), config.curriculum, config.model, config.seed, steps)
     set_up_process(config.trainer)
     device = device_of(config.trainer, Launch())
     with build_loader(stream, config.stream, device, 1) as loader:

@@ -266,25 +266,25 @@ class Stop:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.limit = math.inf  # seconds after which the process stops as if it had received a signal
-        self.first: float | None = None  # when the first signal came
+        self.signaled_at: float | None = None  # when the first signal came
         self.cause = "trainer.max_hours"  # or the name of the signal
 
     @property
     def asked(self) -> bool:
         """Whether to stop."""
-        return self.first is not None or time.monotonic() - self.started >= self.limit
+        return self.signaled_at is not None or time.monotonic() - self.started >= self.limit
 
     def handle(self, number: int, _: object = None) -> None:
         """Handle a signal: record the first one; a second one ends the process at once."""
         now = time.monotonic()
-        if self.first is None:
-            self.first = now
+        if self.signaled_at is None:
+            self.signaled_at = now
             self.cause = signal.Signals(number).name
             if is_first():  # os.write, since print is not safe in a signal handler
                 line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())
-        elif now - self.first >= SAME:
+        elif now - self.signaled_at >= SAME:
             for worker in multiprocessing.active_children():
                 with contextlib.suppress(OSError, AttributeError):
                     worker.kill()

@@ -95,7 +95,7 @@ class Ranks:
                 ranks.setdefault(text, []).append(rank)
         lines = []
         for text, concerned in ranks.items():
-            lines.append(text if len(concerned) == self.size else text + listed(concerned))
+            lines.append(text if len(concerned) == self.size else text + ranks_in_parentheses(concerned))
         if lines:
             raise ConfigError(lines)
 
@@ -117,7 +117,7 @@ class Ranks:
         return [bool(value) for value in values.tolist()]
 
 
-def listed(ranks: list[int]) -> str:
+def ranks_in_parentheses(ranks: list[int]) -> str:
     """Name the ranks in parentheses, after a space."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f" ({noun} {', '.join(map(str, ranks))})"

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from tabicl_train.errors import ConfigError, install
-from tabicl_train.evaluation.suites import Source, listed, refuse_folder
+from tabicl_train.evaluation.suites import Source, refuse_folder, sources_of_table
 
 KEEL_TASKS = Path(__file__).with_name("keel_tasks.csv")
 KEEL_NUMBERS = Path(__file__).with_name("keel_regression.csv")
@@ -44,7 +44,7 @@ def keel(folder: str | None, numbers: bool) -> list[Source]:
     table = KEEL_NUMBERS if numbers else KEEL_TASKS
     with open(table, newline="") as file:
         rows = {row["item"]: row for row in csv.DictReader(file)}
-    sources = listed(table, lambda item: read_item(data, **rows[item]), numbers)
+    sources = sources_of_table(table, lambda item: read_item(data, **rows[item]), numbers)
     for source, row in zip(sources, rows.values(), strict=True):
         source.also_in = tuple(row["also_in"].split())
     return sources

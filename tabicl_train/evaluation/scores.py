@@ -1,8 +1,8 @@
 """Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), and for classification classes and the METRICS, for
-regression the NUMBER_METRICS.
+seconds, trained_range (inside, outside or unknown, see origin.py), and for classification classes and the
+CLASS_METRICS, for regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
 ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.
@@ -27,7 +27,7 @@ from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.statistics import mean_interval, win_rate
 
-METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
+CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
@@ -68,7 +68,10 @@ BUCKETS = {  # the upper bound of each bucket
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """Compute METRICS of probabilities p (n, C) for labels y (n,), all of which occur; ROC AUC is one versus rest."""
+    """Compute CLASS_METRICS of probabilities p (n, C) for labels y (n,), all of which occur.
+
+    ROC AUC is one versus rest.
+    """
     auc = roc_auc_score(y, p[:, 1]) if p.shape[1] == 2 else roc_auc_score(y, p, multi_class="ovr")
     return {
         "roc_auc": float(auc),
@@ -143,7 +146,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     # below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
     # coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
     table = judged(results)
-    metrics = METRICS if "roc_auc" in results else NUMBER_METRICS
+    metrics = CLASS_METRICS if "roc_auc" in results else NUMBER_METRICS
     summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
     if "roc_auc" in results:
         accuracy = by_task(results, "accuracy")

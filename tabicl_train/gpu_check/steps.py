@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import RunConfig, StreamConfig, build_prior
+from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack, small_network
 from tabicl_train.model.pack import Pack
@@ -32,7 +32,7 @@ def module_of(config: RunConfig, device: torch.device) -> Pretraining:
 
 def stream_of(config: RunConfig, steps: int) -> StepStream:
     """Return the first steps of a run."""
-    return StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, range(steps))
+    return StepStream(configured_prior(config.prior), config.curriculum, config.model, config.seed, range(steps))
 
 
 def smoke_steps(device: torch.device, precision: str = "fp32", steps: int = 1) -> Pretraining:

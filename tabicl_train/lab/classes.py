@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     network = load_classifier(options.checkpoint, options.weights)
     most = network.config.max_classes
     folder = Folder("classes", options)
-    X, y, asked, _, _ = draw_table(most + 1, 2, 2, 0)
+    X, y, asked, _, _ = draw_clusters(most + 1, 2, 2, 0)
     predict(network, X, y, asked)  # compiles and allocates what later predictions share
     tables = [(4, 0), (23, 0)] if options.small else list(itertools.product(CLASSES, range(TABLES)))
     rows = [score_table(network, classes, number) for classes, number in tqdm(tables, unit="table")]
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     folder.page("More classes than outputs", QUESTION, findings(scores, most))
 
 
-def draw_table(
+def draw_clusters(
     classes: int, rows: int, queries: int, number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Labeled X (n, FEATURES) and y (n,) with `rows` rows of each class, query X and y, and the centers of classes."""
@@ -93,7 +93,7 @@ def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) ->
 
 def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
     """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
-    X, y, asked, truth, centers = draw_table(classes, ROWS, QUERIES, number)
+    X, y, asked, truth, centers = draw_clusters(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
     predicted = predict(network, X, y, asked)

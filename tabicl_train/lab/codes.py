@@ -16,7 +16,7 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_table, nodes, predict, share
+from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict, share
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
@@ -64,7 +64,7 @@ def run(options: Options) -> None:
     network = load_classifier(options.checkpoint, options.weights)
     folder = Folder("codes", options)
     most = network.config.max_classes
-    predict(network, *draw_table(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
+    predict(network, *draw_clusters(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
     counts = [most, 2 * most] if options.small else sorted(set(options.classes))
     scores = []
     for classes in counts:
@@ -98,7 +98,7 @@ def code_words(classes: int, passes: int, most: int, seed: int) -> np.ndarray:
 
 def score_table(network: TabICL, classes: int, number: int) -> list[dict[str, float | str]]:
     """Score both ways on one table: rows with classes, table, way, passes, accuracy and cpu_seconds."""
-    X, y, asked, truth, _ = draw_table(classes, ROWS, QUERIES, number)
+    X, y, asked, truth, _ = draw_clusters(classes, ROWS, QUERIES, number)
     most = network.config.max_classes
     started = time.process_time()
     predicted = predict(network, X, y, asked)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tabicl_train import register
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.model.attention import Attention, attend, run
+from tabicl_train.model.attention import Attention, attend, call_block
 from tabicl_train.model.costs import block_flops, block_values, icl_flops, kept_by_part
 from tabicl_train.model.pack import Context, InFront, Spans, rows_in_front
 from tabicl_train.model.stages import InContextLearner, Merge, label_values
@@ -113,14 +113,14 @@ class RetrievalLearner(InContextLearner):
         # log_n is that of the labeled rows alone
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
-            rows = run(block, rows, keys, longer.all, log_n, longer.table, recompute=recompute)
+            rows = call_block(block, rows, keys, longer.all, log_n, longer.table, recompute=recompute)
         if self.retrieval is None:
             of_queries = longer.table[keys:]
-            queries = run(last, rows[keys:], rows[:keys], longer.queries, log_n, of_queries, recompute=recompute)
+            queries = call_block(last, rows[keys:], rows[:keys], longer.queries, log_n, of_queries, recompute=recompute)
             return self.decoder(self.ln(queries))
 
         # The retrieval decoder reads the labeled rows after the last block too.
-        rows = self.ln(run(last, rows, keys, longer.all, log_n, longer.table, recompute=recompute))
+        rows = self.ln(call_block(last, rows, keys, longer.all, log_n, longer.table, recompute=recompute))
         queries = rows[keys:]
         remembered = self.retrieval.keys(rows.index_select(0, layout.labeled))
         return self.decoder(queries) + self.retrieval(queries, remembered, y, context.queries)

@@ -19,7 +19,7 @@ from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.causal import CausalBlock, CausalSpans
 from tabicl_train.lab.sequence_config import SequenceConfig
-from tabicl_train.model.attention import LayerNorm, run
+from tabicl_train.model.attention import LayerNorm, call_block
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.scaling import SSA, Scaling
@@ -67,7 +67,7 @@ class SequenceModel(Network):
         tokens = self.embed(pack, groups)  # (tokens of all tables, E)
         spans = CausalSpans([(count, N * (M + 1)) for count, N, M in groups])
         for block in self.transformer:
-            tokens = run(block, tokens, None, spans, recompute=recompute)
+            tokens = call_block(block, tokens, None, spans, recompute=recompute)
 
         # A row is predicted from its last number, the token before its label.
         parts = tokens.split([count * T for count, T in spans.runs])

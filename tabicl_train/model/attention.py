@@ -431,7 +431,7 @@ class Block(nn.Module):
         return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
-def run(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:
+def call_block(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:
     """Call a block; with `recompute` its activations are recomputed in the backward pass."""
     if recompute and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False, **kwargs)

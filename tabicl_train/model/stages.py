@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, run
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, call_block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Columns, Context, Pack, Rows, Shape, WithinRows, positions_by_kind, starts_of
 
@@ -152,7 +152,7 @@ class ColumnEmbedding(nn.Module):
         """Cells (tokens, K) -> (tokens, E); any subset of columns, since they do not depend on each other."""
         tokens = self.project(cells)
         for block in self.tf_col["blocks"].children():
-            tokens = run(block, tokens, columns, log_n, recompute=recompute)
+            tokens = call_block(block, tokens, columns, log_n, recompute=recompute)
         return self.finish(tokens, cells)
 
     def embed_known(
@@ -264,10 +264,11 @@ class RowInteraction(nn.Module):
         of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
-            x = run(block, x, None, RowSpans(within.every, of_all, of_all, interleaved), recompute=recompute)
+            x = call_block(block, x, None, RowSpans(within.every, of_all, of_all, interleaved), recompute=recompute)
         # The last block computes CLS tokens only, since other tokens are not read after it.
         spans = RowSpans(within.collecting, of_cls, of_all, interleaved)
-        collected = run(last, x.index_select(0, within.cls), x, spans, recompute=recompute)  # (rows * row_num_cls, E)
+        cls = x.index_select(0, within.cls)  # (rows * row_num_cls, E)
+        collected = call_block(last, cls, x, spans, recompute=recompute)
         return self.out_ln(collected).view(-1, self.config.row_dim)
 
 
@@ -292,9 +293,9 @@ class InContextLearner(nn.Module):
         rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
-            rows = run(block, rows, n, context.all, log_n, context.table, recompute=recompute)
+            rows = call_block(block, rows, n, context.all, log_n, context.table, recompute=recompute)
         # The last block computes query rows only, since labeled rows are not read after it.
-        queries = run(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
+        queries = call_block(last, rows[n:], rows[:n], context.queries, log_n, context.table[n:], recompute=recompute)
         return self.decoder(self.ln(queries))
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:

@@ -398,7 +398,7 @@ class Ensemble(BaseEstimator):
         for value in vars(self).values():
             if isinstance(value, Network):
                 classes = {type(part) for part in value.modules()}
-                needed += plugins.of_classes([*classes, type(value.config)])
+                needed += plugins.defining([*classes, type(value.config)])
         return list(dict.fromkeys(needed))
 
     def _named_plugins(self) -> list[Plugin]:

@@ -206,7 +206,7 @@ def model_card(name: str, pretrained: Pretrained) -> str:
     if predicts_real_tables:
         sections.append(limits(pretrained))
     if is_from_run:
-        sections.append("## Versions\n\n" + table(["package", "version"], origin["versions"].items()))
+        sections.append("## Versions\n\n" + fact_table(["package", "version"], origin["versions"].items()))
     return "\n\n".join(sections) + "\n"
 
 
@@ -328,8 +328,8 @@ def training(origin: dict) -> str:
     return "\n\n".join(
         [
             "## Training",
-            table(["", ""], fact_rows),
-            table(header, stage_rows),
+            fact_table(["", ""], fact_rows),
+            fact_table(header, stage_rows),
             "All settings of the run are stored with the weights.",
         ]
     )
@@ -343,7 +343,7 @@ def data(origin: dict) -> str:
     options = [(f"`{key}`", f"`{value}`") for key, value in prior.items() if key != "name"]
     if not options:
         return f"{text}."
-    return f"{text} with these options:\n\n{table(['option', 'value'], options)}"
+    return f"{text} with these options:\n\n{fact_table(['option', 'value'], options)}"
 
 
 def validation(pretrained: Pretrained) -> str:
@@ -368,7 +368,7 @@ def validation(pretrained: Pretrained) -> str:
     if origin["weights"] not in ("trained", "best"):
         which += ", of the weights as trained rather than these"
     cells = [[row.get(column, "") for column in columns] for row in rows]
-    return f"## Validation\n\n{which}, {data}.{remarks}\n\n{table(columns, cells)}"
+    return f"## Validation\n\n{which}, {data}.{remarks}\n\n{fact_table(columns, cells)}"
 
 
 def evaluation(pretrained: Pretrained) -> str:
@@ -380,7 +380,7 @@ def evaluation(pretrained: Pretrained) -> str:
     return (
         "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
         f"run. `this model` is the pretrained network.{remarks}\n\n"
-        f"{table(list(rows[0]), [row.values() for row in rows])}"
+        f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
     )
 
 
@@ -407,7 +407,7 @@ def interval(bounds: list) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
+def fact_table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
     """Format a table in Markdown, with four digits for fractions."""
     return markdown_table(header, ([cell(value) for value in row] for row in rows))
 

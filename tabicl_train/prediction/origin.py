@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train import plugins
-from tabicl_train.config.schema import PROBES, REAL, judged_by, kind_of, steps_of_stages
+from tabicl_train.config.schema import PROBES, REAL, judged_by, steps_of_stages, validation_kind
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
@@ -334,9 +334,9 @@ def best_in_words(origin: dict) -> str:
     """Describe the validation of weights that are the best ones of a run, from their origin."""
     scores = []
     for row in origin.get("validation", []):
-        if row["step"] != origin["step"] or kind_of(row["data"]) == PROBES:
+        if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
             continue
-        name = row["data"] if kind_of(row["data"]) == REAL else f"{row['data']} tables"
+        name = row["data"] if validation_kind(row["data"]) == REAL else f"{row['data']} tables"
         mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
         scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
     text = f"the best weights are of step {origin['step']}"

@@ -16,7 +16,7 @@ from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat, csv_format
 from priors.real.files import LeftOut, advice_on_decimal, as_column, facts_of, nested_type, read_file, read_texts
 from priors.real.identifiers import IdentifierWarning, identifying_columns
-from priors.real.preprocessing import CATEGORY, as_numbers, kind_of, reads_as_numbers
+from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, reads_as_numbers
 from priors.real.tasks import FEW_VALUES
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
@@ -113,7 +113,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     texts = []
     for name in train:
         is_text = pd.api.types.infer_dtype(train[name].astype(object)) == "string"
-        if is_text and kind_of(train[name]) == CATEGORY:  # not of dates
+        if is_text and column_kind(train[name]) == CATEGORY:  # not of dates
             texts.append(name)
     test = read(options.test, texts, form)
 

@@ -18,7 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, judged_by, kind_of
+from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, judged_by, validation_kind
 from tabicl_train.console import counted
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
 from tabicl_train.evaluation.scores import (
@@ -200,7 +200,7 @@ def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
 
 def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
     """Return the rows about tables of these kinds."""
-    return validation[validation["data"].map(kind_of).isin(kinds)]
+    return validation[validation["data"].map(validation_kind).isin(kinds)]
 
 
 def inside(rows: pd.DataFrame) -> pd.DataFrame:
@@ -213,7 +213,7 @@ def inside(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
     """Draw the mean of a column over the sets of tables for each run; for a single run also a curve for each set."""
     for i, (name, validation) in enumerate(runs.items()):
-        is_real = validation["data"].map(kind_of) == REAL
+        is_real = validation["data"].map(validation_kind) == REAL
         sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
         counting = inside(validation)
         sets = sets.where(validation.index.isin(counting.index), sets + " (outside)").rename("set")

@@ -27,7 +27,17 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import OWN, PROBES, REAL, REAL_SCORES, SYNTHETIC, RunConfig, flatten, judged_by, kind_of
+from tabicl_train.config.schema import (
+    OWN,
+    PROBES,
+    REAL,
+    REAL_SCORES,
+    SYNTHETIC,
+    RunConfig,
+    flatten,
+    judged_by,
+    validation_kind,
+)
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize
 from tabicl_train.model.config import settings_of
@@ -160,7 +170,7 @@ def mark_together(runs: list[RunContent]) -> None:
                 outside.update(counting["data"][counting["trained_range"] == OUTSIDE])
         for table in tables:
             marks = table["trained_range"] if "trained_range" in table else pd.Series("", table.index)
-            is_public = table["data"].astype(str).map(kind_of).isin([REAL, PROBES])  # a task may be called 61
+            is_public = table["data"].astype(str).map(validation_kind).isin([REAL, PROBES])  # a task may be called 61
             table["trained_range"] = marks.astype(object).mask(is_public & table["data"].isin(outside), OUTSIDE)
 
 
@@ -350,7 +360,7 @@ def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
     rows = inside(rows)
-    kinds = rows["data"].map(kind_of)
+    kinds = rows["data"].map(validation_kind)
     means = {}
     for kind in (OWN, SYNTHETIC):
         means[f"loss on {kind} tables"] = rows[kinds == kind].groupby("step")["loss"].mean()
@@ -368,7 +378,7 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
     for rows in validations.values():
         outside = rows.drop(inside(rows).index)
         for data, number in zip(outside["data"], outside["rows"], strict=True):
-            is_public = kind_of(data) in (REAL, PROBES)
+            is_public = validation_kind(data) in (REAL, PROBES)
             texts.append(data if is_public else f"{data} tables of {number:,} rows")
     return list(dict.fromkeys(texts))
 
@@ -449,7 +459,7 @@ def fill(template: Path, **variables: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"table": table, "png": png, "command": shlex.join}
+    environment.filters |= {"table": html_table, "png": png, "command": shlex.join}
     written = time.strftime("%Y-%m-%d %H:%M")
     return environment.get_template(template.name).render(written=written, **variables)
 
@@ -461,7 +471,7 @@ def png(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def table(frame: pd.DataFrame) -> Markup:
+def html_table(frame: pd.DataFrame) -> Markup:
     """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
     style = "text" if has_text else "numbers"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.schema import REAL, kind_of
+from tabicl_train.config.schema import REAL, validation_kind
 from tabicl_train.run_dir.records import Records, number
 
 INSIDE, OUTSIDE = "inside", "outside"  # the trained range: cells of the column trained_range of tables of scores
@@ -37,7 +37,7 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
     for step, rows in rows_by_step(run_dir, "validation.csv").items():
         values = []
         for row in rows:
-            if kind_of(row["data"]) != kind:
+            if validation_kind(row["data"]) != kind:
                 continue
             if counts(row, data_sets):
                 values.append(value(row, score))
@@ -51,7 +51,7 @@ def counts(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> 
 
     With the names of data sets, these are the real ones that count, whatever the trained range.
     """
-    if data_sets is not None and kind_of(row["data"]) == REAL:
+    if data_sets is not None and validation_kind(row["data"]) == REAL:
         return row["data"] in data_sets
     return row.get("trained_range") != OUTSIDE  # earlier versions did not write the column
 

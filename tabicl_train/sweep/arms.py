@@ -11,14 +11,14 @@ import pandas as pd
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from tabicl_train.config.schema import PROBES, REAL, kind_of
+from tabicl_train.config.schema import PROBES, REAL, validation_kind
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import Networks
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.run_dir.curves import OUTSIDE, counts, rows_by_step, training_loss, value
 from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.metric import METRICS
+from tabicl_train.sweep.metric import SWEEP_METRICS
 from tabicl_train.sweep.results import Sweep, SweepRun
 
 # Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
@@ -81,14 +81,14 @@ class Points:
         by_step = rows_by_step(run.folder, "validation.csv")
         last_rows = by_step[max(by_step)] if by_step else []
         for row in last_rows:
-            kind = kind_of(row["data"])
+            kind = validation_kind(row["data"])
             if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
                 continue
             if not counts(row, self.sweep.data_sets):
                 continue
             data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
             scores = {}
-            for metric in METRICS:
+            for metric in SWEEP_METRICS:
                 metric_kind, _, score = metric.partition("/")
                 if metric_kind == kind:
                     scores[metric] = value(row, score)

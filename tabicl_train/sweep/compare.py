@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tabicl_train.sweep.results import Sweep
 
 OUTPUT = "comparison"
-METRICS = {"roc_auc": ["roc_auc", "log_loss"], "r2": ["r2", "pinball"]}  # by default
+DEFAULT_METRICS = {"roc_auc": ["roc_auc", "log_loss"], "r2": ["r2", "pinball"]}  # by default
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Compared:
         return "\n\n".join(parts)
 
 
-def run(words: Sequence[str], options: CompareOptions) -> Compared:
+def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     """Compare what the words name: print the tables, and write them and the figures."""
     if not words:
         raise ConfigError(["there is nothing to compare; name two or more, such as: tabicl-compare mini runs/mine"])
@@ -139,7 +139,7 @@ def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: Co
         kinds[judged_by(arm.frame(first_seed))] = arm.name
     if len(kinds) > 1:
         raise ConfigError([f"{kinds['roc_auc']} predicts classes and {kinds['r2']} numbers; compare those of one kind"])
-    metrics = chosen(options, METRICS[next(iter(kinds))])
+    metrics = chosen(options, DEFAULT_METRICS[next(iter(kinds))])
     paired, comparisons = compare_all(distinct(arms, word_of_arm), metrics, options)
     shared = None
     if len(points) == 1 and len(words) == 1:

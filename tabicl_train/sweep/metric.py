@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tabicl_train.config.options import closest
-from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, build_prior
+from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, configured_prior
 from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
 from tabicl_train.weights import resolve
 
 DATA_SETS = "data_sets"  # attribute of a study: what `compared_data_sets` returned when it was begun
 
 # Means over data sets or sets of validation tables; `loss` is the mean training loss over the last tenth of the steps.
-METRICS = (
+SWEEP_METRICS = (
     *("real/loss", "real/roc_auc", "real/accuracy", "real/r2", "synthetic/loss", "synthetic/accuracy", "synthetic/r2"),
     *("own/loss", "own/accuracy", "own/r2", "loss"),
 )
@@ -26,9 +26,9 @@ def problem(metric: str, config: RunConfig) -> str | None:
     """Return why a run with this configuration does not write the metric, or None."""
     kind, _, score = metric.partition("/")
     settings = config.validation
-    if metric not in METRICS:
-        near = closest(metric, METRICS)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METRICS)}"
+    if metric not in SWEEP_METRICS:
+        near = closest(metric, SWEEP_METRICS)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SWEEP_METRICS)}"
         return f"metric is {metric!r}; there is no such metric; {hint}"
     if metric == "loss":
         return None
@@ -44,7 +44,7 @@ def problem(metric: str, config: RunConfig) -> str | None:
         return None
     if not settings.rows:
         return f"metric is {metric!r}, but validation.rows is [], which leaves validation tables out"
-    if kind not in config.curriculum.parts(build_prior(config.prior)):
+    if kind not in config.curriculum.priors_by_kind(configured_prior(config.prior)):
         return f"metric is {metric!r}, but prior={config.prior['name']} draws no such tables"
     return None
 

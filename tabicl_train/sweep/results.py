@@ -30,7 +30,7 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.ladder import TITLE, Ladder
-from tabicl_train.sweep.metric import DATA_SETS, METRICS, counted_data_sets, is_better_lower, last
+from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
 from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, hydra_text, short_names, value_text
 from tabicl_train.sweep.study import LADDER, RUNS, load_study
@@ -238,7 +238,7 @@ class Sweep:
         table = self.table_of_runs()
         data_sets = None if self.data_sets is None else tuple(self.data_sets)
         latest_of_runs = [latest(str(run.folder), stamp(run.folder), data_sets) for run in self.runs]
-        for metric in METRICS:
+        for metric in SWEEP_METRICS:
             values = [values_of_run.get(metric) for values_of_run in latest_of_runs]
             if metric != self.metric and any(value is not None for value in values):
                 table[metric] = values
@@ -260,7 +260,7 @@ def stamp(run_dir: Path) -> tuple[int, ...]:
 def latest(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | None) -> dict[str, float]:
     """Return the last value of each metric that a run has; its files are read again only after a change."""
     values = {}
-    for metric in METRICS:
+    for metric in SWEEP_METRICS:
         value = last(Path(run_dir), metric, data_sets)
         if value is not None and math.isfinite(value):
             values[metric] = value

@@ -23,7 +23,7 @@ from priors import TableSpec
 from priors.random import rng_at
 from priors.real.preprocessing import FeatureEncoder
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.scores import THIS_MODEL, summary_text
@@ -83,7 +83,7 @@ if __name__ == "__main__":
     from train import train
 
     torch.set_num_threads(1)
-    prior = build_prior(compose(["experiment=smoke", *settings]).prior)
+    prior = configured_prior(compose(["experiment=smoke", *settings]).prior)
     batches = [draw_batch(prior, number) for number in range(tables // BATCH)]
     print(f"{len(batches)} batches are drawn")
     torch.set_num_threads(threads)

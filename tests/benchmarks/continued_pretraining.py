@@ -28,7 +28,7 @@ import pandas as pd
 from tabicl_train.callbacks.scores import score_packs
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.suites import Source, sources
 from tabicl_train.precision import choose
@@ -111,7 +111,7 @@ def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int,
         rows += [row | {"family": family(source.name)} for row in scores]
     for prior in SYNTHETIC:
         config = compose(["experiment=demo_long", f"prior={prior}", f"validation.tables={tables}"])
-        streams = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)
+        streams = validation_streams(config.validation, {"synthetic": configured_prior(config.prior)}, config.model)
         items, precision = list(streams["synthetic"]), choose(config.trainer)
         rows += [
             {

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, is_category
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.probes import DRAWS
-from tabicl_train.evaluation.scores import METRICS, NUMBER_METRICS
+from tabicl_train.evaluation.scores import CLASS_METRICS, NUMBER_METRICS
 from tabicl_train.evaluation.suites import ROWS, SPLITS, STORED_SCORES, sources
 from tabicl_train.run_dir.records import Records
 
@@ -73,7 +73,7 @@ def main(
     listed = sources(suite, None, numbers)
     names = [source.name for source in listed]
     chosen = [source for source in listed if not tasks or source.name in tasks.split(",")]
-    columns = ["data", "split", "method", *(NUMBER_METRICS if numbers else METRICS)]
+    columns = ["data", "split", "method", *(NUMBER_METRICS if numbers else CLASS_METRICS)]
     stored = pd.read_csv(path, comment="#", dtype=str) if path.is_file() else pd.DataFrame(columns=columns)
     units = [(split, source) for split in range(int(splits or most)) for source in chosen]
     for split, source in tqdm(units, unit="split", file=sys.stderr):

@@ -16,7 +16,7 @@ from scipy import stats
 from priors.table import TableSpec
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.validation import final_test_streams, validation_streams
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_checkpoint, load_network
@@ -58,7 +58,7 @@ def found_in(run_dir: Path) -> dict:
 
 def streams_of(config, make=final_test_streams):
     with installed():
-        return make(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
+        return make(config.validation, config.curriculum.priors_by_kind(configured_prior(config.prior)), config.model)
 
 
 def query_rows(item) -> set[int]:

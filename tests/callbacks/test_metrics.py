@@ -14,7 +14,7 @@ from tabicl_train.callbacks import metrics
 from tabicl_train.callbacks.callback import LoggedSteps
 from tabicl_train.callbacks.metrics import Metrics, Progress
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack
@@ -145,7 +145,7 @@ def test_rows_hold_multiplier_and_gate_of_every_layer(tmp_path):
     assert [(row["step"], row["layer"]) for row in rows] == [
         (step, layer) for step in "24" for layer in ("column.0", "icl.0", "icl.1")
     ]
-    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, [1, 3])
+    stream = StepStream(configured_prior(config.prior), config.curriculum, config.model, config.seed, [1, 3])
     for item, of_step in zip(stream, (rows[:3], rows[3:]), strict=True):
         labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
         assert {(int(row["n_smallest"]), int(row["n_largest"])) for row in of_step} == {(min(labeled), max(labeled))}

@@ -12,7 +12,7 @@ from runs import last
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.stream import StepStream
 
@@ -37,7 +37,7 @@ def mixture(tmp_path_factory) -> list[str]:
 
 
 def seen_by(config, steps, rank: int = 0, ranks: int = 1) -> TablesSeen:
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     seen = TablesSeen()
     seen.context = SimpleNamespace(prior=prior, ranks=Ranks())
     for step in steps:

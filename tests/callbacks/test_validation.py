@@ -24,7 +24,7 @@ from tabicl_train.callbacks.scores import Scored, real_tasks
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, build_prior
+from tabicl_train.config.schema import CLASS_SCORES, SYNTHETIC, configured_prior
 from tabicl_train.config.schema import REAL as REAL_DATA
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
@@ -68,7 +68,7 @@ def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
 
 def streams_of(make, *overrides: str):
     config = compose([*SETTINGS, *VALIDATED, *overrides])
-    return make(config.validation, {SYNTHETIC: build_prior(config.prior)}, config.model)[SYNTHETIC]
+    return make(config.validation, {SYNTHETIC: configured_prior(config.prior)}, config.model)[SYNTHETIC]
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +332,7 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
     config = compose([*SETTINGS, *VALIDATED])
     waiting = Validation()
     waiting.context = SimpleNamespace(
-        config=config, prior=build_prior(config.prior), ranks=Signaled(), stop=SimpleNamespace(asked=False),
+        config=config, prior=configured_prior(config.prior), ranks=Signaled(), stop=SimpleNamespace(asked=False),
         records=SimpleNamespace(folder=Path("nowhere"), rows=lambda name: []),
     )  # fmt: skip
     module = SimpleNamespace(model=torch.nn.Linear(1, 1), precision=None)

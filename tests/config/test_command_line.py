@@ -50,6 +50,7 @@ def test_a_command_imports_what_it_needs_and_ends_without_a_trace(tmp_path):
         ("run_dir=file/run", "run_dir is 'file/run'; file is a file"),
         ("run_dir=closed/run", "run_dir is 'closed/run'; closed is not writable"),
         (f"run_dir={'x' * 300}", "cannot be created (File name too long)"),
+        (f"init_weights={'x' * 300}", "xxx': File name too long"),
         ("trainer.accelerator=cuda", "trainer.accelerator is 'cuda'; torch finds no GPU on this machine"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import priors
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import compose, search_folders
-from tabicl_train.config.schema import StageConfig, build_prior, flatten
+from tabicl_train.config.schema import StageConfig, configured_prior, flatten
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
@@ -60,10 +60,11 @@ def test_a_run_composes_once_and_builds_its_prior_once():
         assert len(caught.value.problems) == 4 and (composed.call_count, built.call_count) == (1, 1)
         config = compose(["experiment=smoke", "prior=needle", "seed=3"])
         start_problems(config)
-        prior = build_prior(config.prior)
+        prior = configured_prior(config.prior)
         assert prior.needles == config.prior["needles"] and (composed.call_count, built.call_count) == (1, 2)
-    assert build_prior(compose(["experiment=smoke", "prior=needle"]).prior) is not prior, "its files may have changed"
-    assert build_prior(config.prior | {"needles": 2}).needles == 2
+    composed_again = compose(["experiment=smoke", "prior=needle"])
+    assert configured_prior(composed_again.prior) is not prior, "its files may have changed"
+    assert configured_prior(config.prior | {"needles": 2}).needles == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from problems import problems
 
 from priors import TableSpec
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 
 PAGE = Path(__file__).parents[2] / "tabicl_train/EXTEND.md"
 RING = PAGE.read_text().partition("```python\n# ring.py\n")[2].partition("```")[0]
@@ -41,7 +41,7 @@ def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     config = compose(["experiment=outside", "prior.radius=1.2"])
     assert config.model.embed_dim == 8 and config.prior == {"name": "ring", "radius": 1.2}
-    assert build_prior(config.prior).sample(TableSpec(200, 100, 2), 0).X.shape == (200, 2)
+    assert configured_prior(config.prior).sample(TableSpec(200, 100, 2), 0).X.shape == (200, 2)
     printed = command("train", "experiment=outside", "--cfg", "job").stdout
     assert "  radius: 1.5\n" in printed and "  embed_dim: 8\n" in printed
     assert "minute, " in command("train", "--help").stdout

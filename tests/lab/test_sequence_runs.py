@@ -10,7 +10,7 @@ from short_runs import run
 
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_model import SequenceModel
@@ -45,7 +45,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     for task in TASKS:
         row = read(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
-        streams = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)
+        streams = validation_streams(config.validation, {"synthetic": configured_prior(config.prior)}, config.model)
         network, (item,) = load_network(str(folder / task)), list(streams["synthetic"])
         losses, hits, squares = [], [], []
         spreads = [y.double().var(correction=0) for pack in item.packs for _, y, _ in pack.tables()]

@@ -20,7 +20,7 @@ from sklearn.model_selection import cross_val_score
 from priors.disk import Shard, shard_paths
 from tabicl_train import TabICLClassifier, plugins, workers
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import StreamConfig, build_prior
+from tabicl_train.config.schema import StreamConfig, configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import load_network
@@ -58,7 +58,7 @@ def hub(fresh):
 
 def ring_stream() -> StepStream:
     config = compose([*SMOKE, "prior=ring"])
-    return StepStream(build_prior(config.prior), config.curriculum, config.model, config.seed, range(3))
+    return StepStream(configured_prior(config.prior), config.curriculum, config.model, config.seed, range(3))
 
 
 def change(folder) -> None:

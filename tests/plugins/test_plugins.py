@@ -18,7 +18,7 @@ from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callback, Callbacks, stateful
 from tabicl_train.config.compose import compose
 from tabicl_train.config.options import EvaluateOptions
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.evaluate import identity
@@ -83,7 +83,7 @@ def test_callbacks_of_one_class_have_a_state_each_and_find_that_of_an_old_checkp
     register.callback("one", Counts)
     register.callback("other", Counts)
     config = compose([*SMOKE, "prior=dummy", "+callbacks.one={}", "+callbacks.other={}"])
-    context = SimpleNamespace(config=config, prior=build_prior(config.prior), ranks=Ranks())
+    context = SimpleNamespace(config=config, prior=configured_prior(config.prior), ranks=Ranks())
     *_, one, other = (callback for callback in build_callbacks(context) if isinstance(callback, Counts))
     Callbacks([one, other], context).load({"callbacks": {"one": {"number": 1}, "other": {"number": 2}}})
     assert (one.number, other.number) == (1, 2)

@@ -231,6 +231,7 @@ def test_wrong_arguments_end_with_2_and_no_trace(arguments, words, tmp_path, mon
         ("file", "a file, not a folder"),
         ("file/m", "file is a file"),
         ("full/m.ckpt", "it cannot be written"),
+        (f"{'x' * 240}.ckpt", r"it cannot be created \(File name too long\)"),  # under a longer name, at first
     ],
 )
 def test_an_output_that_cannot_be_is_refused(output, words, file, tmp_path, monkeypatch):

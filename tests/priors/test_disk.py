@@ -22,7 +22,7 @@ from priors.disk import Shard, dump
 from priors.random import STREAM_VERSION, rng_at
 from tabicl_train.config.compose import compose
 from tabicl_train.config.prior_checks import missing_steps
-from tabicl_train.config.schema import build_prior as build_configured
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.stream import StepStream
@@ -276,7 +276,7 @@ def test_missing_steps_are_reported_before_they_are_needed(folder):
 
 def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_them(tmp_path):
     config = compose(["experiment=smoke", "prior=mix_scm", "seed=3", "trainer.max_steps=4"])
-    live = build_configured(config.prior)
+    live = configured_prior(config.prior)
     requested = [
         ((config.seed, step, index), group.spec)
         for step in range(4)
@@ -292,7 +292,7 @@ def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_
     (problem,) = missing_steps(compose([*mixture, *later]))
     assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
     assert missing_steps(compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"])) == []
-    stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]).prior)
+    stored = configured_prior(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]).prior)
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]
     for a, b in zip(*streams, strict=True):
         assert a.rejections == b.rejections and len(a.packs) == len(b.packs)

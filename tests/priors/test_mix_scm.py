@@ -13,8 +13,7 @@ from priors.random import STREAM_VERSION
 from tabicl_train.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.prior_checks import eligible_tables
-from tabicl_train.config.schema import build_prior as build_configured
-from tabicl_train.config.schema import flatten
+from tabicl_train.config.schema import configured_prior, flatten
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.resume import refuse_changes
@@ -111,7 +110,7 @@ def test_wrong_components_are_reported(components, message):
 
 
 def configured(*overrides: str):
-    return build_configured(compose(["experiment=smoke", "prior=mix_scm", *overrides]).prior)
+    return configured_prior(compose(["experiment=smoke", "prior=mix_scm", *overrides]).prior)
 
 
 STAGE = "curriculum.stages.smoke"
@@ -177,7 +176,7 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
     with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
-    assert eligible_tables(config.curriculum, build_configured(config.prior), False) == []
+    assert eligible_tables(config.curriculum, configured_prior(config.prior), False) == []
 
 
 @pytest.mark.parametrize("name", ["tables", "one_table"])
@@ -192,7 +191,7 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     real += [f"{STAGE}.mix={{{name}:3,mlp_scm:1}}"]
     config = compose(["experiment=smoke", "prior=mix_scm", *real])
-    parts = config.curriculum.parts(build_configured(config.prior))
+    parts = config.curriculum.priors_by_kind(configured_prior(config.prior))
     given = config.validation, parts, config.model
     for streams in (validation_streams(*given), final_test_streams(*given)):
         assert sorted(streams) == ["own", "synthetic"]

@@ -20,7 +20,7 @@ from html_page import Page
 from invented_measures import attention_measures
 
 from tabicl_train.config.compose import compose
-from tabicl_train.evaluation.scores import METRICS, standing, summarize
+from tabicl_train.evaluation.scores import CLASS_METRICS, standing, summarize
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
@@ -29,7 +29,7 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.report.page import chosen, effort, merge, read_run, table, validation_means, write_report
+from tabicl_train.report.page import chosen, effort, html_table, merge, read_run, validation_means, write_report
 
 SECTIONS = [
     "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "attention",
@@ -65,7 +65,7 @@ def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
             for method, more in (("this model", lead), ("random <forest>", 0.0)):
                 sizes = {"rows": 300, "features": 4, "classes": 2}
                 values = np.array([0.7 + more, 0.5, 0.6, 0.1]) + generator.normal(0, 0.01, 4)
-                scores = dict(zip(METRICS, values, strict=True))
+                scores = dict(zip(CLASS_METRICS, values, strict=True))
                 rows.append({"data": task, "split": split, "method": method, **sizes, **scores, "seconds": 1.0,
                              "trained_range": "outside" if task == tasks[-1] else "inside"})  # fmt: skip
     pd.DataFrame(rows).to_csv(run_dir / "evaluation.csv", index=False)
@@ -156,7 +156,7 @@ def test_a_configuration_without_an_experiment_is_compared_with_the_defaults():
 def test_cells_of_tables(tmp_path):
     frame = pd.DataFrame({"a<b": [12345, None, 0.123456], "text": ["<i>", math.nan, "c"]}, dtype=object)
     numbers = pd.DataFrame({"n": [1.5, math.nan, 98765.4]}, index=pd.Index(["x", "y", "z"], name="name"))
-    (tmp_path / "tables.html").write_text(table(frame) + table(numbers))
+    (tmp_path / "tables.html").write_text(html_table(frame) + html_table(numbers))
     assert Page(tmp_path / "tables.html").tables == [
         [["", "a<b", "text"], ["0", "12,345", "<i>"], ["1", "", ""], ["2", "0.1235", "c"]],
         [["name", "n"], ["x", "1.5"], ["y", ""], ["z", "98,765"]],

@@ -14,7 +14,7 @@ from test_resume import STEPS, tables
 from priors.real import real_tables
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 
 
@@ -84,7 +84,9 @@ def test_a_run_is_continued_on_the_same_file_only(short, tmp_path):
 def test_validation_leaves_out_lengths_that_no_table_has(settings, capsys):
     validated = ["validation.every=5", "validation.rows=[60,500]", "validation.best=own"]
     config = compose(["experiment=smoke", *settings, *validated])
-    streams = validation_streams(config.validation, config.curriculum.parts(build_prior(config.prior)), config.model)
+    streams = validation_streams(
+        config.validation, config.curriculum.priors_by_kind(configured_prior(config.prior)), config.model
+    )
     assert [stage.rows for stage in streams["own"].curriculum.stages.values()] == [[60, 60]]
     warning = "warning   validation.rows: 500 left out, as no own table for it is that long\n"
     assert capsys.readouterr().err == warning
@@ -101,6 +103,6 @@ def test_advice_about_the_tables_of_a_mixture_names_keys_that_can_be_set(folder)
         compose([*settings, *none])
     (key,) = re.findall(r"raise (\S+),", str(caught.value))
     config = compose([*settings, *none, f"{key}=0.3", "validation.rows=[60]"])
-    (line,) = [line for line in real_tables(build_prior(config.prior)).describe() if "final test" in line]
+    (line,) = [line for line in real_tables(configured_prior(config.prior)).describe() if "final test" in line]
     (key,) = re.findall(r"raise (\S+),", line)
     assert compose([*settings, f"{key}=0.3", "validation.rows=[60]"])

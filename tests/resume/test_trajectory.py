@@ -9,7 +9,7 @@ import torch
 from runs import metrics
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.schema import build_prior
+from tabicl_train.config.schema import configured_prior
 from tabicl_train.model.config import family_of
 from tabicl_train.module import query_losses
 from tabicl_train.stream import StepStream
@@ -65,7 +65,7 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
     trained = [p for p in network.parameters() if p.requires_grad]
     groups = [{"params": [p for p in trained if p.ndim >= 2]}, {"params": [p for p in trained if p.ndim < 2]}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-3)
-    stream = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(7))
+    stream = StepStream(configured_prior(config.prior), config.curriculum, config.model, 0, range(7))
     ema, points, norms = {}, [], []
     for item, rate, row in zip(stream, RATES, metrics(run_dir), strict=True):
         for group, decay in zip(optimizer.param_groups, (DECAYS[item.stage], 0.0), strict=True):

@@ -8,7 +8,7 @@ from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, RunConfig
 from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.metric import METRICS, compared_data_sets, curve, last, problem
+from tabicl_train.sweep.metric import SWEEP_METRICS, compared_data_sets, curve, last, problem
 
 
 def write_losses(folder, *losses, every: int = 1) -> None:
@@ -85,12 +85,12 @@ def test_a_data_set_that_could_not_be_scored_makes_the_mean_nan(tmp_path):
 
 
 def test_files_that_are_missing_or_only_begun(tmp_path):
-    for metric in METRICS:
+    for metric in SWEEP_METRICS:
         assert last(tmp_path / "none", metric) is None
     for name in ("metrics.csv", "validation.csv"):
         for text in ("", "step,da", "step,data\n"):
             (tmp_path / name).write_text(text)
-            assert all(last(tmp_path, metric) is None for metric in METRICS)
+            assert all(last(tmp_path, metric) is None for metric in SWEEP_METRICS)
 
 
 def test_rows_from_before_a_rewind_do_not_count(tmp_path):
@@ -107,11 +107,11 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
     assert problem("loss", config) is None
     assert "validation.every is 0" in problem("real/roc_auc", config)
     config.validation.every = 10
-    of_task = {metric: problem(metric, config) for metric in METRICS}
+    of_task = {metric: problem(metric, config) for metric in SWEEP_METRICS}
     assert {metric for metric, found in of_task.items() if found} == {"real/r2", "synthetic/r2", *own}
     assert of_task["real/r2"] == "metric is 'real/r2', which runs of task=classification do not have"
     config.model.max_classes = 0
-    of_task = {metric: problem(metric, config) for metric in METRICS}
+    of_task = {metric: problem(metric, config) for metric in SWEEP_METRICS}
     assert {metric for metric, found in of_task.items() if found} == {
         "real/roc_auc", "real/accuracy", "synthetic/accuracy", *own
     }  # fmt: skip
@@ -121,4 +121,4 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
     config.validation.rows = []
     assert "validation.rows is []" in problem("synthetic/loss", config)
     assert problem("real/auc", config).endswith("did you mean real/roc_auc?")
-    assert problem("speed", config).endswith(", ".join(METRICS))
+    assert problem("speed", config).endswith(", ".join(SWEEP_METRICS))
