@@ -373,7 +373,7 @@ class SweepConfig:
     """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
     (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
     synthetic/r2 and own/r2, but no ROC AUC and accuracy. Scores on public data are means over the data sets inside
-    the trained range of all runs. null takes real/loss, or loss without validation on such data sets."""
+    the trained range of all runs. null takes real/loss, or loss if the runs do not validate on such data sets."""
     pruner: str = "none"
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""
