@@ -495,8 +495,9 @@ def in_words_of_users(reason: str) -> str:
 
 def error_in_one_line(error: Exception) -> str:
     """Return an error of OmegaConf or Hydra in one line: the file and the key, if it names them, and the reason."""
-    # Such an error has several lines, of which only the reason is always there:
-    #     In 'model/typo': Key 'embed_dm' not in 'TabICLConfig'
+    # Such an error has several lines, of which the first one is only there for errors in files:
+    #     In 'model/typo': ConfigKeyError raised while composing config:
+    #     Key 'embed_dm' not in 'TabICLConfig'
     #         full_key: model.embed_dm
     #         object_type=TabICLConfig
     file = ""

@@ -5,7 +5,7 @@ field documents it: `tabicl-train --help` and `configs/README.md` are made from 
 section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
 
-The rest of the folder (names marked * can also be imported from here):
+The rest of the folder (names of the files marked * can be imported from here, too, if they are in `__all__`):
 
 compose.py        from a command line to a checked RunConfig
 checks.py *       checks of single values
