@@ -148,7 +148,7 @@ def refuse_changes(
     saved = content["config"]
     steps = content["global_step"]
     changes = changes_since(content, values, real_tables, plugins_now)
-    refused = [change for change in changes if change.severity.is_refused]
+    refused = [change for change in changes if change.severity in (Severity.REFUSED, Severity.NEVER)]
     is_other_network = any(change.severity is Severity.NEVER for change in refused)
     has_other_length = any(change.option.startswith(STAGES) and change.option.endswith(".steps") for change in refused)
     longer = longer_without_a_jump(saved, values, steps) if has_other_length else None

@@ -62,19 +62,19 @@ class Steps(IterableDataset):
     ----------
     stream : StepStream
         The stream.
-    first : Value
+    first_step : Value
         The step to begin with, in memory that is shared with the training process. A worker waits for its lock, which
         the training process holds until the step is known.
     """
 
-    def __init__(self, stream: StepStream, first: Any) -> None:
+    def __init__(self, stream: StepStream, first_step: Any) -> None:
         self.stream: StepStream | bytes = stream  # pickled in a worker that was spawned
-        self.first = first
+        self.first_step = first_step
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker that is spawned, where the stream needs its plug-ins first."""
         needed = plugins.Needed(tuple(plugins.named()))
-        return {"stream": pickle.dumps((needed, self.stream)), "first": self.first}
+        return {"stream": pickle.dumps((needed, self.stream)), "first_step": self.first_step}
 
     def __iter__(self) -> Iterator[Content | tuple[Exception, str]]:
         worker = get_worker_info()
@@ -87,8 +87,8 @@ class Steps(IterableDataset):
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
                 return
         assert isinstance(stream, StepStream)
-        with self.first.get_lock():  # waits
-            first = self.first.value
+        with self.first_step.get_lock():  # waits
+            first = self.first_step.value
         for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
             try:
                 yield packed(stream.draw(step))

@@ -48,7 +48,7 @@ class RealTables:
         return []
 
     def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        """Return how many tables are long enough for a draw, and how many; None if their length does not matter."""
+        """Return how many tables are long enough for a draw, and how many there are; None if length is no matter."""
         return None
 
     def fingerprint(self) -> str:

@@ -16,7 +16,7 @@ from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.status import Status
 from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.validation import Validation
-from tabicl_train.config.schema import build_options
+from tabicl_train.config.build import build_options
 
 # Each has a name as others have. Their options are settings of the run, such as guard.*, since these are older than
 # callbacks in a configuration; their states in checkpoints keep the names of their classes.

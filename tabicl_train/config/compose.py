@@ -153,15 +153,15 @@ class Composer:
         """Compose and check the configuration of a run; see the function `compose`."""
         line = self.divide(overrides)
         try:
-            # The files that the choices name, over the defaults of all options.
+            # The files that the choices name, over the defaults of all options. The optimizer's follow from its name.
             times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # lstat: a lock links to nothing
             tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, max(times)))
             add_optimizer_schema(tree, [override for _, override in line.values])
             content: Any = OmegaConf.to_container(tree)
             keys = list(flatten(content))
 
-            # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. Before
-            # the values are set, so that they can change it.
+            # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. This comes
+            # before the values, which can change it.
             if not any(text.startswith("model=") for text in line.choices):
                 weights = tree.init_weights
                 for _, override in line.values:
@@ -169,6 +169,7 @@ class Composer:
                         weights = override.value()
                 take_architecture(tree, weights)
 
+            # The values of the command line.
             wrong_values = []
             for text, override in line.values:
                 problem = set_value(tree, text, override, keys, also)
@@ -394,7 +395,7 @@ def hydra_tree(
     return tree
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # that of the store: the same schemas are stored already
 def store_schemas(priors: tuple[tuple[str, type], ...], networks: tuple[tuple[str, type], ...]) -> None:
     """Store for Hydra the schemas of a run, of each prior, and of the settings of each network."""
     store = ConfigStore.instance()

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from tabicl_train import register
+from tabicl_train.config.build import default_of
 from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folders
 from tabicl_train.config.options import MISSING, SweepConfig, usage
-from tabicl_train.config.schema import RunConfig, StageConfig, default_of
+from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.console import markdown_table
 from tabicl_train.model.config import TabICLConfig
 
@@ -233,23 +234,23 @@ def reference() -> str:
     groups = f"## Groups\n\nThe files of values that come with the project.\n\n{choice_table(CONFIG_DIR)}\n"
     fields = dataclasses.fields(RunConfig)
     settings_of_run = [field for field in fields if not is_section(field) and field.name != "prior"]
-    parts_of_page = [INTRODUCTION, groups, describe("## The run", RunConfig, fields=settings_of_run)]
+    blocks = [INTRODUCTION, groups, describe("## The run", RunConfig, fields=settings_of_run)]
     # The sections of a configuration in its order. Those of a prior and a network depend on which one is chosen.
     for field in fields:
         name = field.name
         if name == "prior":
-            parts_of_page.append("## `prior`\n\nThe distribution that tables are drawn from.\n")
-            parts_of_page += describe_priors("priors")
-            parts_of_page.append(describe("### `prior.realism`", Realism, "prior.realism."))
+            blocks.append("## `prior`\n\nThe distribution that tables are drawn from.\n")
+            blocks += describe_priors("priors")
+            blocks.append(describe("### `prior.realism`", Realism, "prior.realism."))
         elif name == "model":
-            parts_of_page += describe_networks("tabicl_train.model")
+            blocks += describe_networks("tabicl_train.model")
         elif is_section(field):
-            parts_of_page.append(describe(f"## `{name}`", type(default_of(field)), f"{name}."))
+            blocks.append(describe(f"## `{name}`", type(default_of(field)), f"{name}."))
         if name == "curriculum":
             stage = "curriculum.stages.NAME"
-            parts_of_page.append(describe(f"## `{stage}`", StageConfig, f"{stage}."))
-    parts_of_page.append(describe("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
-    return "\n".join(parts_of_page)
+            blocks.append(describe(f"## `{stage}`", StageConfig, f"{stage}."))
+    blocks.append(describe("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
+    return "\n".join(blocks)
 
 
 def plugin_reference(module: str) -> str:

@@ -24,11 +24,6 @@ class Severity(Enum):
     REFUSED = "refused"  # it would be another run; resume.allow_changes=true permits it
     NEVER = "never"  # it would be another network, which the weights do not fit; refused in any case
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether the run is not continued unless the user permits it."""
-        return self in (Severity.REFUSED, Severity.NEVER)
-
 
 # The metadata of options: field(default=..., metadata=FREE).
 FREE = {"resume": "free"}

@@ -412,7 +412,7 @@ class SweepConfig:
     """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
     (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
     synthetic/r2 and own/r2, but no ROC AUC and accuracy. Scores on public data are means over the data sets inside
-    the trained range of all runs. null takes real/loss, or loss without validation on such data sets."""
+    the trained range of all runs. null takes real/loss, or loss if the runs do not validate on such data sets."""
     pruner: str = "none"
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""
@@ -534,8 +534,9 @@ def in_words_of_users(reason: str) -> str:
 
 def error_in_one_line(error: Exception) -> str:
     """Return an error of OmegaConf or Hydra in one line: the file and the key, if it names them, and the reason."""
-    # Such an error has several lines, of which only the reason is always there:
-    #     In 'model/typo': Key 'embed_dm' not in 'TabICLConfig'
+    # Such an error has several lines, of which the first one is only there for errors in files:
+    #     In 'model/typo': ConfigKeyError raised while composing config:
+    #     Key 'embed_dm' not in 'TabICLConfig'
     #         full_key: model.embed_dm
     #         object_type=TabICLConfig
     file = ""

@@ -5,7 +5,7 @@ field documents it: `tabicl-train --help` and `configs/README.md` are made from 
 section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
 
-The rest of the folder (names marked * can also be imported from here):
+The rest of the folder (names of the files marked * can be imported from here, too, if they are in `__all__`):
 
 compose.py        from a command line to a checked RunConfig
 checks.py *       checks of single values
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tabicl_train import register
-from tabicl_train.config.build import build_options, configured_prior, default_of
-from tabicl_train.config.checks import LARGEST_SEED, at_least, one_of, ordered_pair, positive, seed_problems, within
+from tabicl_train.config.build import configured_prior
+from tabicl_train.config.checks import at_least, one_of, ordered_pair, positive, seed_problems, within
 from tabicl_train.config.finite import MAY_BE_INFINITE
 from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
 from tabicl_train.config.plain_values import flatten, steps_of_stages
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CLASS_SCORES",
     "INTERVAL",
-    "LARGEST_SEED",
     "NUMBER_SCORES",
     "OWN",
     "PROBE",
@@ -73,9 +72,7 @@ __all__ = [
     "RunConfig",
     "StageConfig",
     "at_least",
-    "build_options",
     "configured_prior",
-    "default_of",
     "flatten",
     "judged_by",
     "one_of",
@@ -83,7 +80,6 @@ __all__ = [
     "seed_problems",
     "steps_of_stages",
     "validation_kind",
-    "within",
 ]
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
@@ -121,8 +117,8 @@ class StageConfig:
     """Consecutive tables of a step that have the same rows, split and number of features."""
     pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
     """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
-    model a table has a token for each cell and 12 more for each row; its activations take about 45 KB a token
-    in fp32, and 25 in bf16 on a GPU."""
+    model a table has a token for each cell and 12 more for each row. The activations of a token take about 45 KB in
+    fp32, and 25 KB in bf16 on a GPU."""
     mix: dict[str, float] = field(default_factory=dict)
     """Shares of the components of prior=mix_scm in this stage, in proportion: {tables: 0.5, mlp_scm: 0.3}. A component
     that is not named has none; {} takes the components' weights."""
@@ -458,9 +454,10 @@ class GuardConfig:
     """Limit of the moving average of the loss; inf switches it off."""
     multiplier: float = field(default=30.0, metadata=MAY_BE_INFINITE)
     """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
-    # At 512 labeled rows, the largest multiplier outside the first in-context block is 5.9 in the weights of `mini` and
-    # 5.4 in those of its regressor (both in column.0), and 6.8 among the initial weights of all recipes with ten seeds
-    # each (icl.6 of tabicl_v2).
+    # The largest multipliers at 512 labeled rows outside the first in-context block:
+    # - 5.9 in the weights of `mini`, in column.0,
+    # - 5.4 in those of its regressor, in column.0,
+    # - 6.8 among the initial weights of all recipes with ten seeds each, in icl.6 of tabicl_v2.
     other_multiplier: float = field(default=20.0, metadata=MAY_BE_INFINITE)
     """The same limit for all other layers with a scaling rule: about three times the largest multiplier in the shipped
     weights and in the initial weights of all recipes, 6.8; inf switches it off."""
@@ -512,8 +509,8 @@ class ValidationConfig:
     """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
     diabetes; 0 leaves real data out."""
     probes: bool = False
-    """Score the probes of suite=probes, too, one draw of each with 200 labeled rows (smooth: 1,000), as a curve of its
-    own, which never decides the weights that are kept. It takes about 3 s of CPU time with a network like mini."""
+    """Score the probes of suite=probes, too: one draw of each, with 200 labeled rows (smooth: 1,000). Their curve never
+    decides which weights are kept. It takes about 3 s of CPU time with a network like mini."""
     best: str = "synthetic"
     """Which score decides the weights kept in checkpoints/best.ckpt: synthetic, own (validation tables that a prior
     draws from real ones), or real, the public data sets inside the trained range, most of which small networks

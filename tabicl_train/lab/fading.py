@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from omegaconf import MISSING
 
-from tabicl_train.config.schema import within
+from tabicl_train.config.checks import within
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 

@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 
 from tabicl_train import plugins
+from tabicl_train.config.checks import LARGEST_SEED, seed_problems
 from tabicl_train.config.compose import Composer, is_of_sweep
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
-from tabicl_train.config.schema import LARGEST_SEED, RunConfig, seed_problems
+from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.planning import RunSize, size_of
