@@ -21,12 +21,13 @@ def long_enough(name: str, rows: int, prior: Prior, is_regression: bool) -> list
 
     real = real_tables(prior)
     eligible = None if real is None else real.eligible(rows, is_regression)
-    if eligible is None or eligible[0] > 0:
+    if eligible is None or eligible.long_enough > 0:
         return []
-    if eligible[1] == 0:  # in validation only: a prior without training tables is reported elsewhere
+    if eligible.tables == 0:  # in validation only: a prior without training tables is reported elsewhere
         advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
-    return [f"{name} has tables of {rows} rows; none of the {eligible[1]} real tables for it is that long; lower it"]
+    tables = f"none of the {eligible.tables} real tables for it"
+    return [f"{name} has tables of {rows} rows; {tables} is that long; lower it"]
 
 
 def prior_problems(config: RunConfig) -> list[str]:
@@ -202,6 +203,6 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         few = real.eligible(low, is_regression)
         many = real.eligible(high, is_regression)
         if few and many:
-            counts = f"{few[0]} of {few[1]} tables have {low:,} rows, and {many[0]} have {high:,}"
+            counts = f"{few.long_enough} of {few.tables} tables have {low:,} rows, and {many.long_enough} have {high:,}"
             lines.append(f"stage {name}: {counts}")
     return lines
