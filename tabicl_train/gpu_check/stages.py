@@ -133,13 +133,19 @@ def tables(place: Place) -> None:
 
     drawn = {}
     for stage in config.curriculum.stages:
-        shares = [share for name, share in results if name == stage]
+        items = []
+        flops = []
+        whole = []
+        seconds = []
+        for name, share in results:
+            if name == stage:
+                items.append(unpacked(*share.content))
+                flops.append(share.flops)
+                whole.append(share.whole)
+                seconds.append(share.seconds)
         # Beside one GPU only the time for each table counts; with 64 tables a step, it decides how many cores it needs.
-        seconds = statistics.mean(share.seconds for share in shares)
-        place.add("figures", figure=f"seconds of a core for a table of {stage}", value=seconds)
-        items = [unpacked(*share.content) for share in shares]
-        flops = [share.flops for share in shares]
-        drawn[stage] = Drawn(items, flops, statistics.mean(share.whole for share in shares))
+        place.add("figures", figure=f"seconds of a core for a table of {stage}", value=statistics.mean(seconds))
+        drawn[stage] = Drawn(items, flops, statistics.mean(whole))
     torch.save({stage: tuple(content) for stage, content in drawn.items()}, place.folder / "tables.pt")
 
 
