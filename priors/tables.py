@@ -12,7 +12,7 @@ import numpy as np
 
 from priors.prior import Prior
 from priors.random import rng_at
-from priors.real import TEST, TRAINING, VALIDATION, DividedTables
+from priors.real import TEST, TRAINING, VALIDATION, DividedTables, Eligible
 from priors.real.csv_format import csv_format, format_problems
 from priors.table import PriorError, Source, Table, TableSpec
 
@@ -152,10 +152,10 @@ class Tables(Prior, DividedTables):
         """Return the tables that training draws, with their numbers of rows."""
         return {(NAME, task.entry.path): task.entry.rows for task in self.sides[TRAINING]}
 
-    def eligible(self, rows: int, numeric: bool) -> tuple[int, int]:
-        """Return how many tables are long enough for a draw, and how many there are."""
+    def eligible(self, rows: int, numeric: bool) -> Eligible:
+        """Count the tables that are long enough to draw so many rows."""
         long_enough = int((self.most_rows[numeric] >= rows).sum())
-        return long_enough, len(self.tasks)
+        return Eligible(long_enough, len(self.tasks))
 
     def fingerprint(self) -> str:
         """Return a hash of the tables of all sides and of what is predicted in them."""

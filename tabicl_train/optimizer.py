@@ -209,13 +209,15 @@ def is_tall(x: Tensor) -> bool:
 
 def stack_matrices(matrices: list[Tensor]) -> Tensor:
     """Stack matrices, transposed to rows <= columns and padded with zeros to one shape."""
-    wide = [m.mT if is_tall(m) else m for m in matrices]
-    rows = max(m.shape[0] for m in wide)
-    columns = max(m.shape[1] for m in wide)
+    rows = max(min(m.shape) for m in matrices)
+    columns = max(max(m.shape) for m in matrices)
     equal = []
-    for m in wide:
-        missing = (0, columns - m.shape[1], 0, rows - m.shape[0])
-        equal.append(F.pad(m, missing) if any(missing) else m)
+    for m in matrices:
+        if is_tall(m):
+            m = m.mT
+        if m.shape != (rows, columns):
+            m = F.pad(m, (0, columns - m.shape[1], 0, rows - m.shape[0]))
+        equal.append(m)
     return torch.stack(equal)
 
 

@@ -278,12 +278,12 @@ def sent() -> list[tuple[Plugin, bytes | None]]:
 
 
 def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
-    """Import what another machine has sent; ConfigError if a module is missing or another one here."""
+    """Import what `sent` returned on another machine; ConfigError if a module is missing or another one here."""
     for plugin, content in contents:
         if plugin.module in _named:
             continue  # sent before
-        if content is None:
-            _load_one(f"{plugin.source}#{plugin.sha256}", f"{COMMAND}, or is another one on this machine")
+        if content is None:  # an installed module, which must be the same one here
+            _load_one(f"{plugin.source}#{plugin.sha256}", since=f"{COMMAND}, or is another one on this machine")
             continue
         if _hash([(plugin.files[0], content)]) != plugin.sha256:
             raise ConfigError([f"plugins: {plugin.source} is not what was sent"])

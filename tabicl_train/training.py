@@ -132,7 +132,7 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
     callbacks.start(state)
     while (reason := callbacks.reason_to_end(state)) is None:
         item = loader.next()  # waits for tables, or for a stop signal
-        reason = callbacks.agree_to_stop(item)  # the only exchange beside that of gradients
+        reason = callbacks.agree_to_stop(item)  # the only exchange of every step beside that of gradients
         if reason is not None:
             break
         assert item is not None  # otherwise all ranks have stopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from priors.mix_scm import MixSCM
 from priors.prior import Prior
@@ -20,6 +20,13 @@ OWN = "own"  # drawn from real ones
 TRAINING = "training"
 VALIDATION = "validation"
 TEST = "test"
+
+
+class Eligible(NamedTuple):
+    """How many real tables are long enough for a draw, of how many."""
+
+    long_enough: int
+    tables: int
 
 
 class RealTables:
@@ -47,8 +54,8 @@ class RealTables:
         """Return why a real table cannot train a network with so many classes (0: that predicts numbers)."""
         return []
 
-    def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
-        """Return how many tables are long enough for a draw, and how many there are; None if length is no matter."""
+    def eligible(self, rows: int, numeric: bool) -> Eligible | None:
+        """Count the tables that are long enough to draw so many rows; None if their length does not matter."""
         return None
 
     def fingerprint(self) -> str:
@@ -203,15 +210,15 @@ class MixedTables(RealTables):
             problems += [f"component {name}: {line}" for line in tables.ineligible(max_classes)]
         return problems
 
-    def eligible(self, rows: int, numeric: bool) -> tuple[int, int] | None:
+    def eligible(self, rows: int, numeric: bool) -> Eligible | None:
         """Return the counts of the component with the fewest tables that are long enough."""
-        counts = []
+        counts_of_components = []
         for name, tables in self.real.items():
-            if self.mixture.components[name]["weight"]:
-                count = tables.eligible(rows, numeric)
-                if count is not None:
-                    counts.append(count)
-        return min(counts, default=None)
+            is_drawn = self.mixture.components[name]["weight"] != 0
+            counts = tables.eligible(rows, numeric) if is_drawn else None
+            if counts is not None:
+                counts_of_components.append(counts)
+        return min(counts_of_components, default=None)  # compares `long_enough` first
 
     def fingerprint(self) -> str:
         return "".join(tables.fingerprint() for tables in self.real.values())

@@ -120,7 +120,7 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
     stages: dict[str, StageConfig] = {}
     for rows in dict.fromkeys(settings.rows):
         eligible = None if real is None else real.eligible(rows, model.is_regression)
-        if eligible is not None and eligible[0] == 0:
+        if eligible is not None and eligible.long_enough == 0:
             continue
         stages[f"{len(stages)}"] = StageConfig(
             steps=1,

@@ -25,13 +25,13 @@ def too_many_rows(name: str, rows: int, prior: Prior, is_regression: bool) -> li
         eligible = real.eligible(rows, is_regression)
     if eligible is None:  # there are no real tables, or their length does not matter
         return []
-    long_enough, all_tables = eligible
-    if long_enough > 0:
+    if eligible.long_enough > 0:
         return []
-    if all_tables == 0:  # in validation only: a prior without training tables is reported elsewhere
+    if eligible.tables == 0:  # in validation only: a prior without training tables is reported elsewhere
         advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
         return [f"{name} asks for real tables, but none is for validation; {advice}"]
-    return [f"{name} has tables of {rows} rows; none of the {all_tables} real tables for it is that long; lower it"]
+    tables = f"none of the {eligible.tables} real tables for it"
+    return [f"{name} has tables of {rows} rows; {tables} is that long; lower it"]
 
 
 def prior_problems(config: RunConfig) -> list[str]:
@@ -230,7 +230,8 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         with_highest = real.eligible(highest, is_regression)
         if with_lowest is None or with_highest is None:  # their length does not matter
             continue
-        short, all_tables = with_lowest
-        long, _ = with_highest
-        lines.append(f"stage {name}: {short} of {all_tables} tables have {lowest:,} rows, and {long} have {highest:,}")
+        lines.append(
+            f"stage {name}: {with_lowest.long_enough} of {with_lowest.tables} tables have {lowest:,} rows, "
+            f"and {with_highest.long_enough} have {highest:,}"
+        )
     return lines

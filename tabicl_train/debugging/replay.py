@@ -104,7 +104,8 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     print(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}")
     print(f"non-finite weights: {non_finite}")
     lines = []
-    gradients = Gradients([p for p in module.model.parameters() if p.requires_grad], [])
+    trained = [p for p in module.model.parameters() if p.requires_grad]
+    gradients = Gradients(trained, frozen=[])
     for group in plan.groups:
         for index in group.tables:
             table = planned_table(stream.prior, plan, group.spec, stream.seed, index)
@@ -112,7 +113,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
             with module.precision.autocast(module.device.type):
                 alone = pack([table]).to(module.device)
                 loss = module.add_gradients(gradients, alone, 1.0, stage.checkpoint_rows).item()
-            norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()
+            norm = (gradients.flat[:-1].norm() / module.loss_scale.scale).item()  # the last value is the loss
             mark = "" if math.isfinite(loss) and math.isfinite(norm) else "<- non-finite"
             largest = table.X[~table.X.isnan()].abs().max().item()
             sizes = [index, table.X.shape[0], table.train_size, table.X.shape[1]]

@@ -139,24 +139,28 @@ def read_results(path: Path) -> pd.DataFrame:
 
 def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
     """Return the arm of a method in a table of scores."""
-    scores = results[results["method"] == method].set_index(["data", "split"])
-    return Arm(name, {None: scores}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
+    return Arm(name, {None: scores_of(results, method)}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
+
+
+def scores_of(results: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Return the rows of a method in a table of scores, by task and split."""
+    return results[results["method"] == method].set_index(["data", "split"])
 
 
 def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
     """Score networks, and baselines on the same splits, or read what an earlier call has written."""
-    results = {}
+    # Baselines see the same tasks and splits whatever the seed of a network is, so they are scored once.
+    first_seed = next(iter(networks.paths))
+    arms_of_baselines = []
+    scores = {}  # of the networks, by seed
     for seed, path in networks.paths.items():
-        # Baselines see the same tasks and splits whatever the seed of a network is.
-        results[seed] = results_of(path, options, () if results else baselines)
-    scores = {}
-    for seed, table in results.items():
-        scores[seed] = arm_of(table, THIS_MODEL, networks.name).scores[None]
-    arms = [Arm(networks.name, scores)]
-    first = next(iter(results.values()))  # the one with the baselines
-    for name in baselines:
-        arms.append(arm_of(first, name, name))
-    return arms
+        if seed == first_seed:
+            results = results_of(path, options, baselines)
+            arms_of_baselines = [arm_of(results, name, name) for name in baselines]
+        else:
+            results = results_of(path, options, ())
+        scores[seed] = scores_of(results, THIS_MODEL)
+    return [Arm(networks.name, scores), *arms_of_baselines]
 
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:

@@ -230,9 +230,11 @@ def standing(results: pd.DataFrame, kind: str = "real task") -> str:
     others = means.drop(first)
     groups = []
     for words, sign in (("above", 1), ("level with", 0), ("below", -1)):
-        names = [f"{name} {value:.3f}" for name, value in others.items() if np.sign(means[first] - value) == sign]
-        if names:
-            groups.append(f"{words} {' and '.join(', '.join(names).rsplit(', ', 1))}")
+        group = others[np.sign(means[first] - others) == sign]
+        if len(group):
+            *most, last = [f"{name} {mean:.3f}" for name, mean in group.items()]
+            listed = f"{', '.join(most)} and {last}" if most else last
+            groups.append(f"{words} {listed}")
     tasks = counted(results["data"].nunique(), kind)
     return f"mean {REAL_SCORES[judged_by(results)]} {means[first]:.3f} on {tasks}: {', '.join(groups)}"
 
@@ -295,17 +297,28 @@ def as_text(
 def tasks_text(results: pd.DataFrame) -> str:
     """Format the TASK_SCORES of each task and method, and their means, in which R2 below 0 counts as 0."""
     by = judged_by(results)
-    names = TASK_SCORES[by]
-    tables = {name: relative_rmse(results) if name == "relative_rmse" else by_task(results, name) for name in names}
-    means = {name: table.mean() for name, table in tables.items()} | {by: judged(results).mean()}
+    tables = {}  # of each score: a row per task, a column per method
+    means = {}  # of each score, by method
+    headings = []
+    formats = []
+    for name in TASK_SCORES[by]:
+        tables[name] = relative_rmse(results) if name == "relative_rmse" else by_task(results, name)
+        means[name] = judged(results).mean() if name == by else tables[name].mean()
+        heading, form = FORMATS[name]
+        headings.append(heading)
+        formats.append(form)
+
+    tasks = tables[by].index
+    methods = tables[by].columns
     lines = []
-    for task in tables[by].index:
-        for method in tables[by]:
-            cells = [cell(table.loc[task, method], FORMATS[name][1]) for name, table in tables.items()]
-            lines.append([task, method, *cells])
-    for method in tables[by]:
-        lines.append(["mean", method, *(cell(means[name][method], FORMATS[name][1]) for name in names)])
-    return text_table(["task", "method", *(FORMATS[name][0] for name in names)], lines)
+    for task in tasks:
+        for method in methods:
+            values = [table.loc[task, method] for table in tables.values()]
+            lines.append([task, method, *map(cell, values, formats)])
+    for method in methods:
+        values = [means_of_score[method] for means_of_score in means.values()]
+        lines.append(["mean", method, *map(cell, values, formats)])
+    return text_table(["task", "method", *headings], lines)
 
 
 def cell(value: float, form: str) -> str:

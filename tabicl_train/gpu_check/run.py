@@ -32,7 +32,7 @@ from tabicl_train.config.schema import TrainerConfig, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, is_installed, require_page_packages
 from tabicl_train.gpu_check import kernels, runs, stages, steps
-from tabicl_train.gpu_check.place import CheckSkipped, PageRow, Place, set_up
+from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, PageRow, Place, set_up
 from tabicl_train.outputs import folder_problem, write_atomically
 from tabicl_train.precision import WORKSPACE, set_up_gpu
 from tabicl_train.run_dir.provenance import git, version, versions
@@ -177,11 +177,14 @@ def chosen_checks(names: Any) -> list[Check]:
     """Return the checks of these names, in their order; raises ConfigError for an unknown one."""
     if names is None:
         return list(CHECKS)
-    words = [names] if isinstance(names, str) else names
-    problems = [problem for name in words for problem in one_of("checks", name, tuple(BY_NAME))]
+    if isinstance(names, str):
+        names = [names]
+    problems = []
+    for name in names:
+        problems += one_of("checks", name, tuple(BY_NAME))
     if problems:
         raise ConfigError(problems)
-    return [check for check in CHECKS if check.name in words]
+    return [check for check in CHECKS if check.name in names]
 
 
 def prepare(options: GpuCheckOptions) -> Path:
@@ -252,10 +255,16 @@ def attempt(check: Check, place: Place) -> tuple[str, str, str]:
         place.wait()  # an error of a kernel shows here at the latest
     except CheckSkipped as skipped:
         return "skipped", str(skipped), ""
+    except CheckFailed as failed:
+        return "failed", str(failed), stack_trace()
     except Exception as error:
-        why = str(error) if type(error).__name__ == "CheckFailed" else f"{type(error).__name__}: {first_line(error)}"
-        return "failed", why, traceback.format_exc().replace(str(Path.home()), "~")
+        return "failed", f"{type(error).__name__}: {first_line(error)}", stack_trace()
     return "passed", "", ""
+
+
+def stack_trace() -> str:
+    """Return the stack trace of the error that is being handled, without the name of the home folder."""
+    return traceback.format_exc().replace(str(Path.home()), "~")
 
 
 class Runner:

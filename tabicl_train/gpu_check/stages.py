@@ -83,19 +83,34 @@ def ranks_of(place: Place, stage: str) -> int:
     return RANKS.get(stage, 1) if place.is_cuda else 1
 
 
-def draw(settings: list[str], step: int, ranks: int) -> tuple[Content, float, float, float]:
-    """Draw the share of rank 0 in a step -> its item and FLOPs, those of the whole step, and seconds for each table."""
+class Share(NamedTuple):
+    """What rank 0 computes of a step."""
+
+    content: Content
+    flops: float  # forward and backward
+    whole: float  # FLOPs of the step on all ranks
+    seconds: float  # of a core, to draw a table
+
+
+def draw_share(settings: list[str], step: int, ranks: int) -> Share:
+    """Draw the share of rank 0 in a step that is divided among so many ranks."""
     torch.set_num_threads(1)
     config = compose(settings)
     prior = configured_prior(config.prior)
     stream = StepStream(prior, config.curriculum, config.model, config.seed, range(config.total_steps), 0, ranks)
     plan = plan_step(config.curriculum, config.model, config.seed, step, prior)
-    own = [group for groups in plan.packs(0, ranks) for group in groups]
     started = time.process_time()
     item = stream.draw(step)
-    tables = sum(len(group.tables) for group in own)
-    seconds = (time.process_time() - started) / tables
-    return packed(item), 3 * sum(group.cost for group in own), 3 * sum(group.cost for group in plan.groups), seconds
+    seconds = time.process_time() - started
+
+    groups = []
+    for groups_of_pack in plan.packs(0, ranks):
+        groups += groups_of_pack
+    tables = sum(len(group.tables) for group in groups)
+    # Costs are FLOPs of the forward pass; the backward pass takes twice as many.
+    flops = 3 * sum(group.cost for group in groups)
+    whole = 3 * sum(group.cost for group in plan.groups)
+    return Share(packed(item), flops, whole, seconds / tables)
 
 
 def tables(place: Place) -> None:
@@ -111,18 +126,26 @@ def tables(place: Place) -> None:
         cores = len(os.sched_getaffinity(0))
         # Spawned, as this process may have a CUDA context. The long steps of stage 3 first.
         with ProcessPoolExecutor(min(cores, len(jobs)), get_context("spawn")) as pool:
-            running = [(stage, pool.submit(draw, *job)) for stage, job in reversed(jobs)]
+            running = [(stage, pool.submit(draw_share, *job)) for stage, job in reversed(jobs)]
             results = [(stage, future.result()) for stage, future in reversed(running)]
     else:
-        results = [(stage, draw(*job)) for stage, job in jobs]
+        results = [(stage, draw_share(*job)) for stage, job in jobs]
 
     drawn = {}
     for stage in config.curriculum.stages:
-        contents, flops, whole, seconds = zip(*(result for name, result in results if name == stage), strict=True)
+        items = []
+        flops = []
+        whole = []
+        seconds = []
+        for name, share in results:
+            if name == stage:
+                items.append(unpacked(*share.content))
+                flops.append(share.flops)
+                whole.append(share.whole)
+                seconds.append(share.seconds)
         # Beside one GPU only the time for each table counts; with 64 tables a step, it decides how many cores it needs.
         place.add("figures", figure=f"seconds of a core for a table of {stage}", value=statistics.mean(seconds))
-        items = [unpacked(*content) for content in contents]
-        drawn[stage] = Drawn(items, list(flops), statistics.mean(whole))
+        drawn[stage] = Drawn(items, flops, statistics.mean(whole))
     torch.save({stage: tuple(content) for stage, content in drawn.items()}, place.folder / "tables.pt")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from priors.random import rng_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.instruments import multipliers, shape, sites
+from tabicl_train.lab.instruments import multipliers, sites, weight_statistics
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
@@ -289,7 +289,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         rest=rest,
         by_label=by_label(scene.y[scene.labeled], weights.tolist()),
         context=plain(weights @ v),
-        entropy=shape(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
+        entropy=weight_statistics(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
         columns=[str(name) for name in scene.X.columns[:CELLS]],
         features=scene.X.shape[1],
         hidden=[HiddenRow(**shown_row(scene, row)) for row in scene.queries],
@@ -310,7 +310,7 @@ def predict_and_record(scene: Scene, attention: Attention) -> tuple[Sequence, li
 
     # The rows as the classifier's only ensemble member reads them
     (labeled,) = classifier._tables(classifier.X_).values()
-    (queries,) = classifier._tables(classifier._numbers(scene.X.iloc[scene.queries])).values()
+    (queries,) = classifier._tables(classifier._encode(scene.X.iloc[scene.queries])).values()
     rows = torch.from_numpy(np.concatenate([labeled, queries]))[None]
     y = torch.from_numpy(classifier.y_)[None]
     with recorded({"keys": attention}, watch):  # the estimator itself keeps keys and values alone

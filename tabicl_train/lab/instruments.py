@@ -48,8 +48,8 @@ def sites(model: TabICL) -> list[Site]:
     return layers
 
 
-class Shape(NamedTuple):
-    """What the weights of each query look like, float64 (Q, H) each.
+class WeightStatistics(NamedTuple):
+    """Statistics of the weights that each query has over its keys, float64 (Q, H) each.
 
     entropy: -sum w log w, divided by log K, which even weights would have; nan for a single key
     top: the largest weight
@@ -61,25 +61,25 @@ class Shape(NamedTuple):
     gap: Tensor
 
 
-def shape(attention: Attention, q: Tensor, k: Tensor) -> Shape:
-    """The weights of queries q (Q, H, d) over keys k (K, H, d)."""
-    size = max(1, BLOCK // (k.shape[0] * k.shape[1]))
-    parts = [shape_of(logits(attention, queries, k)) for queries in q.split(size)]
-    return Shape(
-        entropy=torch.cat([part.entropy for part in parts]),
-        top=torch.cat([part.top for part in parts]),
-        gap=torch.cat([part.gap for part in parts]),
-    )
+def weight_statistics(attention: Attention, q: Tensor, k: Tensor) -> WeightStatistics:
+    """Compute statistics of the weights of queries q (Q, H, d) over keys k (K, H, d)."""
+    keys, heads, _ = k.shape
+    queries_at_once = max(1, BLOCK // (keys * heads))
+    blocks = []
+    for queries in q.split(queries_at_once):
+        blocks.append(statistics_of_logits(logits(attention, queries, k)))
+    entropies, tops, gaps = zip(*blocks, strict=True)
+    return WeightStatistics(torch.cat(entropies), torch.cat(tops), torch.cat(gaps))
 
 
-def shape_of(z: Tensor) -> Shape:
-    """The same from logits (H, Q, K)."""
+def statistics_of_logits(z: Tensor) -> WeightStatistics:
+    """Compute the statistics from logits (H, Q, K)."""
     w = torch.softmax(z, -1)
     keys = z.shape[-1]
     largest_entropy = math.log(keys) if keys > 1 else math.nan
     entropy = -torch.xlogy(w, w).sum(-1) / largest_entropy
     gap = z.amax(-1) - z.mean(-1)
-    return Shape(entropy.T, w.amax(-1).T, gap.T)
+    return WeightStatistics(entropy.T, w.amax(-1).T, gap.T)
 
 
 def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
@@ -106,7 +106,7 @@ COLUMNS = (
 queries       inducing points, labeled rows or query rows
 n             labeled rows, which are the keys
 measured      queries over which the row's numbers are averaged
-entropy, top_weight, gap_mean      means of Shape
+entropy, top_weight, gap_mean      means of WeightStatistics
 base_largest                       |base(n)|, the largest element of the head
 gate_mean                          of the gate over queries and elements
 
@@ -133,14 +133,14 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
             most = points if sequence.kind == INDUCING else rows
             sample = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
             n, heads, _ = sequence.k.shape
-            shapes = shape(site.attention, sequence.q[sample], sequence.k)
+            statistics = weight_statistics(site.attention, sequence.q[sample], sequence.k)
             base, gate = multipliers(site.attention, sequence.projected[sample], n)
             if base is None:
                 base = torch.full((heads, 1), math.nan)
             if gate is None:
                 gate = torch.full((len(sample), heads, 1), math.nan)
             key = (site.stage, site.layer, sequence.kind)
-            measured[key].append({**shapes._asdict(), "gate": gate.double().mean(-1)})
+            measured[key].append({**statistics._asdict(), "gate": gate.double().mean(-1)})
             labeled[key] = n
             largest_bases[key] = base.abs().amax(-1).tolist()
 
@@ -153,8 +153,8 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
         for name in ("entropy", "top", "gap", "gate"):
             means[name] = torch.cat([of_sequence[name] for of_sequence in measures]).mean(0).tolist()
         for head, base in enumerate(largest_bases[key]):
-            shape_means = (means["entropy"][head], means["top"][head], means["gap"][head])
-            table.append((*key, head, labeled[key], count, *shape_means, base, means["gate"][head]))
+            weight_means = (means["entropy"][head], means["top"][head], means["gap"][head])
+            table.append((*key, head, labeled[key], count, *weight_means, base, means["gate"][head]))
     return pd.DataFrame(table, columns=COLUMNS)
 
 
@@ -164,5 +164,5 @@ def predict_with_entropy(model: TabICL, pack: Pack, queries: int) -> tuple[Tenso
     queries: how many query rows are measured, of each table
     """
     predictions: list[Tensor] = []
-    shapes = measure(model, lambda: predictions.append(model(pack)), rows=queries, points=1)
-    return predictions[0], shapes.loc[shapes["queries"] == QUERY, "entropy"].mean()
+    measures = measure(model, lambda: predictions.append(model(pack)), rows=queries, points=1)
+    return predictions[0], measures.loc[measures["queries"] == QUERY, "entropy"].mean()

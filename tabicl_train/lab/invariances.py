@@ -59,8 +59,10 @@ class Options:
 
 def run(options: Options) -> None:
     folder = Folder("invariances", options)
-    changes = pd.DataFrame([measure_changes(seed) for seed in range(2 if options.small else SEEDS)])
-    times = pd.DataFrame(measure_times(LENGTHS[:2] if options.small else LENGTHS))
+    seeds = 2 if options.small else SEEDS
+    lengths = LENGTHS[:2] if options.small else LENGTHS
+    changes = pd.DataFrame([measure_changes(seed) for seed in range(seeds)])
+    times = pd.DataFrame(measure_times(lengths))
     folder.csv("invariances", changes)
     folder.csv("attention_time", times)
     folder.figure("attention_time", draw(times))

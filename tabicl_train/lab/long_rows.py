@@ -147,13 +147,20 @@ def growing_minus_fixed(scores: pd.DataFrame, rule: str, n: int) -> Estimate:
 def findings(scores: pd.DataFrame) -> str:
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
-    means, entropies = [], []
-    for curriculum, rule in itertools.product((FIXED, GROWING), rules):
-        rows = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
-        means.append([rule, curriculum, *(mean_interval(values) for values in rows)])
-        rows = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
-        entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in rows)])
-    changes = [[rule, *(growing_minus_fixed(scores, rule, n) for n in lengths)] for rule in rules]
+    losses = []
+    entropies = []
+    for curriculum in (FIXED, GROWING):
+        for rule in rules:
+            losses_by_length = []
+            entropies_by_length = []
+            for n in lengths:
+                losses_by_length.append(mean_interval(values_of(scores, curriculum, rule, n, "log_loss")))
+                entropies_by_length.append(mean_interval(values_of(scores, curriculum, rule, n, "entropy"), 0, 1))
+            losses.append([rule, curriculum, *losses_by_length])
+            entropies.append([rule, curriculum, *entropies_by_length])
+    changes = []
+    for rule in rules:
+        changes.append([rule, *(growing_minus_fixed(scores, rule, n) for n in lengths)])
     columns = [f"n = {n:,}" for n in lengths]
     seeds = scores["seed"].nunique()
     return f"""
@@ -162,7 +169,7 @@ def findings(scores: pd.DataFrame) -> str:
 Log loss, with 95 % intervals for other seeds and other tables, from {counted(seeds, "seed")} and
 {counted(scores["table"].nunique(), "table")}. {NO_CLAIM if seeds < FEWEST_SEEDS else ""}
 
-{markdown(pd.DataFrame(means, columns=["rule", "curriculum", *columns]))}
+{markdown(pd.DataFrame(losses, columns=["rule", "curriculum", *columns]))}
 
 Growing rows minus fixed rows; below zero, the curriculum helps:
 

@@ -98,7 +98,7 @@ def count_on_small_tables(network: Any, config: Any) -> Costs:
             flops_of_table, kept_of_table = count(built, Pack.of([table]))
             flops.append(flops_of_table)
             kept.append(kept_of_table)
-    return Costs(fit(flops), fit(kept))
+    return Costs(fit_polynomial(flops), fit_polynomial(kept))
 
 
 def random_tables(config: Any, shapes: Iterable[Shape], generator: torch.Generator) -> list[tuple[Tensor, Tensor, int]]:
@@ -133,7 +133,7 @@ def count(network: nn.Module, pack: Pack) -> tuple[float, float]:
     return float(counter.get_total_flops()), float(sum(sizes.values()))
 
 
-def fit(counts: list[float]) -> tuple[float, ...]:
+def fit_polynomial(counts: list[float]) -> tuple[float, ...]:
     """Fit a polynomial by least squares; coefficients have few digits, so that they are the same on every machine."""
     matrix = torch.tensor([terms(*shape) for shape in SHAPES], dtype=torch.float64)
     target = torch.tensor(counts, dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tabicl_train.model.family import Network
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, Shape
 
 __all__ = ["dense"]
 
@@ -47,9 +47,8 @@ def dense(
         def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
             """Predict the query rows of all tables, one table after the other, (query rows, outputs)."""
             predictions = []
-            by_shape = groupby(zip(pack.shapes, pack.tables(), strict=True), key=lambda pair: pair[0])
-            for (N, n, _), pairs in by_shape:
-                tables = [table for _, table in pairs]
+            for (N, n, _), tables_of_shape in groupby(pack.tables(), key=shape_of_table):
+                tables = list(tables_of_shape)
                 X = torch.stack([features for features, _, _ in tables])  # (B, N, M)
                 y = torch.stack([labels[:n] for _, labels, _ in tables])  # (B, n)
                 predicted = self.network(X, y) if call is None else call(self.network, X, y)  # (B, N - n, outputs)
@@ -62,3 +61,8 @@ def dense(
     DenseNetwork.__name__ = DenseNetwork.__qualname__ = getattr(build, "__name__", "DenseNetwork")
     DenseNetwork.__module__ = build.__module__
     return DenseNetwork
+
+
+def shape_of_table(table: tuple[Tensor, Tensor, int]) -> Shape:
+    X, _, n = table
+    return len(X), n, X.shape[1]

@@ -260,16 +260,16 @@ class RowInteraction(nn.Module):
         cos, sin = self.tf_row["rope"](within.every.most_keys)  # of each position
         cos = cos.index_select(0, within.position)[:, None]  # of each token, (rows * T, 1, head_dim)
         sin = sin.index_select(0, within.position)[:, None]
-        of_all = cos, sin
-        of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
+        rotation = cos, sin
+        rotation_of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
-            x = call_block(block, x, None, RowSpans(within.every, of_all, of_all, interleaved), recompute=recompute)
+            x = call_block(block, x, None, RowSpans(within.every, rotation, rotation, interleaved), recompute=recompute)
         # The last block computes CLS tokens only, since other tokens are not read after it.
-        spans = RowSpans(within.collecting, of_cls, of_all, interleaved)
-        cls = x.index_select(0, within.cls)  # (rows * row_num_cls, E)
-        collected = call_block(last, cls, x, spans, recompute=recompute)
-        return self.out_ln(collected).view(-1, self.config.row_dim)
+        spans = RowSpans(within.collecting, rotation_of_cls, rotation, interleaved)
+        cls_tokens = x.index_select(0, within.cls)  # (rows * row_num_cls, E)
+        cls_tokens = call_block(last, cls_tokens, x, spans, recompute=recompute)
+        return self.out_ln(cls_tokens).view(-1, self.config.row_dim)
 
 
 class InContextLearner(nn.Module):
@@ -292,6 +292,7 @@ class InContextLearner(nn.Module):
         n = context.labeled
         rows = torch.cat([rows[:n] + self.y_encoder(y), rows[n:]])
         *blocks, last = self.tf_icl["blocks"].children()
+        # Labeled rows, the first n, are the keys; all rows are queries.
         for block in blocks:
             rows = call_block(block, rows, n, context.all, log_n, context.table, recompute=recompute)
         # The last block computes query rows only, since labeled rows are not read after it.

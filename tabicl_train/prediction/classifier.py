@@ -169,17 +169,17 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         array of shape (rows, classes)
             Probabilities, float64, in the order of `classes_`.
         """
-        numbers = self._numbers(X)
+        encoded = self._encode(X)
         if self.softmax_temperature == "auto":
-            return softmax(self._logits(numbers, 1.0) / self.softmax_temperature_, axis=1)
-        return softmax(self._logits(numbers, self.softmax_temperature_), axis=1)
+            return softmax(self._logits(encoded, 1.0) / self.softmax_temperature_, axis=1)
+        return softmax(self._logits(encoded, self.softmax_temperature_), axis=1)
 
-    def _logits(self, numbers: np.ndarray, temperature: float) -> np.ndarray:
+    def _logits(self, encoded: np.ndarray, temperature: float) -> np.ndarray:
         """Average over the members, float64 (rows, classes); with many classes, logarithms of probabilities."""
         # temperature: a divisor of logits; with many classes, in each softmax of their tree
         C = len(self.classes_)
-        total = np.zeros((len(numbers), C))
-        for members, rows, outputs in self._passes(numbers, partial(decode, temperature=temperature)):
+        total = np.zeros((len(encoded), C))
+        for members, rows, outputs in self._passes(encoded, partial(decode, temperature=temperature)):
             for number, logits in zip(members, outputs, strict=True):
                 shift = self.members_[number].shift  # see `_labels`
                 total[rows] += np.roll(logits, -shift, axis=-1)[: rows.stop - rows.start]  # without padding
@@ -208,7 +208,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
                 if len(rows) == 0:
                     continue
                 logits_of_fold = np.full((len(rows), len(counts)), -np.inf)
-                logits_of_fold[:, fold.classes_] = fold._logits(fold._numbers(X.iloc[rows]), 1.0)
+                logits_of_fold[:, fold.classes_] = fold._logits(fold._encode(X.iloc[rows]), 1.0)
                 logits.append(logits_of_fold)
                 labels.append(self.y_[rows])
         if not logits:

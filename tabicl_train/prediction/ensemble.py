@@ -235,12 +235,12 @@ class Ensemble(BaseEstimator):
         The outputs of the CLS tokens in Qu et al., TabICL, arXiv 2502.05564, "Context-aware row-wise interaction"; with
         target-aware columns (arXiv 2602.11139), they depend on the labels of the labeled rows as well.
         """
-        numbers = self._numbers(X)
+        encoded = self._encode(X)
         problem = representation_problem(self.network_)
         if problem is not None:
             raise ConfigError([problem])
         parts: list[list[np.ndarray]] = [[] for _ in self.members_]  # of each member, one of each pass
-        for members, rows, vectors in self._passes(numbers, represent):
+        for members, rows, vectors in self._passes(encoded, represent):
             for number, part in zip(members, vectors, strict=True):
                 parts[number].append(part[: rows.stop - rows.start])  # without padding
         return np.stack([np.concatenate(parts_of_member) for parts_of_member in parts])
@@ -249,25 +249,25 @@ class Ensemble(BaseEstimator):
         """Return the labels of the labeled rows as a member sees them."""
         raise NotImplementedError
 
-    def _numbers(self, X: Any) -> np.ndarray:
+    def _encode(self, X: Any) -> np.ndarray:
         """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
         # The public methods call it directly, so that its warning names the line that calls them.
         check_is_fitted(self)
         return self.encoder_.transform(self._frame(X))
 
     def _passes(
-        self, numbers: np.ndarray, compute: Callable[..., torch.Tensor]
+        self, encoded: np.ndarray, compute: Callable[..., torch.Tensor]
     ) -> Iterator[tuple[range, slice, np.ndarray]]:
         """Yield the numbers of some members, some query rows, and what is computed, float32 (members, rows, width)."""
-        # numbers: query rows, (rows, features); compute: `decode` or `represent`
+        # encoded: query rows, (rows, features); compute: `decode` or `represent`
         num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
         sizes = self._sizes(num_classes)
-        plan = plan_passes(len(self.members_), len(numbers), sizes.members, sizes.rows)
+        plan = plan_passes(len(self.members_), len(encoded), sizes.members, sizes.rows)
         device = self.device_
         dtype = autocast_dtype(device)
 
-        padding = np.repeat(numbers[-1:], plan.padding, axis=0)
-        queries = self._tables(np.concatenate([numbers, padding]))
+        padding = np.repeat(encoded[-1:], plan.padding, axis=0)
+        queries = self._tables(np.concatenate([encoded, padding]))
         has_all_states = all((dtype, group) in self._kept for group in plan.groups)
         labeled = {} if has_all_states else self._tables(self.X_)
 
@@ -307,9 +307,9 @@ class Ensemble(BaseEstimator):
                     for one, outputs in zip(passes, run(compute_pass, passes, states_of_passes), strict=True):
                         yield one.members, one.rows, outputs
 
-    def _tables(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Normalize rows by each method, float32 (rows, features)."""
-        return {method: normalizer.transform(numbers) for method, normalizer in self.normalizers_.items()}
+    def _tables(self, encoded: np.ndarray) -> dict[str, np.ndarray]:
+        """Normalize encoded rows by each method, float32 (rows, features)."""
+        return {method: normalizer.transform(encoded) for method, normalizer in self.normalizers_.items()}
 
     def _rows(self, tables: dict[str, np.ndarray], members: list[Member]) -> list[torch.Tensor]:
         """Return the rows of a table for each member, on the device."""

@@ -79,11 +79,11 @@ class TabICLRegressor(RegressorMixin, Ensemble):
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict means: array of shape (rows,), float64, for X of shape (rows, features)."""
-        return self._average(self._numbers(X), lambda q: q.astype(float).mean(axis=1, keepdims=True), 1)[:, 0]
+        return self._average(self._encode(X), lambda q: q.astype(float).mean(axis=1, keepdims=True), 1)[:, 0]
 
     def predict_median(self, X: Any) -> np.ndarray:
         """Predict medians: array of shape (rows,), float64, for X of shape (rows, features)."""
-        return self._at(self._numbers(X), [0.5])[:, 0]
+        return self._quantiles_at(self._encode(X), [0.5])[:, 0]
 
     def predict_quantiles(self, X: Any, levels: Sequence[float]) -> np.ndarray:
         """Predict quantiles; at the network's own levels, their mean is what `predict` returns.
@@ -105,7 +105,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         ValueError
             For other levels.
         """
-        return self._at(self._numbers(X), levels)
+        return self._quantiles_at(self._encode(X), levels)
 
     def predict_interval(self, X: Any, coverage: float = 0.8) -> np.ndarray:
         """Predict intervals with as much probability below as above them.
@@ -129,7 +129,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage is {coverage}; it must lie between 0 and 1")
-        return self._at(self._numbers(X), [(1 - coverage) / 2, (1 + coverage) / 2])
+        return self._quantiles_at(self._encode(X), [(1 - coverage) / 2, (1 + coverage) / 2])
 
     def _labels(self, member: Member) -> np.ndarray:
         """Return the targets of the labeled rows, which are the same for all members."""
@@ -141,19 +141,19 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         quantiles = self.predict_quantiles(X, network_levels)
         return pinball(torch.from_numpy(quantiles), torch.from_numpy(y)).double().numpy()
 
-    def _at(self, numbers: np.ndarray, levels: Sequence[float]) -> np.ndarray:
+    def _quantiles_at(self, encoded: np.ndarray, levels: Sequence[float]) -> np.ndarray:
         """Predict quantiles of encoded query rows, (rows, levels)."""
         a = np.asarray(levels, dtype=float)
         if a.ndim != 1 or len(a) == 0 or not ((a > 0) & (a < 1)).all():
             raise ValueError(f"levels is {levels}; it must be a list of numbers between 0 and 1, both excluded")
-        return self._average(numbers, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
+        return self._average(encoded, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
-    def _average(self, numbers: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
+    def _average(self, encoded: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """Average summaries of quantiles over the members, in units of the target, (rows, width)."""
         # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
-        total = np.zeros((len(numbers), width))
+        total = np.zeros((len(encoded), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
-        for _, rows, outputs in self._passes(numbers, decode):
+        for _, rows, outputs in self._passes(encoded, decode):
             for quantiles in outputs:  # of one member, with padding after the last row
                 for start in range(rows.start, rows.stop, size):
                     stop = min(start + size, rows.stop)

@@ -198,7 +198,10 @@ class Sweep:
     def summary(self) -> str:
         """One sentence about the points, and one about the metric."""
         states = [STATES[trial.state] for trial, _ in self.points]
-        counts = [f"{states.count(state)} {state}" for state in STATES.values() if state in states]
+        counts = []
+        for state in STATES.values():
+            if state in states:
+                counts.append(f"{states.count(state)} {state}")
         direction = "lower" if is_better_lower(self.metric) else "higher"
         return (
             f"{counted(len(states), 'point')}: {', '.join(counts) or 'none has begun'}. "
@@ -235,13 +238,14 @@ class Sweep:
 
     def write_csv(self) -> None:
         """Replace results.csv: the table of runs, and a column for each metric that any of them has."""
-        table = self.table_of_runs()
-        data_sets = None if self.data_sets is None else tuple(self.data_sets)
-        latest_of_runs = [latest(str(run.folder), stamp(run.folder), data_sets) for run in self.runs]
+        table = self.table_of_runs()  # which has the metric of the sweep
+        data_sets = None if self.data_sets is None else tuple(self.data_sets)  # `latest` is cached by its arguments
+        metrics_of_runs = [latest(str(run.folder), stamp(run.folder), data_sets) for run in self.runs]
         for metric in SWEEP_METRICS:
-            values = [values_of_run.get(metric) for values_of_run in latest_of_runs]
-            if metric != self.metric and any(value is not None for value in values):
-                table[metric] = values
+            column = [metrics.get(metric) for metrics in metrics_of_runs]
+            is_empty = all(value is None for value in column)
+            if metric != self.metric and not is_empty:
+                table[metric] = column
         Records(self.folder).replace(RESULTS, table.to_csv())
 
 

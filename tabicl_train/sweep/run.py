@@ -76,7 +76,7 @@ class Controller:
         self.prunes = plan.sweep.pruner != "none"
         self.active: list[ActiveTrial] = []
         self.stopping = False  # whether the runs have been told to stop
-        self.drawn = -math.inf  # when the page was written last
+        self.page_written = -math.inf  # when, for the last time
 
     def run(self) -> bool:
         """Run all trials; returns whether all of them have ended."""
@@ -212,14 +212,14 @@ class Controller:
         if state == TrialState.COMPLETE:
             mean = statistics.fmean(run.value for run in active.runs if run.value is not None)
         self.study.tell(active.trial, mean, state)
-        self.write(page=time.monotonic() - self.drawn >= DRAW)
+        self.write(page=time.monotonic() - self.page_written >= DRAW)
 
     def write(self, page: bool = True) -> Sweep:
         """Update results.csv and the page; an error of a figure does not end the sweep."""
         sweep = Sweep(self.plan.folder)
         sweep.write_csv()
         if page:
-            self.drawn = time.monotonic()
+            self.page_written = time.monotonic()
             try:
                 write_page(sweep)
             except Exception as error:

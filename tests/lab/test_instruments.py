@@ -8,7 +8,7 @@ import torch
 from small_networks import draw, small_network
 
 from tabicl_train import register
-from tabicl_train.lab.instruments import measure, multipliers, shape, sites
+from tabicl_train.lab.instruments import measure, multipliers, sites, weight_statistics
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -82,12 +82,12 @@ def test_measures_are_means_over_the_queries_of_each_kind(rule):
 def test_even_weights_and_a_single_key(monkeypatch):
     attention = Attention(16, 2, "none", TabICLConfig())
     monkeypatch.setattr("tabicl_train.lab.instruments.BLOCK", 2 * 10_000)  # a query at a time
-    even = shape(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
+    even = weight_statistics(attention, torch.randn(3, 2, 8), torch.ones(10_000, 2, 8))
     for found, expected in zip(even, (1, 1e-4, 0), strict=True):
         torch.testing.assert_close(
             found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11
         )
-    single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
+    single = weight_statistics(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
     assert single.top.eq(1).all() and single.gap.eq(0).all() and single.entropy.isnan().all()
 
 
