@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from runs import run
 
 
 @pytest.fixture(scope="session")
@@ -12,8 +11,10 @@ def smoke_run(tmp_path_factory) -> Path:
 
     Tests must not change it.
     """
+    from training_runs import train_by_command  # 5 CPU seconds, which unit tests and the parent of xdist save
+
     run_dir = tmp_path_factory.mktemp("smoke") / "run"
-    run(run_dir, "checkpoint.every=8")
+    train_by_command(run_dir, "checkpoint.every=8")
     return run_dir
 
 

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from forked import exit_code, start
-from short_runs import module_of
+from forked import start_process, wait_for_exit_code
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
 from tabicl_train.model.pack import Pack
+from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepItem, StepStream
 
 
@@ -35,7 +35,7 @@ def step(output: Path, reads_a_value: bool) -> None:
     fake_tensor.CONSTANT_NUMEL_LIMIT = 100_000  # the sizes of tables stay known, on the host
     config = compose(["experiment=smoke", "trainer.accelerator=cpu", "run_dir=unused"])
     item = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(1)).draw(0)
-    module, device = module_of(config), torch.device("fake", 0)
+    module, device = untrained_module(config), torch.device("fake", 0)
 
     def moved(x: Tensor) -> Tensor:  # `to` cannot: a fake tensor is not made from a real one of another device
         return torch.empty(x.shape, dtype=x.dtype, device=device)
@@ -59,8 +59,8 @@ def step(output: Path, reads_a_value: bool) -> None:
 
 
 def test_a_step_reads_no_value_mixes_no_devices_and_launches_a_bounded_number_of_kernels(tmp_path):
-    assert exit_code(start(step, tmp_path / "found", False)) == 0
+    assert wait_for_exit_code(start_process(step, tmp_path / "found", False)) == 0
     found = json.loads((tmp_path / "found").read_text())
     assert found["left"] == []
     assert 1000 < found["launches"] < 10_000  # 7,544 with torch 2.13, most of them of attention, run by run
-    assert exit_code(start(step, tmp_path / "read", True)) == 1
+    assert wait_for_exit_code(start_process(step, tmp_path / "read", True)) == 1

@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 
 import made_openml
-import own_tables
 import pytest
 from command_line import command
+from table_files import build_frame, write_table_files
 
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import learning_rate
@@ -107,10 +107,10 @@ class Reader:
 
     def __init__(self, page: str, folder: Path) -> None:
         self.lines, self.folder = PAGES[page], folder
-        tables = own_tables.write(folder / "my_tables", 14)
+        tables = write_table_files(folder / "my_tables", 14)
         (tables / "tasks.csv").write_text("item,target\ntable0.csv,label\n")
         for number, name in enumerate(("train", "test")):
-            own_tables.frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
+            build_frame(number, 150).to_csv(folder / f"{name}.csv", index=False)
         if any("suite=openml" in line for line in self.lines):
             made_openml.write_protocols(folder / "openml_cache")
         for name, text in files(page).items():

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import metrics, read
-from short_runs import run
+from training_runs import read_metrics, read_rows, train_short_run
 
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
@@ -30,8 +29,8 @@ def folder(tmp_path_factory) -> Path:
     """A validated run of 16 steps in two parts, and a run of classes."""
     folder = tmp_path_factory.mktemp("runs")
     for steps in (8, 16):
-        run(folder / "numbers", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
-    run(folder / "classes", "trainer.max_steps=1")
+        train_short_run(folder / "numbers", *NUMBERS, *VALIDATED, "prior=mlp_scm_causal", f"trainer.max_steps={steps}")
+    train_short_run(folder / "classes", "trainer.max_steps=1")
     return folder
 
 
@@ -61,7 +60,7 @@ def scores_of(network, tables) -> dict[str, float]:
 
 
 def test_validation_scores_are_those_of_their_definitions(folder):
-    rows = read(folder / "numbers/validation.csv")
+    rows = read_rows(folder / "numbers/validation.csv")
     assert [(row["step"], row["data"], row["rows"]) for row in rows] == [
         (step, *of) for step in ("8", "16") for of in (("synthetic", "40"), ("synthetic", "60"), ("diabetes", "80"))
     ]
@@ -77,7 +76,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
 
 
 def test_tables_of_numbers_have_no_classes(folder, tmp_path):
-    assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in metrics(folder / "numbers"))
+    assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in read_metrics(folder / "numbers"))
     write_report([folder / "numbers"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "R2 on real data" in page and "ROC AUC on real data" not in page
@@ -90,7 +89,7 @@ def test_a_run_of_one_task_does_not_start_from_the_other(folder, tmp_path):
         (tmp_path / "classes.ckpt", NUMBERS, kinds), (folder / "numbers", (), kinds[::-1])
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
-            run(tmp_path / "run", *settings, f"init_weights={start}")
+            train_short_run(tmp_path / "run", *settings, f"init_weights={start}")
         (problem,) = caught.value.problems
         assert problem.startswith(f"init_weights: the file's model is {one}; this run trains {other}")
 
@@ -102,4 +101,4 @@ def test_a_run_does_not_continue_with_the_other_task(folder):
     ):
         words = rf"another run: it trains {kinds}, .* \(model\.max_classes was {values}\); choose a new run_dir"
         with pytest.raises(ConfigError, match=words):
-            run(folder / name, *settings)
+            train_short_run(folder / name, *settings)

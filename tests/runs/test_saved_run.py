@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from short_runs import SETTINGS
+from training_runs import SHORT_RUN
 
 from tabicl_train import TabICLClassifier, TabICLRegressor, compose, open_run, train
 from tabicl_train.errors import ConfigError
@@ -27,7 +27,7 @@ def weights_of(network) -> list[torch.Tensor]:
 
 def test_a_run_as_an_object_after_a_failure_and_a_resume(tmp_path, capfd):
     folder = tmp_path / "run"
-    config = compose([*SETTINGS, *VALIDATE, f"run_dir={folder}"])
+    config = compose([*SHORT_RUN, *VALIDATE, f"run_dir={folder}"])
     with pytest.raises(ConfigError, match="there is no run in it"):
         open_run(folder)
     with pytest.raises(RuntimeError, match="the machine is gone"):
@@ -62,7 +62,7 @@ def test_a_run_as_an_object_after_a_failure_and_a_resume(tmp_path, capfd):
 
 
 def test_the_estimator_of_a_run_that_predicts_numbers_is_a_regressor(tmp_path):
-    config = compose([*SETTINGS, "task=regression", "prior=mlp_scm", "trainer.max_steps=1", f"run_dir={tmp_path}/run"])
+    config = compose([*SHORT_RUN, "task=regression", "prior=mlp_scm", "trainer.max_steps=1", f"run_dir={tmp_path}/run"])
     results = []
     thread = threading.Thread(target=lambda: results.append(train(config)))  # as in a web service
     thread.start()
@@ -71,7 +71,7 @@ def test_the_estimator_of_a_run_that_predicts_numbers_is_a_regressor(tmp_path):
 
 
 def test_a_run_whose_plugin_is_not_loaded_says_what_to_add(tmp_path):
-    config = compose([*SETTINGS, "trainer.max_steps=1", f"run_dir={tmp_path}/run"])
+    config = compose([*SHORT_RUN, "trainer.max_steps=1", f"run_dir={tmp_path}/run"])
     train(config)
     run = open_run(tmp_path / "run")
     (path,) = run.checkpoints.values()

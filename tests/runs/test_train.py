@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from forked import exit_code, run_ranks, start, train
+from forked import run_ranks, start_process, train_command, wait_for_exit_code
 from lightning.fabric import Fabric
-from runs import assert_same_end, last, metrics, run
+from training_runs import assert_same_end, last_checkpoint, read_metrics, train_by_command
 
 from priors.dummy import Dummy
 from tabicl_train import run_folder, training
@@ -26,7 +26,7 @@ from tabicl_train.stream import StepStream
 
 
 def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
-    rows = metrics(smoke_run)
+    rows = read_metrics(smoke_run)
     assert tuple(rows[0]) == COLUMNS
     assert [int(row["step"]) for row in rows] == list(range(1, 21))
     assert {row["stage"] for row in rows} == {"smoke"}
@@ -45,7 +45,7 @@ def test_a_finished_run_is_left_as_it_is(smoke_run):
     files = [path for path in smoke_run.rglob("*") if path.is_file() and path.name != "lock"]
     before = [path.stat().st_mtime_ns for path in files]
     with mock.patch.object(StepStream, "draw", side_effect=AssertionError):
-        text = run(smoke_run, "checkpoint.every=8")
+        text = train_by_command(smoke_run, "checkpoint.every=8")
     assert "finished already, 20 steps are done" in text
     assert text.splitlines()[-1] == f"next      tabicl-evaluate checkpoint={smoke_run}"
     assert before == [path.stat().st_mtime_ns for path in files]
@@ -53,13 +53,13 @@ def test_a_finished_run_is_left_as_it_is(smoke_run):
 
 def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
     run_dir = tmp_path / "run"
-    run(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
+    train_by_command(run_dir, "trainer.max_steps=7", "stream.num_workers=0")
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["status"], status["step"]) == ("finished", 7)
     (run_dir / "checkpoints" / ".step-00000009.ckpt.1.tmp").write_text("left by a kill")
     Records(run_dir).append_rows("metrics.csv", {c: 9 for c in COLUMNS})  # done again
-    run(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
-    assert "resumed at step 13" in run(run_dir, "checkpoint.every=8")
+    train_by_command(run_dir, "stream.num_workers=3", "trainer.max_steps=13")
+    assert "resumed at step 13" in train_by_command(run_dir, "checkpoint.every=8")
     assert_same_end(run_dir, smoke_run)
     assert (run_dir / "scaling.csv").read_text() == (smoke_run / "scaling.csv").read_text()
     assert not list((run_dir / "checkpoints").glob(".*"))
@@ -74,15 +74,17 @@ def test_a_stop_signal_saves_a_checkpoint(number, launcher, code, tmp_path):
     run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
     # steps enough that the signal, sent when the first row is there, finds the run still going
     endless = ["curriculum.stages.smoke.steps=100000", "trainer.log_every=1"]
-    process = start(train, "experiment=smoke", f"run_dir={run_dir}", *endless, stderr=stderr, env=launcher)
+    process = start_process(
+        train_command, "experiment=smoke", f"run_dir={run_dir}", *endless, stderr=stderr, env=launcher
+    )
     while process.is_alive() and not (run_dir / "metrics.csv").exists():
         time.sleep(0.05)
     os.kill(process.pid, number)
-    assert exit_code(process) == code, stderr.read_text()
+    assert wait_for_exit_code(process) == code, stderr.read_text()
     again = "the same command continues" + ("" if launcher else f": tabicl-train experiment=smoke run_dir={run_dir} ")
     assert again in stderr.read_text()
     status = json.loads((run_dir / "status.json").read_text())
-    assert status["status"] == "preempted" and status["step"] == last(run_dir)["global_step"] > 0
+    assert status["status"] == "preempted" and status["step"] == last_checkpoint(run_dir)["global_step"] > 0
 
 
 def train_and_fail_on_rank_1(*settings: str) -> None:
@@ -94,7 +96,7 @@ def train_and_fail_on_rank_1(*settings: str) -> None:
         return execute(self, plan)
 
     Dummy.execute = fail_on_rank_1
-    train(*settings)
+    train_command(*settings)
 
 
 def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):

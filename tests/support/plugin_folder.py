@@ -1,12 +1,15 @@
-"""A plug-in in a folder of its own, for the tests of this folder."""
+"""A folder with a plug-in of a user, outside.txt as mine.py, and what it registers."""
 
 import sys
+from pathlib import Path
 
 import pytest
-from plugin_source import DOORS, SOURCE
 
 import priors
 from tabicl_train import plugins, register
+
+SOURCE = Path(__file__).with_name("outside.txt").read_text()
+DOORS = ("network", "scaling", "objective", "optimizer", "callback", "suite", "export_format", "experiment")
 
 
 @pytest.fixture
@@ -27,3 +30,14 @@ def fresh(monkeypatch, tmp_path):
     yield folder
     for name in ("mine", "other"):
         sys.modules.pop(name, None)
+
+
+def forget_plugins() -> None:
+    """Forget the plug-ins of a test that uses `fresh`, as another process has none."""
+    plugins._named.clear()
+    for registry in [getattr(register, door) for door in DOORS]:
+        for name in [name for name in registry._entries if registry.place(name).startswith("mine:")]:
+            del registry._entries[name]
+    for name in [name for name, prior in priors.PRIORS.items() if getattr(prior, "__module__", None) == "mine"]:
+        del priors.PRIORS[name]
+    sys.modules.pop("mine", None)

@@ -5,11 +5,10 @@ import dataclasses
 import sysconfig
 
 import pytest
-import short_runs
 import torch
-from runs import metrics, run
-from small_networks import randomize
+from networks import randomize
 from torch._dynamo.utils import counters
+from training_runs import read_metrics, train_by_command, train_short_run
 
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
@@ -126,7 +125,7 @@ def test_dropout_and_compiling_exclude_each_other():
 def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
-    short_runs.run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
+    train_short_run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
     said = capsys.readouterr().err
     assert "warning   trainer.compile has no effect" in said and "compiled blocks" not in said
     assert "warning   trainer.triton has no effect" in said
@@ -141,7 +140,7 @@ def test_triton_is_chosen_by_the_setting_alone(tmp_path):
     (problem,) = compiling.problems(TrainerConfig(triton=True, accelerator="cpu"))
     assert problem == "trainer.triton is true, which needs a GPU"
     with pytest.raises(ConfigError, match=problem):
-        short_runs.run(tmp_path / "run", "trainer.triton=true")
+        train_short_run(tmp_path / "run", "trainer.triton=true")
 
 
 @pytest.mark.campaign  # generates code for minutes
@@ -149,11 +148,13 @@ def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
     if missing := compiling.problems(TrainerConfig(compile=True, accelerator="cpu")):
         pytest.skip(missing[0])
     settings = ("prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "trainer.log_every=1")
-    run(tmp_path / "plain", *settings, "trainer.max_steps=4")
-    said = run(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=2", "validation.every=2")
+    train_by_command(tmp_path / "plain", *settings, "trainer.max_steps=4")
+    said = train_by_command(
+        tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=2", "validation.every=2"
+    )
     assert "compiled blocks" in said and "validation step 2" in said and "graphs" not in said
-    run(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=4")
-    pairs = list(zip(metrics(tmp_path / "plain"), metrics(tmp_path / "compiled"), strict=True))
+    train_by_command(tmp_path / "compiled", *settings, "trainer.compile=true", "trainer.max_steps=4")
+    pairs = list(zip(read_metrics(tmp_path / "plain"), read_metrics(tmp_path / "compiled"), strict=True))
     assert len(pairs) == 4
     for a, b in pairs:
         assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=1e-4)

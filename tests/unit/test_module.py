@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import last
-from short_runs import STAGES, module_of, run
-from small_networks import randomize
-from tiny_network import TINY, tiny_network
+from networks import TINY, randomize, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_runs import THREE_STAGES, last_checkpoint, train_short_run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
@@ -17,6 +15,7 @@ from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import RETRY, Gradients, Pretraining, query_losses
 from tabicl_train.precision import Precision
+from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepItem
 
 
@@ -201,7 +200,7 @@ def test_dropout_is_a_function_of_step_rank_and_pack():
 def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
     counting = CountWaits()
-    run(
+    train_short_run(
         tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", "trainer.precision=fp16",
         "averages.last=2", "averages.every=8", "model.dropout=0.1", callbacks=(counting,),
     )  # fmt: skip
@@ -227,7 +226,7 @@ def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch)
 
 def test_gradients_in_pieces_are_those_of_the_whole():
     config = compose(["experiment=smoke", "trainer.accelerator=cpu"])
-    module = module_of(config)
+    module = untrained_module(config)
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(30, 4), (22, 1), (30, 4), (41, 3), (25, 6)]]
     pack = Pack.of((X, (X[:, 0] > 0).long(), 20) for X in tables)
@@ -247,7 +246,7 @@ def test_gradients_in_pieces_are_those_of_the_whole():
 
 def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
     """Memory for 215 tokens: packs of more are halved, at once where as many have not fitted before."""
-    module = module_of(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    module = untrained_module(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
     generator = torch.Generator().manual_seed(0)
     tables = [torch.randn(N, M, generator=generator) for N, M in [(10, 1), (12, 2), (20, 3), (30, 4), (20, 1)]]
     first, second = (Pack.of((X, (X[:, 0] > 0).long(), 5) for X in some) for some in (tables, tables[:4]))
@@ -302,7 +301,9 @@ def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypa
     monkeypatch.setattr("tabicl_train.model.attention.checkpoint", counting)
     rows = [f"curriculum.stages.{text}" for text in ("stage1.checkpoint_rows=1", "stage3.checkpoint_rows=1")]
     for stop in (8, 13):
-        run(tmp_path / "run", *rows, f"trainer.max_steps={stop}", callbacks=(Count(),), settings=STAGES)
+        train_short_run(
+            tmp_path / "run", *rows, f"trainer.max_steps={stop}", callbacks=(Count(),), settings=THREE_STAGES
+        )
     assert [step for step, _ in recomputed] == list(range(13))
     assert [step for step, count in recomputed if count] == [*range(6), 12]
-    assert last(tmp_path / "run")["config"]["model"]["checkpoint_rows"] == 20_000
+    assert last_checkpoint(tmp_path / "run")["config"]["model"]["checkpoint_rows"] == 20_000

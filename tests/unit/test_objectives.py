@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from runs import metrics
-from short_runs import run
-from small_networks import small_network
+from networks import small_network
+from training_runs import read_metrics, train_short_run
 
 from tabicl_train import register
 from tabicl_train.config.compose import compose
@@ -109,12 +108,12 @@ def test_an_objective_that_depends_on_the_other_tables_of_a_pack_is_refused():
 def test_a_run_minimizes_its_objective_and_resumes_with_it_only(tmp_path):
     settings = ["objective=cross_entropy", "objective.label_smoothing=0.9", "trainer.log_every=1"]
     for steps in (2, 4):
-        run(tmp_path / "run", *settings, f"trainer.max_steps={steps}")
-    run(tmp_path / "plain", "trainer.log_every=1", "trainer.max_steps=1")
-    smooth, plain = (float(metrics(tmp_path / name)[0]["loss"]) for name in ("run", "plain"))
+        train_short_run(tmp_path / "run", *settings, f"trainer.max_steps={steps}")
+    train_short_run(tmp_path / "plain", "trainer.log_every=1", "trainer.max_steps=1")
+    smooth, plain = (float(read_metrics(tmp_path / name)[0]["loss"]) for name in ("run", "plain"))
     assert smooth != pytest.approx(plain, rel=1e-3) and math.isfinite(smooth)
     with pytest.raises(ConfigError, match=r"objective.label_smoothing was 0.9, is 0.0"):
-        run(tmp_path / "run", "objective=cross_entropy")
+        train_short_run(tmp_path / "run", "objective=cross_entropy")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@ import os
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import last, metrics
-from short_runs import module_of, run
-from small_networks import small_network
+from networks import small_network
+from training_runs import last_checkpoint, read_metrics, train_short_run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
@@ -16,6 +15,7 @@ from tabicl_train.model.stages import exact_linear
 from tabicl_train.module import Gradients
 from tabicl_train.precision import ALLOCATOR, WORKSPACE, LossScale, choose, compute_capability, policy, set_up_gpu
 from tabicl_train.process import Process
+from tabicl_train.state import untrained_module
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
@@ -164,42 +164,46 @@ FEW = "curriculum.stages.smoke.tables=4"  # half precision is slow on a CPU
 def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(tmp_path):
     for name in ("fp32", "bf16", "fp16"):
         # With seed 0, a step overflows at the first loss scale of fp16 and is skipped.
-        run(tmp_path / name, f"trainer.precision={name}", "seed=1", "prior=mlp_scm", "trainer.max_steps=4", FEW)
-    exact = metrics(tmp_path / "fp32")
+        train_short_run(
+            tmp_path / name, f"trainer.precision={name}", "seed=1", "prior=mlp_scm", "trainer.max_steps=4", FEW
+        )
+    exact = read_metrics(tmp_path / "fp32")
     for name in ("bf16", "fp16"):
-        pairs = list(zip(exact, metrics(tmp_path / name), strict=True))
+        pairs = list(zip(exact, read_metrics(tmp_path / name), strict=True))
         for a, b in pairs:
             assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.03)
             assert float(b["grad_norm"]) == pytest.approx(
                 float(a["grad_norm"]), rel=0.15
             )  # the loss scale is taken out
         assert any(a["loss"] != b["loss"] for a, b in pairs)
-        assert all(w.dtype == torch.float32 for w in last(tmp_path / name)["state_dict"].values())
+        assert all(w.dtype == torch.float32 for w in last_checkpoint(tmp_path / name)["state_dict"].values())
 
 
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
     settings = ("trainer.precision=fp16", "curriculum.stages.smoke.steps=12", FEW)
-    run(tmp_path / "whole", *settings)
-    rows = metrics(tmp_path / "whole")
+    train_short_run(tmp_path / "whole", *settings)
+    rows = read_metrics(tmp_path / "whole")
     overflows = int(rows[-1]["skipped"])
     assert 2 <= overflows <= 9 and rows[-1]["skipped"] == rows[-3]["skipped"]
     assert not (tmp_path / "whole/incidents.jsonl").exists()
-    content = last(tmp_path / "whole")
+    content = last_checkpoint(tmp_path / "whole")
     assert content["loss_scale"]["scale"] == 2.0 ** (24 - overflows)
-    run(tmp_path / "torn", *settings, "trainer.max_steps=3")
-    run(tmp_path / "torn", *settings)
-    assert torch.equal(last(tmp_path / "torn")["loss_scale"]["good_steps"], content["loss_scale"]["good_steps"])
-    of_both = [[(row["loss"], row["skipped"]) for row in some] for some in (metrics(tmp_path / "torn"), rows)]
+    train_short_run(tmp_path / "torn", *settings, "trainer.max_steps=3")
+    train_short_run(tmp_path / "torn", *settings)
+    assert torch.equal(
+        last_checkpoint(tmp_path / "torn")["loss_scale"]["good_steps"], content["loss_scale"]["good_steps"]
+    )
+    of_both = [[(row["loss"], row["skipped"]) for row in some] for some in (read_metrics(tmp_path / "torn"), rows)]
     assert of_both[0] == of_both[1]
 
 
 def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
     changes = [("fp16", 2.0**16, 2), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
     for number, (precision, scale, good_steps) in enumerate(changes, 1):
-        run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
-        content = last(tmp_path / "run")
+        train_short_run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
+        content = last_checkpoint(tmp_path / "run")
         assert content["global_step"] == 2 * number
         assert content["loss_scale"] == {"scale": scale, "good_steps": good_steps}
 
@@ -213,7 +217,7 @@ def large_scale(original):
 
 
 def test_no_backward_pass_runs_under_autocast():
-    module = module_of(compose(["experiment=smoke", "trainer.precision=bf16", "trainer.accelerator=cpu"]))
+    module = untrained_module(compose(["experiment=smoke", "trainer.precision=bf16", "trainer.accelerator=cpu"]))
     seen = {}
 
     class Spy(torch.autograd.Function):

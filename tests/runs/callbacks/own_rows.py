@@ -76,6 +76,6 @@ def configured(run_dir, *overrides: str, best: str = "own", **prior):
     return replace(config, prior=prior or {"name": NAME}, validation=validation)
 
 
-def run(run_dir, *overrides: str, best: str = "own", callbacks: tuple = (), **prior) -> str:
+def train_on_own_rows(run_dir, *overrides: str, best: str = "own", callbacks: tuple = (), **prior) -> str:
     with installed():
         return training.train(configured(run_dir, *overrides, best=best, **prior), callbacks)

@@ -9,9 +9,9 @@ import numpy as np
 import own_rows
 import pytest
 import torch
-from own_rows import configured, installed, run
-from runs import assert_same_state, read
+from own_rows import configured, installed, train_on_own_rows
 from scipy import stats
+from training_runs import assert_same_state, read_rows
 
 from priors.table import TableSpec
 from tabicl_train.callbacks import validation
@@ -47,8 +47,8 @@ class At:
 def folder(tmp_path_factory) -> Path:
     """A run from which the others start, and one that gains."""
     folder = tmp_path_factory.mktemp("final_test")
-    run(folder / "start", "trainer.max_steps=2", "validation.every=0", name="dummy")
-    run(folder / "gains", *GAINS, f"init_weights={folder}/start")
+    train_on_own_rows(folder / "start", "trainer.max_steps=2", "validation.every=0", name="dummy")
+    train_on_own_rows(folder / "gains", *GAINS, f"init_weights={folder}/start")
     return folder
 
 
@@ -95,8 +95,10 @@ def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
 
 def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_path, capfd):
     worse = "curriculum.stages.smoke.learning_rate=0.5"
-    assert run(tmp_path / "run", worse, "trainer.max_steps=4", f"init_weights={folder}/start") == "finished"
-    losses = [float(row["loss"]) for row in read(tmp_path / "run/validation.csv")]
+    assert (
+        train_on_own_rows(tmp_path / "run", worse, "trainer.max_steps=4", f"init_weights={folder}/start") == "finished"
+    )
+    losses = [float(row["loss"]) for row in read_rows(tmp_path / "run/validation.csv")]
     assert losses[-1] > losses[0]
     _, start = load_checkpoint(str(folder / "start"))
     for name in ("best", "start"):
@@ -123,10 +125,10 @@ def test_a_run_that_is_killed_finds_the_same_to_the_bit(folder, tmp_path):
 
     for step in (0, 4):
         with kill_at(step), pytest.raises(Killed):
-            run(torn, *settings)
+            train_on_own_rows(torn, *settings)
     (folder / "start").rename(folder / "moved")
     try:
-        assert run(torn, *settings) == "finished"
+        assert train_on_own_rows(torn, *settings) == "finished"
     finally:
         (folder / "moved").rename(folder / "start")
     for name in ("validation.csv", "test.json"):
@@ -147,8 +149,8 @@ def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_pat
         return {key: 10 + later * (0.99 - 2 * (i % 2)) for i, key in enumerate(by_cluster(found, part))}
 
     with mock.patch.object(validation, "cluster_means", spread):
-        run(tmp_path / "lucky", *short)
-    losses = [float(row["loss"]) for row in read(tmp_path / "lucky/validation.csv")]
+        train_on_own_rows(tmp_path / "lucky", *short)
+    losses = [float(row["loss"]) for row in read_rows(tmp_path / "lucky/validation.csv")]
     assert min(losses) < losses[0] and found_in(tmp_path / "lucky")["best_step"] == 0
 
 
@@ -156,15 +158,15 @@ def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(
     settings, found = [*GAINS, f"init_weights={folder}/start"], tmp_path / "run/test.json"
     for step in (3, 6):  # also at the last step, whose validation is left to the next start
         limit = At(step, lambda stop: setattr(stop, "limit", 0.0))
-        assert run(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
+        assert train_on_own_rows(tmp_path / "run", *settings, callbacks=(limit,)) == "preempted"
         assert not found.exists()
-    assert run(tmp_path / "run", *settings) == "finished"
+    assert train_on_own_rows(tmp_path / "run", *settings) == "finished"
     assert found.read_bytes() == (folder / "gains/test.json").read_bytes()
     signaled = At(6, lambda stop: stop.handle(signal.SIGTERM))
     settings = [*settings, "validation.every=5"]
-    assert run(tmp_path / "other", *settings, callbacks=(signaled,)) == "preempted"
+    assert train_on_own_rows(tmp_path / "other", *settings, callbacks=(signaled,)) == "preempted"
     assert read_status(tmp_path / "other")["status"] == "preempted" and not (tmp_path / "other/test.json").exists()
-    assert run(tmp_path / "other", *settings) == "finished"
+    assert train_on_own_rows(tmp_path / "other", *settings) == "finished"
     assert found_in(tmp_path / "other")["step"] == 6
 
 
@@ -173,16 +175,16 @@ def test_a_start_without_a_checkpoint_takes_nothing_from_one_that_failed_with_ot
         raise Killed
 
     with pytest.raises(Killed):
-        run(tmp_path / "run", *GAINS, f"init_weights={folder}/start", callbacks=(At(1, fail),))
+        train_on_own_rows(tmp_path / "run", *GAINS, f"init_weights={folder}/start", callbacks=(At(1, fail),))
     assert (tmp_path / "run/checkpoints/start.ckpt").exists()
-    assert run(tmp_path / "run", *GAINS, "model.embed_dim=8") == "finished"
+    assert train_on_own_rows(tmp_path / "run", *GAINS, "model.embed_dim=8") == "finished"
     assert not (tmp_path / "run/test.json").exists() and not (tmp_path / "run/checkpoints/start.ckpt").exists()
 
 
 def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
     prior = {"name": "mix_scm", "components": {"dummy": {"weight": 1}, own_rows.NAME: {"weight": 3}}}
-    run(tmp_path / "run", *GAINS, "trainer.max_steps=2", f"init_weights={folder}/start", **prior)
-    rows = read(tmp_path / "run/validation.csv")
+    train_on_own_rows(tmp_path / "run", *GAINS, "trainer.max_steps=2", f"init_weights={folder}/start", **prior)
+    rows = read_rows(tmp_path / "run/validation.csv")
     assert [(row["data"], row["rows"]) for row in rows[:4]] == [
         ("synthetic", "40"), ("synthetic", "60"), ("own", "40"), ("own", "60")
     ]  # fmt: skip

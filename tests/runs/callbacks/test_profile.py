@@ -3,13 +3,13 @@ import json
 from types import SimpleNamespace
 
 import torch
-from short_runs import run
+from training_runs import train_short_run
 
 from tabicl_train.callbacks.profile import Profile
 
 
 def test_the_trace_holds_the_operations_of_its_steps(tmp_path, capsys):
-    run(tmp_path / "run", "trainer.max_steps=3", "profile.step=1", "profile.steps=1")
+    train_short_run(tmp_path / "run", "trainer.max_steps=3", "profile.step=1", "profile.steps=1")
     path = tmp_path / "run" / "profile" / "steps-1-1.json.gz"
     assert f"profile   {path}" in capsys.readouterr().err
     with gzip.open(path) as file:
@@ -19,7 +19,7 @@ def test_the_trace_holds_the_operations_of_its_steps(tmp_path, capsys):
 
 
 def test_a_run_that_ends_among_the_profiled_steps_has_a_trace_of_those_so_far(tmp_path):
-    run(tmp_path / "run", "trainer.max_steps=2", "profile.step=1")
+    train_short_run(tmp_path / "run", "trainer.max_steps=2", "profile.step=1")
     assert [path.name for path in (tmp_path / "run/profile").iterdir()] == ["steps-1-1.json.gz"]
 
 

@@ -4,10 +4,9 @@ import statistics
 from collections import Counter
 from types import SimpleNamespace
 
-import own_tables
 import pytest
-import short_runs
-from runs import last
+from table_files import write_table_files
+from training_runs import REWIND, Ruin, last_checkpoint, train_short_run
 
 from tabicl_train.callbacks import guard
 from tabicl_train.callbacks.tables_seen import TablesSeen
@@ -22,7 +21,7 @@ ROWS = {f"table{number}.csv": 150 + 50 * number for number in range(3)}
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory) -> list[str]:
     """Settings of tables and dummy, three to one."""
-    folder = own_tables.write(tmp_path_factory.mktemp("own") / "tables", len(ROWS))
+    folder = write_table_files(tmp_path_factory.mktemp("own") / "tables", len(ROWS))
     parts = (
         "dummy.weight=1",
         "tables.weight=3",
@@ -72,10 +71,10 @@ def test_counts_of_ranks_add_up_and_are_told(mixture):
 def test_a_stopped_run_with_a_rewind_has_counted_its_steps_once(mixture, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
-    settings = [*mixture, *short_runs.REWIND, "trainer.precision=fp16"]
-    short_runs.run(tmp_path / "run", *settings, "trainer.max_steps=11", callbacks=(short_runs.Ruin(9),))
-    short_runs.run(tmp_path / "run", *settings, "trainer.max_steps=13")
-    content = last(tmp_path / "run")["callbacks"]
+    settings = [*mixture, *REWIND, "trainer.precision=fp16"]
+    train_short_run(tmp_path / "run", *settings, "trainer.max_steps=11", callbacks=(Ruin(9),))
+    train_short_run(tmp_path / "run", *settings, "trainer.max_steps=13")
+    content = last_checkpoint(tmp_path / "run")["callbacks"]
     ((good, at),) = content["Guard"]["abandoned"]
     assert at > good
     expected = seen_by(compose(["experiment=smoke", *settings]), [*range(good), *range(at, 13)])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from runs import assert_same_end, assert_same_state, read
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
+from training_runs import assert_same_end, assert_same_state, read_rows
 
 from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier, training
@@ -62,7 +62,7 @@ class States:
         self.seen.append((*states, state.network.training))
 
 
-def run(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
+def train_eight_steps(run_dir: Path, *overrides: str, callbacks: tuple = ()) -> str:
     return training.train(compose([*SETTINGS, f"run_dir={run_dir}", *overrides]), callbacks)
 
 
@@ -77,7 +77,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("validation")
     for name, settings in (("plain", []), ("validated", VALIDATED)):
         np.random.seed(0)
-        run(folder / name, *settings, callbacks=(states := States(),))
+        train_eight_steps(folder / name, *settings, callbacks=(states := States(),))
         (folder / f"{name}.states").write_text(json.dumps(states.seen))
     return folder
 
@@ -89,7 +89,7 @@ def test_a_run_with_validation_is_the_run_without_to_the_bit(folder):
 
 
 def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
-    rows = read(folder / "validated/validation.csv")
+    rows = read_rows(folder / "validated/validation.csv")
     assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best", "trained_range")
     assert [(row["step"], row["data"]) for row in rows] == [
         (str(step), data) for step in (4, 8) for data in (SYNTHETIC, SYNTHETIC, *REAL)
@@ -115,7 +115,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 
 
 def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folder):
-    row = read(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
+    row = read_rows(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
     (task,) = [task for task in real_tasks(False, 60) if task.name == row["data"] == "wine"]
     train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
     newest = load_model(folder / "validated", "newest")
@@ -127,7 +127,7 @@ def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folde
 
 def test_means_count_only_what_lies_inside_the_trained_range(folder, capfd):
     """Of 60 rows, 42 are labeled: iris is like tables of the run, the others have more features or classes."""
-    rows = read(folder / "validated/validation.csv")[-6:]
+    rows = read_rows(folder / "validated/validation.csv")[-6:]
     assert [row["trained_range"] for row in rows] == ["inside"] * 3 + ["outside"] * 3
     assert curve(folder / "validated", "real/roc_auc")[-1] == (8, float(rows[2]["roc_auc"]))
     assert read_scores(rows)[8][REAL_DATA] == float(rows[2]["roc_auc"])
@@ -152,8 +152,8 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
     for best in (REAL_DATA, SYNTHETIC):
         losses = iter([(1.0, 3.0), (1.1, 1.0)])
         with mock.patch.object(validation, "score_network", score_network):
-            run(tmp_path / best, *settings, f"validation.best={best}", "trainer.max_steps=2")
-        rows = read(tmp_path / best / "validation.csv")
+            train_eight_steps(tmp_path / best, *settings, f"validation.best={best}", "trainer.max_steps=2")
+        rows = read_rows(tmp_path / best / "validation.csv")
         assert [row["trained_range"] for row in rows] == ["inside", "outside"] * 4
         assert {row["step"] for row in rows if row["is_best"] == "1"} == {"1"}
         assert "validation step 2: loss 1.1000 on synthetic tables, ROC AUC on 1 of 2 real data sets 0.9000" in (
@@ -169,7 +169,7 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
     ],
 )
 def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settings, words, tmp_path, capfd):
-    run(tmp_path / "run", *VALIDATED, "validation.every=2", *settings, "trainer.max_steps=2")
+    train_eight_steps(tmp_path / "run", *VALIDATED, "validation.every=2", *settings, "trainer.max_steps=2")
     lines = capfd.readouterr().err
     assert words in lines and lines.index(words) < lines.index("validation step 2")
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
@@ -178,12 +178,12 @@ def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settin
 def test_a_run_whose_validations_were_written_by_an_earlier_version_continues(tmp_path):
     settings = [*VALIDATED, "validation.every=1", "validation.best=real", "checkpoint.every=1"]
     with scripted([1.5, 1.4, 1.3], [0.6, 0.8, 0.9]):
-        run(tmp_path / "run", *settings, "trainer.max_steps=2")
+        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=2")
         path = tmp_path / "run/validation.csv"
         lines = path.read_text().splitlines()
         path.write_text("".join(line.rpartition(",")[0] + "\n" for line in lines))
-        run(tmp_path / "run", *settings, "trainer.max_steps=3")
-    rows = read(path)
+        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=3")
+    rows = read_rows(path)
     assert [(row["step"], row["is_best"], row["trained_range"]) for row in rows] == [
         ("1", "1", ""), ("1", "1", ""), ("2", "1", ""), ("2", "1", ""), ("3", "1", "inside"), ("3", "1", ""),
     ]  # fmt: skip
@@ -192,15 +192,15 @@ def test_a_run_whose_validations_were_written_by_an_earlier_version_continues(tm
 def test_the_range_is_handed_on_from_run_to_run(tmp_path):
     """Through a run directory, its best weights and an export; files of earlier versions lack it and still load."""
     small = ["trainer.max_steps=2", *SYNTHETIC_ONLY]
-    run(tmp_path / "1", *small, "curriculum.stages.smoke.features=[2,9]")
-    run(tmp_path / "2", *small, f"init_weights={tmp_path}/1", "curriculum.stages.smoke.rows=[20,80]")
+    train_eight_steps(tmp_path / "1", *small, "curriculum.stages.smoke.features=[2,9]")
+    train_eight_steps(tmp_path / "2", *small, f"init_weights={tmp_path}/1", "curriculum.stages.smoke.rows=[20,80]")
     path = tmp_path / "2/checkpoints/step-00000002.ckpt"
     start = read_weights(tmp_path / "2/checkpoints/start.ckpt").trained_range
     assert start == TrainedRange((12, 72), (2, 9), classes=10)
     assert read_weights(path).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
     export(str(path), str(tmp_path / "2.ckpt"))
-    run(tmp_path / "3", *small, f"init_weights={tmp_path}/2.ckpt")
-    run(tmp_path / "3", *small, "trainer.max_steps=3")  # a resumed run keeps it
+    train_eight_steps(tmp_path / "3", *small, f"init_weights={tmp_path}/2.ckpt")
+    train_eight_steps(tmp_path / "3", *small, "trainer.max_steps=3")  # a resumed run keeps it
     newest = tmp_path / "3/checkpoints/step-00000003.ckpt"
     assert read_weights(newest).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
     content = torch.load(newest, weights_only=True)
@@ -249,8 +249,8 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     settings = [*VALIDATED, *every, "validation.best=real", "trainer.max_steps=8"]
     losses = [1.5, 1.4, 1.3, 1.1, 1.2, 1.1, math.nan, 1.3]
     with scripted(losses, [0.6, 0.8, 0.7, 0.6, 0.5, 0.4, math.nan, 0.7]):
-        run(tmp_path / "run", *settings, "trainer.max_steps=5")
-        run(tmp_path / "run", *settings, "validation.patience=5")
+        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=5")
+        train_eight_steps(tmp_path / "run", *settings, "validation.patience=5")
     records = Records(tmp_path / "run")
     assert [row["step"] for row in records.rows("validation.csv")][::2] == list("1234567")
     assert {row["step"] for row in records.rows("validation.csv") if row["is_best"] == "1"} == {"1", "2"}
@@ -267,7 +267,7 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
         f"validation step 7: {ended}; the run ends",
     ]
     assert [line["step"] for line in records.lines("incidents.jsonl")] == [4, 5]
-    run(tmp_path / "run", *settings, "validation.patience=5")
+    train_eight_steps(tmp_path / "run", *settings, "validation.patience=5")
     assert f"finished already, 7 steps are done; {ended}" in capfd.readouterr().err
 
 
@@ -275,10 +275,10 @@ def test_best_weights_of_another_validation_are_replaced_with_a_line(tmp_path, c
     """They are saved before the first checkpoint, and their export names their validation."""
     settings = [*SYNTHETIC_ONLY, "validation.every=1", "checkpoint.every=8"]
     with scripted([1.1, 1.2, 1.3, 1.4], [0.5] * 4):
-        run(tmp_path / "run", *settings, "trainer.max_steps=2")
-        run(tmp_path / "run", *settings, "trainer.max_steps=3", "validation.patience=2")
+        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=2")
+        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=3", "validation.patience=2")
     assert "is replaced" not in capfd.readouterr().err  # and patience, which is over, is of the same tables
-    run(tmp_path / "run", *settings, "trainer.max_steps=4", "validation.rows=[50]")
+    train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=4", "validation.rows=[50]")
     assert "step 4: other tables than before; best.ckpt, of step 1, is replaced" in capfd.readouterr().err
     result = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/x.ckpt", "weights=best")
     assert "the best weights are of step 4, by validation on synthetic tables of 50 rows (loss " in result.stdout
@@ -289,14 +289,14 @@ def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path)
     shutil.copytree(folder / "validated", run_dir)
     (run_dir / "checkpoints/best.ckpt").unlink()
     (run_dir / "validation.csv").write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:-6]))
-    assert run(run_dir, *VALIDATED) == "finished"
-    rows = [{**row, "is_best": ""} for row in read(run_dir / "validation.csv")]
-    assert rows == [{**row, "is_best": ""} for row in read(written)]
+    assert train_eight_steps(run_dir, *VALIDATED) == "finished"
+    rows = [{**row, "is_best": ""} for row in read_rows(run_dir / "validation.csv")]
+    assert rows == [{**row, "is_best": ""} for row in read_rows(written)]
     for weights in ("trained", "ema"):
         _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
         assert_same_state(best, load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)[1])
     with mock.patch.object(Validation, "validate", side_effect=AssertionError):
-        assert run(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
+        assert train_eight_steps(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
 
 
 def test_a_stop_signal_in_a_validation_leaves_it_to_the_next_start(folder, tmp_path):
@@ -310,11 +310,11 @@ def test_a_stop_signal_in_a_validation_leaves_it_to_the_next_start(folder, tmp_p
 
     with mock.patch.object(validation, "score_network", signaled):
         for step in (4, 8):
-            assert run(tmp_path / "run", *SYNTHETIC_ONLY) == "preempted"
+            assert train_eight_steps(tmp_path / "run", *SYNTHETIC_ONLY) == "preempted"
             assert read_status(tmp_path / "run")["step"] == step  # no step more than that of the validation
-    assert run(tmp_path / "run", *SYNTHETIC_ONLY) == "finished"
-    rows = [row for row in read(folder / "validated/validation.csv") if row["data"] == SYNTHETIC]
-    assert [row | {"is_best": ""} for row in read(tmp_path / "run/validation.csv")] == [
+    assert train_eight_steps(tmp_path / "run", *SYNTHETIC_ONLY) == "finished"
+    rows = [row for row in read_rows(folder / "validated/validation.csv") if row["data"] == SYNTHETIC]
+    assert [row | {"is_best": ""} for row in read_rows(tmp_path / "run/validation.csv")] == [
         row | {"is_best": ""} for row in rows
     ]
     assert_same_end(tmp_path / "run", folder / "plain")
@@ -348,8 +348,8 @@ def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
                 state.network.icl_predictor.ln.weight.fill_(3e38)  # finite, so that they are saved
 
     settings = [*VALIDATED, "validation.rows=[]", "validation.best=real"]
-    run(tmp_path / "run", *settings, "trainer.max_steps=1", callbacks=(Break(),))
-    rows = read(tmp_path / "run/validation.csv")
+    train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=1", callbacks=(Break(),))
+    rows = read_rows(tmp_path / "run/validation.csv")
     assert [row["data"] for row in rows] == REAL and {row["roc_auc"] for row in rows} == {"nan"}
     assert "iris could not be scored" in capfd.readouterr().err
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists() and {row["is_best"] for row in rows} == {"0"}
@@ -366,13 +366,13 @@ def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, m
     probes = [Probe("xor", 50, numbers=False), Probe("2 of 32", 50, numbers=False)]
     monkeypatch.setattr(scores, "probe_tasks", lambda numbers: probes)
     settings = [*SYNTHETIC_ONLY, "validation.probes=true"]
-    run(tmp_path / "whole", *settings)
-    run(tmp_path / "resumed", *settings, "trainer.max_steps=5", "validation.every=4")
-    run(tmp_path / "resumed", *settings)
+    train_eight_steps(tmp_path / "whole", *settings)
+    train_eight_steps(tmp_path / "resumed", *settings, "trainer.max_steps=5", "validation.every=4")
+    train_eight_steps(tmp_path / "resumed", *settings)
     assert_same_end(tmp_path / "whole", folder / "plain")
-    rows = read(tmp_path / "whole/validation.csv")
+    rows = read_rows(tmp_path / "whole/validation.csv")
     assert [row["data"] for row in rows] == [SYNTHETIC, SYNTHETIC, "probe xor", "probe 2 of 32"] * 2
-    others = [row for row in read(folder / "validated/validation.csv") if row["data"] == SYNTHETIC]
+    others = [row for row in read_rows(folder / "validated/validation.csv") if row["data"] == SYNTHETIC]
     assert [row for row in rows if row["data"] == SYNTHETIC] == others
     assert [row["trained_range"] for row in rows[-2:]] == ["inside", "outside"]
 
@@ -385,7 +385,7 @@ def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, m
     line = f"ROC AUC on 1 of 2 probes {float(rows[-2]['roc_auc']):.4f} (possible {possible:.4f})"
     assert line in capfd.readouterr().err
 
-    resumed = [row for row in read(tmp_path / "resumed/validation.csv") if row["step"] in ("4", "8")]
+    resumed = [row for row in read_rows(tmp_path / "resumed/validation.csv") if row["step"] in ("4", "8")]
     assert resumed == rows
     assert curve(tmp_path / "resumed", "probes/roc_auc")[-1] == (8, float(rows[-2]["roc_auc"]))
 
@@ -404,7 +404,9 @@ def test_probes_never_choose_weights(tmp_path, best):
         ]
 
     with mock.patch.object(validation, "score_network", score_network):
-        run(tmp_path / "run", *VALIDATED, "validation.every=1", f"validation.best={best}", "trainer.max_steps=2")
-    rows = read(tmp_path / "run/validation.csv")
+        train_eight_steps(
+            tmp_path / "run", *VALIDATED, "validation.every=1", f"validation.best={best}", "trainer.max_steps=2"
+        )
+    rows = read_rows(tmp_path / "run/validation.csv")
     assert {row["step"] for row in rows if row["is_best"] == "1"} == {"1"}
     assert curve(tmp_path / "run", "probes/roc_auc") == [(1, 0.6), (2, 0.9)]

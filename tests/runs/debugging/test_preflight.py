@@ -11,8 +11,7 @@ import forked
 import pytest
 import torch
 import torch.distributed as dist
-from runs import metrics
-from short_runs import SETTINGS, run
+from training_runs import SHORT_RUN, read_metrics, train_short_run
 
 from tabicl_train import module, process, stream
 from tabicl_train import state as training_state
@@ -25,20 +24,20 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.module import Gradients
 from tabicl_train.stream import StepStream
 
-BF16 = [*SETTINGS, "trainer.precision=bf16", "preflight_steps=3"]
+BF16 = [*SHORT_RUN, "trainer.precision=bf16", "preflight_steps=3"]
 QUERY_LOSSES = module.query_losses
 DRAW, EXCHANGE, WEIGHTS = stream.draw_table, Gradients.exchange, training_state.broadcast_weights
 
 
 def test_fp32_has_nothing_to_compare(capsys):
-    checks.preflight(compose([*SETTINGS]))
+    checks.preflight(compose([*SHORT_RUN]))
     assert "nothing to compare" in capsys.readouterr().err
 
 
 def test_a_preflight_takes_the_steps_of_a_run_in_both_precisions_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """In fp32 to the bit, although both begin with the momenta of the same checkpoint."""
     for steps in (4, 7):
-        run(tmp_path / "whole", f"trainer.max_steps={steps}")
+        train_short_run(tmp_path / "whole", f"trainer.max_steps={steps}")
         if steps == 4:
             shutil.copytree(tmp_path / "whole", tmp_path / "run")
     rows, conclude = [], checks.conclude
@@ -48,7 +47,7 @@ def test_a_preflight_takes_the_steps_of_a_run_in_both_precisions_and_writes_noth
     checks.preflight(compose([*BF16, f"run_dir={tmp_path}/run"]))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     ((exact, mixed),) = rows
-    whole = [(float(row["loss"]), float(row["grad_norm"])) for row in metrics(tmp_path / "whole")]
+    whole = [(float(row["loss"]), float(row["grad_norm"])) for row in read_metrics(tmp_path / "whole")]
     assert [row[:2] for row in exact] == whole[4:]
     for a, b in zip(exact, mixed, strict=True):
         assert b == pytest.approx(a, rel=0.05) and b[:2] != a[:2]
@@ -127,7 +126,7 @@ FAULTS = {
 
 def check_faults(folder: str) -> None:
     """The check of the exchange with each fault; writes what it reports on this rank."""
-    config = compose([*SETTINGS, "curriculum.stages.smoke.clip=inf"])
+    config = compose([*SHORT_RUN, "curriculum.stages.smoke.clip=inf"])
     process.set_up_process(config.trainer)
     launch = read_launch()
     ranks, found = Ranks(launch), {}
@@ -159,7 +158,7 @@ def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):
 
 def test_a_preflight_of_two_ranks_checks_the_exchange_and_then_the_precision(tmp_path):
     settings = [*BF16, "preflight=true", f"run_dir={tmp_path}/run"]
-    assert forked.run_ranks(forked.train, *settings, folder=tmp_path) == [0, 0]
+    assert forked.run_ranks(forked.train_command, *settings, folder=tmp_path) == [0, 0]
     lines = (tmp_path / "stderr.0").read_text().splitlines()
     assert lines[0].startswith("preflight 2 ranks hold the same") and lines[-1] == "preflight bf16 is fit for this run"
     assert (tmp_path / "stderr.1").read_text() == "" and not os.path.exists(tmp_path / "run")

@@ -1,10 +1,10 @@
 import re
 from pathlib import Path
 
-import own_tables
 import pytest
 from command_line import command, exit_code
-from runs import metrics
+from table_files import write_table_files
+from training_runs import read_metrics
 
 from priors import build_prior
 from tabicl_train.config.compose import compose
@@ -24,7 +24,7 @@ def test_describe_counts_tables_and_rejections():
 
 
 def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
-    folder = own_tables.write(tmp_path / "own", 3)
+    folder = write_table_files(tmp_path / "own", 3)
     (folder / "broken.csv").write_text("a\n1\n")
     describe = ["describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}", "tables=2"]
     assert exit_code(monkeypatch, "prior", *describe, "validation.every=5", "validation.rows=[512]") in (0, None)
@@ -42,7 +42,7 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
 
 
 def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):
-    folder = own_tables.write(tmp_path / "own", 3)
+    folder = write_table_files(tmp_path / "own", 3)
     monkeypatch.setattr("priors.inspection.describe", lambda tables: f"{len(list(tables))} draws")
     described = command("prior", "describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}")
     assert described.stdout.splitlines()[-1] == "20 draws" and "20/20" in described.stderr
@@ -70,7 +70,7 @@ def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):
 
 
 def test_a_gallery_does_not_replace_a_table_behind_a_link(tmp_path, monkeypatch, capfd):
-    folder = own_tables.write(tmp_path / "tables", 1)
+    folder = write_table_files(tmp_path / "tables", 1)
     before = (folder / "table0.csv").read_bytes()
     (tmp_path / "page.html").symlink_to(folder / "table0.csv")
     settings = ["experiment=smoke", "prior=tables", f"prior.folder={folder}", "prior.validation_fraction=0"]
@@ -146,4 +146,4 @@ def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, 
         shard.rename(tmp_path / "one" / shard.name)
     assert dump("one", "first_step=10") == 0
     assert "tables of steps 10..19; 1 shard kept" in capfd.readouterr().out
-    assert train() == 0 and len(metrics(tmp_path / "run")) == 12
+    assert train() == 0 and len(read_metrics(tmp_path / "run")) == 12

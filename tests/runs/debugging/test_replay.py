@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from runs import metrics
-from short_runs import REWIND, STAGES, Ruin, run
+from training_runs import REWIND, THREE_STAGES, Ruin, read_metrics, train_short_run
 
 from tabicl_train import module
 from tabicl_train.callbacks import guard
@@ -27,19 +26,19 @@ def replayed(run_dir: Path, step: int) -> str:
     """What tabicl-replay prints, which ends with loss and gradient norm of the run."""
     result = command("replay", f"run_dir={run_dir}", f"step={step}")
     assert result.returncode == 0, result.stderr
-    row = metrics(run_dir)[step]
+    row = read_metrics(run_dir)[step]
     norms = f"all tables: loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}; the step is taken"
     assert result.stdout.splitlines()[-1] == norms
     return result.stdout
 
 
 def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, monkeypatch):
-    run(tmp_path / "run", "prior=mlp_scm", "trainer.max_steps=7")
+    train_short_run(tmp_path / "run", "prior=mlp_scm", "trainer.max_steps=7")
     for step in (2, 6):  # before the first checkpoint, after it
         rows = [line.split() for line in replayed(tmp_path / "run", step).splitlines()]
         tables = [row for row in rows if len(row) == 7 and row[0].isdigit()]
         assert sorted(int(row[0]) for row in tables) == list(range(8))
-        loss = float(metrics(tmp_path / "run")[step]["loss"])
+        loss = float(read_metrics(tmp_path / "run")[step]["loss"])
         assert sum(float(row[5]) for row in tables) / 8 == pytest.approx(loss, rel=1e-4)
     with pytest.raises(ConfigError, match=r"the run has steps 0\.\.6"):
         replay(str(tmp_path / "run"), 7)
@@ -50,7 +49,7 @@ def test_a_replay_uses_the_weights_that_the_run_had(tmp_path, monkeypatch):
 
 
 def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypatch):
-    run(tmp_path / "run", "trainer.max_steps=4")
+    train_short_run(tmp_path / "run", "trainer.max_steps=4")
     config = compose(["experiment=smoke", "prior=dummy"])
     group = plan_step(config.curriculum, config.model, config.seed, 2).groups[0]
     bad = draw_table(build_prior(config.prior), group.spec, config.seed, 2, group.tables[1])
@@ -71,7 +70,7 @@ def test_a_rewound_run_is_replayed_from_checkpoints_after_the_rewind_only(tmp_pa
     """Back from 8 to 6, the end of the first stage; checkpoints are saved every two steps."""
     monkeypatch.setattr(guard, "HORIZON", 2)
     monkeypatch.setattr(guard, "MEMORY", 0.5)
-    run(tmp_path / "run", *REWIND, "trainer.max_steps=10", callbacks=(Ruin(7),), settings=STAGES)
+    train_short_run(tmp_path / "run", *REWIND, "trainer.max_steps=10", callbacks=(Ruin(7),), settings=THREE_STAGES)
     replayed(tmp_path / "run", 6)
     replayed(tmp_path / "run", 9)  # from the checkpoint of step 8, saved after it
     (tmp_path / "run/checkpoints/step-00000008.ckpt").unlink()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import run_ranks, train
-from runs import assert_same_end, read
+from forked import run_ranks, train_command
+from training_runs import assert_same_end, read_rows
 
 from tabicl_train.run_dir.records import Records
 
@@ -45,13 +45,13 @@ def torchruns(folder: Path, *arguments: str) -> Iterator[list[subprocess.Popen]]
 
 def test_a_run_whose_ranks_were_killed_ends_as_an_undisturbed_one(tmp_path):
     whole, torn = tmp_path / "whole", tmp_path / "torn"
-    assert run_ranks(train, *SETTINGS, f"run_dir={whole}", folder=tmp_path) == [0, 0]
+    assert run_ranks(train_command, *SETTINGS, f"run_dir={whole}", folder=tmp_path) == [0, 0]
     script = [str(Path(__file__).parent / "signaled.py"), str(tmp_path), "1:4:SIGKILL,0:8:SIGKILL"]
     with torchruns(tmp_path, *script, *SETTINGS, f"run_dir={torn}") as processes:
         codes = [process.wait(300) for process in processes]
     assert codes == [0, 0], "".join((tmp_path / f"torchrun.{number}").read_text() for number in (0, 1))
     assert_same_end(torn, whole)
-    assert read(torn / "scaling.csv") == read(whole / "scaling.csv")
+    assert read_rows(torn / "scaling.csv") == read_rows(whole / "scaling.csv")
     # Killed in step 4, after checkpoint 3, and in step 8, after checkpoint 6.
     assert [start["step"] for start in Records(torn).lines("provenance.jsonl")] == [0, 3, 6]
     assert json.loads((torn / "status.json").read_text())["status"] == "finished"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import command
-from forked import exit_code, start
+from forked import start_process, wait_for_exit_code
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from waiting import until
 
@@ -143,11 +143,11 @@ def test_the_exit_code_of_a_launch_is_that_of_the_run(mode, signaled, code, stde
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "status.json").write_text('{"status": "finished", "launch": "an earlier one"}')
-    launched = start(launch_two, tmp_path, stderr=tmp_path / "stderr")
+    launched = start_process(launch_two, tmp_path, stderr=tmp_path / "stderr")
     if signaled:
         until(lambda: all((tmp_path / rank).exists() for rank in "01"))
         os.kill(launched.pid, signal.SIGUSR1)
-    assert exit_code(launched) == code, (tmp_path / "stderr").read_text()
+    assert wait_for_exit_code(launched) == code, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stderr").read_text() == stderr
     assert processes.PREEMPTED == 75
 
@@ -166,6 +166,6 @@ def test_ctrl_c_while_the_ranks_start_prints_nothing(tmp_path):
     program = shlex.join([sys.executable, str(tmp_path / "rank.py"), "experiment=smoke"])
     (tmp_path / "python").write_text(f"#!/bin/sh\nexec {program}\n")
     (tmp_path / "python").chmod(0o755)
-    launched = start(launch_two, tmp_path, stderr=tmp_path / "stderr")
-    assert exit_code(launched) == 75
+    launched = start_process(launch_two, tmp_path, stderr=tmp_path / "stderr")
+    assert wait_for_exit_code(launched) == 75
     assert (tmp_path / "stderr").read_text() == ""

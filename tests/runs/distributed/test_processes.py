@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import exit_code, start, train
+from forked import start_process, train_command, wait_for_exit_code
 from waiting import until
 
 from tabicl_train.run_dir.checkpoint import saved, step_of
@@ -58,7 +58,7 @@ class Launch:
     def __init__(self, run_dir: Path, stderr: Path, *settings: str) -> None:
         stderr.unlink(missing_ok=True)
         first = saved_step(run_dir)
-        self.process = start(train, *SETTINGS, f"run_dir={run_dir}", *settings, stderr=stderr)
+        self.process = start_process(train_command, *SETTINGS, f"run_dir={run_dir}", *settings, stderr=stderr)
         until(lambda: not self.process.is_alive() or saved_step(run_dir) > first, seconds=300)
         assert self.process.is_alive(), stderr.read_text()
         self.ranks = children(self.process.pid)
@@ -75,7 +75,7 @@ def test_no_other_machine_reaches_a_launch_and_a_killed_rank_ends_it_with_a_line
     launch = Launch(tmp_path / "run", tmp_path / "stderr")
     assert not reachable_ports(launch.process.pid)
     os.kill(launch.ranks[1], signal.SIGKILL)
-    assert exit_code(launch.process) == 1
+    assert wait_for_exit_code(launch.process) == 1
     until(lambda: not launch.left(), "the worker of the killed rank ends")
     assert not is_in_use(tmp_path / "run")
     error = (tmp_path / "stderr").read_text()
@@ -94,7 +94,7 @@ def test_ranks_end_with_their_launcher_and_the_same_command_continues(tmp_path):
     launch = Launch(run_dir, stderr)
     assert "resumed at step " in stderr.read_text()
     os.kill(launch.process.pid, signal.SIGINT)
-    assert exit_code(launch.process) == os.EX_TEMPFAIL and not launch.left()
+    assert wait_for_exit_code(launch.process) == os.EX_TEMPFAIL and not launch.left()
     done = read_status(run_dir)["step"]
     path = run_dir / f"checkpoints/step-{done:08d}.ckpt"
     *_, stopping, last = stderr.read_text().splitlines()
@@ -122,7 +122,7 @@ def draw_for_ever(number: str) -> None:
 
 
 def test_a_worker_dies_with_its_process_in_the_middle_of_a_table(tmp_path):
-    process = start(draw_for_ever, str(tmp_path / "worker"))
+    process = start_process(draw_for_ever, str(tmp_path / "worker"))
     until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
     worker = int((tmp_path / "worker").read_text())
     assert lives(worker)

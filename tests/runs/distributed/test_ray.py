@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from recording_prior import Recording, assert_same, stream_of
-from runs import assert_same_end, run
+from training_runs import assert_same_end, train_by_command
 
 from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
@@ -137,12 +137,12 @@ class TestOnThisMachine:
 
     def test_a_run_ends_with_the_same_weights(self, tmp_path):
         settings = ["trainer.accelerator=cpu", "curriculum.stages.smoke.steps=8"]
-        run(tmp_path / "local", *settings, "stream.num_workers=0")
-        run(tmp_path / "ray", *settings, "stream=ray", "stream.num_workers=1")
+        train_by_command(tmp_path / "local", *settings, "stream.num_workers=0")
+        train_by_command(tmp_path / "ray", *settings, "stream=ray", "stream.num_workers=1")
         assert_same_end(tmp_path / "ray", tmp_path / "local")
 
 
-def problems(*settings: str) -> list[str]:
+def problems_at_start(*settings: str) -> list[str]:
     try:
         return start_problems(compose(["experiment=smoke", *settings]))
     except ConfigError as error:
@@ -153,16 +153,16 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        (line,) = problems("stream=ray", f"stream.address={address}", f"run_dir={tmp_path}/run")
+        (line,) = problems_at_start("stream=ray", f"stream.address={address}", f"run_dir={tmp_path}/run")
     assert line.startswith(f"stream.address is '{address}'; no Ray cluster answers there (")
     for override, words in (
         ("stream.num_workers=null", "num_workers is null, but Ray needs a number"),
         ("stream.address=ray://head:10001", "address is 'ray://head:10001'; it must be HOST:PORT"),
     ):
-        (line,) = problems("stream=ray", override)
+        (line,) = problems_at_start("stream=ray", override)
         assert line.startswith(f"stream.{words}")
-    (line,) = problems("stream.address=head:6379")
+    (line,) = problems_at_start("stream.address=head:6379")
     assert line == "stream.address is 'head:6379', which only stream=ray uses"
     monkeypatch.setattr("tabicl_train.distributed.processes.is_installed", lambda package: package != "ray")
-    (line,) = problems("stream=ray", f"run_dir={tmp_path}/run")
+    (line,) = problems_at_start("stream=ray", f"run_dir={tmp_path}/run")
     assert line.startswith("stream=ray needs Ray: pip install ray")

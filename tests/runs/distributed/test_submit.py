@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 from command_line import command
-from runs import assert_same_end, run
 from torch.distributed.run import get_args_parser
+from training_runs import assert_same_end, train_by_command
 from waiting import until
 
 from tabicl_train.config.compose import compose
@@ -120,5 +120,5 @@ def test_a_job_at_its_time_limit_starts_again_and_ends_as_an_undisturbed_run(tmp
     assert "120 steps in this run" in log.read_text()
     first, second = Records(run_dir).lines("provenance.jsonl")
     assert 0 == first["step"] < second["step"] < 120
-    run(tmp_path / "whole", *SETTINGS)
+    train_by_command(tmp_path / "whole", *SETTINGS)
     assert_same_end(run_dir, tmp_path / "whole")

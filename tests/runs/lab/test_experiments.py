@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
-from made_run import make_run
+from lab_experiments import run_small_experiment
+from training_runs import write_untrained_run
 
 from tabicl_train import register
 from tabicl_train.config.compose import parse_options
@@ -26,16 +27,6 @@ from tabicl_train.sweep.results import Sweep
 
 def files(folder):
     return {path.name for path in folder.iterdir()}
-
-
-def run(name, folder, *settings):
-    result = command("lab", name, f"folder={folder}", *settings)
-    assert result.returncode == 0, result.stderr
-    page = (folder / "README.md").read_text()
-    assert f"folder={folder}" in page and f"{folder / 'README.md'}\n" in result.stdout
-    for figure in folder.glob("*.png"):
-        assert f"({figure.name})" in page
-    return page
 
 
 @pytest.mark.parametrize("name", register.experiment)
@@ -57,11 +48,11 @@ def test_the_command_without_an_experiment_lists_them():
 @pytest.mark.slow  # git, for the page
 def test_fading_writes_a_folder(tmp_path):
     folder = tmp_path / "new" / "fading"
-    page = run("fading", folder, "small=true", "gap=3")
+    page = run_small_experiment("fading", folder, "gap=3")
     assert files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
     assert page.startswith("# Attention fading\n\nAn attention layer") and "| gap | 3.0 |" in page
     assert json.loads((folder / "experiment.json").read_text())["options"]["gap"] == 3
-    again = run("fading", folder, "small=true", "gap=4")  # replaces what it wrote
+    again = run_small_experiment("fading", folder, "gap=4")  # replaces what it wrote
     assert "| gap | 4.0 |" in again and files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
 
 
@@ -107,13 +98,13 @@ def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, me
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_needle_at_its_smallest_size_twice(tmp_path):
-    page = run("needle", tmp_path, "small=true")
+    page = run_small_experiment("needle", tmp_path)
     scores = pd.read_csv(tmp_path / "needle.csv")
     assert set(scores["rule"]) == {"softmax", "SSMax", "QASSMax", "SSA"} and len(scores) == 4 * 2 * 2
     assert scores["accuracy"].between(0, 1).all() and scores["entropy"].between(0, 1).all()
     assert "No claim is made with fewer than 3 seeds" in page and len(list((tmp_path / "runs").glob("*_rule-*"))) == 4
     scores.iloc[:9].to_csv(tmp_path / "needle.csv", index=False)  # as if it had been stopped there
-    run("needle", tmp_path, "small=true")
+    run_small_experiment("needle", tmp_path)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "needle.csv"), scores)
     lines = [path.read_text().count("\n") for path in (tmp_path / "runs").glob("*/provenance.jsonl")]
     assert lines == [1] * 4  # none was trained again
@@ -125,7 +116,7 @@ def test_needle_at_its_smallest_size_twice(tmp_path):
     ("name", "tests", "columns"), [("linear", 7, ["error", "largest"]), ("quantifiers", 5, ["drawn", "undecided"])]
 )
 def test_an_experiment_with_sequences_at_its_smallest_size(name, tests, columns, tmp_path):
-    page = run(name, tmp_path, "small=true")
+    page = run_small_experiment(name, tmp_path)
     scores = pd.read_csv(tmp_path / f"{name}.csv")
     assert len(scores) == 2 * tests * 2 and set(scores["rule"]) == {"softmax", "SSA"}
     assert (scores[columns] >= 0).all(axis=None) and "No claim is made with fewer than 3 seeds" in page
@@ -139,7 +130,7 @@ def test_an_experiment_with_sequences_at_its_smallest_size(name, tests, columns,
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_curriculum_at_its_smallest_size(tmp_path):
-    page = run("curriculum", tmp_path, "small=true")
+    page = run_small_experiment("curriculum", tmp_path)
     scores = pd.read_csv(tmp_path / "curriculum.csv")
     assert len(scores) == 2 * 3 * 2 * 5 and set(scores["data"]) == {"synthetic"}
     assert sorted(set(scores["n"])) == [16, 32, 64, 128, 256]
@@ -148,7 +139,7 @@ def test_curriculum_at_its_smallest_size(tmp_path):
 
 @pytest.mark.slow  # git, for the page
 def test_classes_at_its_smallest_size(tmp_path, run_dir):
-    page = run("classes", tmp_path / "classes", "small=true", f"checkpoint={run_dir}")
+    page = run_small_experiment("classes", tmp_path / "classes", f"checkpoint={run_dir}")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition.csv")
@@ -168,7 +159,7 @@ def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, tex
 
 @pytest.mark.parametrize("experiment, settings", [("classes", []), ("attention", ["table=rows.csv"])])
 def test_classes_need_a_network_that_predicts_them(experiment, settings, tmp_path):
-    make_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
+    write_untrained_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
     result = command("lab", experiment, f"folder={tmp_path}/page", f"checkpoint={tmp_path}/run", *settings)
     assert result.returncode == 2 and "its network predicts numbers" in result.stderr
     assert not (tmp_path / "page").exists()

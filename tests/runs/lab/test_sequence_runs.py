@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from runs import assert_same_state, metrics, read
-from short_runs import run
+from training_runs import assert_same_state, read_metrics, read_rows, train_short_run
 
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
@@ -37,13 +36,13 @@ def folder(tmp_path_factory) -> Path:
     """A validated run of eight steps of each task."""
     folder = tmp_path_factory.mktemp("runs")
     for task in TASKS:
-        run(folder / task, *settings(task), *VALIDATED, "trainer.max_steps=8")
+        train_short_run(folder / task, *settings(task), *VALIDATED, "trainer.max_steps=8")
     return folder
 
 
 def test_validation_scores_are_those_of_their_definitions(folder):
     for task in TASKS:
-        row = read(folder / task / "validation.csv")[-1]
+        row = read_rows(folder / task / "validation.csv")[-1]
         config = compose(["experiment=smoke", *settings(task), *VALIDATED])
         streams = validation_streams(config.validation, {"synthetic": build_prior(config.prior)}, config.model)
         network, (item,) = load_network(str(folder / task)), list(streams["synthetic"])
@@ -86,7 +85,7 @@ def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
     write_report([folder / task for task in TASKS], tmp_path / "page.html")
     assert (tmp_path / "page.html").is_file()
     replay(str(folder / "linear_functions"), 6)
-    row = metrics(folder / "linear_functions")[6]
+    row = read_metrics(folder / "linear_functions")[6]
     assert f"loss {float(row['loss']):.6g}, gradient norm {float(row['grad_norm']):.4g}" in capsys.readouterr().out
     result = command("train", "experiment=smoke", *settings("quantifiers"), "--cfg", "job")
     assert result.returncode == 0 and "family: sequence" in result.stdout
@@ -94,9 +93,9 @@ def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
 
 def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder, tmp_path):
     with pytest.raises(ConfigError, match="the file's model is of the family sequence; this run trains tabicl"):
-        run(tmp_path / "run", f"init_weights={folder}/quantifiers")
+        train_short_run(tmp_path / "run", f"init_weights={folder}/quantifiers")
     with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence"):
-        run(folder / "quantifiers")
+        train_short_run(folder / "quantifiers")
 
 
 def test_mistakes_are_told_before_the_run(tmp_path):

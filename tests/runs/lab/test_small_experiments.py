@@ -4,21 +4,12 @@ import pandas as pd
 import pytest
 from command_line import command
 from forked_jobs import forked_jobs  # noqa: F401
-
-
-def run(name, folder, *settings):
-    """Run an experiment at its smallest size; return its page, which shows all of its figures."""
-    result = command("lab", name, f"folder={folder}", "small=true", *settings)
-    assert result.returncode == 0, result.stderr
-    page = (folder / "README.md").read_text()
-    for figure in folder.glob("*.png"):
-        assert f"({figure.name})" in page
-    return page
+from lab_experiments import run_small_experiment
 
 
 @pytest.mark.slow  # git, for the page
 def test_four_tokens(tmp_path):
-    page = run("four_tokens", tmp_path)
+    page = run_small_experiment("four_tokens", tmp_path)
     assert "| jobs | 0.419 | 0.431 | 0.126 | 0.024 |" in page
     measured = pd.read_csv(tmp_path / "four_tokens.csv")
     assert measured["variance_divided"].between(0.9, 1.1).all()
@@ -26,7 +17,7 @@ def test_four_tokens(tmp_path):
 
 @pytest.mark.slow
 def test_ranking(tmp_path):
-    page = run("ranking", tmp_path)
+    page = run_small_experiment("ranking", tmp_path)
     assert "at n = 90 (dotted)" in page
     curves = pd.read_csv(tmp_path / "ranking.csv")
     wins = curves["first"] > curves["second"]
@@ -36,7 +27,7 @@ def test_ranking(tmp_path):
 @pytest.mark.slow
 def test_rows(tmp_path, run_dir, table):
     settings = [f"checkpoint={run_dir}", f"table={table}", "target=class"]
-    page = run("rows", tmp_path / "rows", *settings, "rows=[30]")
+    page = run_small_experiment("rows", tmp_path / "rows", *settings, "rows=[30]")
     scores = pd.read_csv(tmp_path / "rows" / "rows.csv")
     assert scores["rows"].tolist() == [15, 30] and (scores[["peak_gb", "log_loss"]] > 0).all(axis=None)
     assert "30 labeled rows minus 15" in page
@@ -46,7 +37,7 @@ def test_rows(tmp_path, run_dir, table):
 
 @pytest.mark.slow
 def test_codes(tmp_path, run_dir):
-    page = run("codes", tmp_path / "codes", f"checkpoint={run_dir}")
+    page = run_small_experiment("codes", tmp_path / "codes", f"checkpoint={run_dir}")
     scores = pd.read_csv(tmp_path / "codes" / "codes.csv")
     passes = scores.set_index(["classes", "way"])["passes"].to_dict()
     assert passes == {
@@ -59,7 +50,7 @@ def test_codes(tmp_path, run_dir):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_haystack(tmp_path):
-    page = run("haystack", tmp_path)
+    page = run_small_experiment("haystack", tmp_path)
     scores = pd.read_csv(tmp_path / "haystack.csv")
     assert len(scores) == 5 * 2 * 2 and scores["rule"].nunique() == 5
     assert scores[["needle", "crowd", "entropy"]].apply(lambda column: column.between(0, 1)).all(axis=None)
@@ -69,7 +60,7 @@ def test_haystack(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_scores(tmp_path):
-    page = run("scores", tmp_path)
+    page = run_small_experiment("scores", tmp_path)
     scores = pd.read_csv(tmp_path / "scores.csv")
     assert len(scores) == 5 * 6 * 2 and scores["rule"].nunique() == 5 and (scores["error"] > 0).all()
     assert "SSA minus softmax" in page and "No claim is made with fewer than 3 seeds" in page
@@ -78,7 +69,7 @@ def test_scores(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_long_rows(tmp_path):
-    page = run("long_rows", tmp_path)
+    page = run_small_experiment("long_rows", tmp_path)
     scores = pd.read_csv(tmp_path / "long_rows.csv")
     assert len(scores) == 2 * 4 * 2 * 5 and sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
     assert scores["entropy"].between(0, 1).all() and scores["rule"].nunique() == 4
@@ -87,7 +78,7 @@ def test_long_rows(tmp_path):
 
 @pytest.mark.slow
 def test_invariances(tmp_path):
-    page = run("invariances", tmp_path)
+    page = run_small_experiment("invariances", tmp_path)
     changes = pd.read_csv(tmp_path / "invariances.csv")
     assert len(changes) == 2 and (changes["with positions"] > 1e-2).all()
     assert (changes[["labeled rows", "query rows", "without positions"]] < 1e-4).all(axis=None)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import read
+from training_runs import read_rows
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tabicl_train/EXTEND.md"
@@ -82,7 +82,7 @@ def test_one_file_for_each_door(folder):
     run = [*settings, "trainer.devices=2", "run_dir=run"]
     tabicl(folder, "train", *run, code=1)
     assert "resumed at step 2" in tabicl(folder, "train", *run)
-    assert [row["step"] for row in read(folder / "run/lowest_loss.csv")] == ["1", "2", "3", "4", "5"]
+    assert [row["step"] for row in read_rows(folder / "run/lowest_loss.csv")] == ["1", "2", "3", "4", "5"]
 
     # A sweep, whose runs are processes of their own.
     sweep = ["-m", *settings, "objective.gamma=0,1", "trainer.max_steps=2", "run_dir=sweep", "trainer.devices=1"]

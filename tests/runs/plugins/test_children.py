@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from plugin_source import SOURCE, forget
-from runs import last
-from short_runs import run
+from plugin_folder import SOURCE, forget_plugins
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
+from training_runs import last_checkpoint, train_short_run
 
 from priors.disk import Shard, shard_paths
 from tabicl_train import TabICLClassifier, plugins, workers
@@ -52,7 +51,7 @@ def hub(fresh):
     mine = sys.modules["mine"]
     config = mine.DoubledConfig(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1, col_num_inducing=4)
     TabICLClassifier(mine.Doubled(config), n_estimators=1).fit(X, y).export("hub")
-    forget()
+    forget_plugins()
     return fresh / "hub"
 
 
@@ -78,7 +77,7 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
     result = subprocess.run(read, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert result.stdout == f"['{fresh}/mine.py']\n"
 
-    forget()
+    forget_plugins()
     copy = pickle.loads(unfitted)
     assert "mine" in sys.modules and np.array_equal(copy.fit(X, y).predict_proba(X), expected)
     assert 'plugins=["mine.py"]' in (hub / "README.md").read_text() and load_network(hub, plugins="mine.py")
@@ -86,7 +85,7 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
     joblib.load("both.joblib")  # the module is here as it was
     with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; start Python anew"):
         copy.fit(X, y)
-    forget()
+    forget_plugins()
     with pytest.raises(ConfigError, match=r"mine.py has changed since this object was pickled"):
         joblib.load("both.joblib")
     (fresh / "mine.py").unlink()
@@ -112,7 +111,7 @@ def test_a_spawned_worker_imports_plug_ins_and_refuses_a_changed_file(fresh, mon
         assert torch.equal(loader.next().packs[0].X, expected.X)
 
     sent = pickle.dumps(Steps(stream, None))
-    forget()
+    forget_plugins()
     change(fresh)
     monkeypatch.setattr(workers, "get_worker_info", lambda: mock.Mock(id=0))
     ((error, _),) = pickle.loads(sent)
@@ -123,7 +122,7 @@ def test_an_actor_on_another_machine_gets_the_content_of_the_file(fresh):
     stream = ring_stream()
     expected, pickled, sent = stream.draw(1), pickle.dumps(stream), plugins.sent()
     ((plugin, content),) = sent
-    forget()
+    forget_plugins()
     (fresh / "mine.py").unlink()
     threads = torch.get_num_threads()
     with pytest.raises(ConfigError, match=r"mine.py is not what was sent"):
@@ -154,7 +153,7 @@ def test_a_sweep_goes_on_with_another_file_only_if_a_resume_may(fresh, capsys):
     settings = [*SMOKE, "prior=ring", "prior.radius=1.1,1.2", "run_dir=sweep"]
     (fresh / "sweep").mkdir()
     open_study(make_plan(settings))
-    forget()
+    forget_plugins()
     change(fresh)
     with pytest.raises(
         ConfigError, match=r"another sweep .the hash of the plug-in mine was .* resume.allow_changes=true"
@@ -175,19 +174,19 @@ def test_a_state_that_no_resume_could_load_ends_the_run_at_the_first_save(state,
         f"the state of the callback lowest_loss cannot be loaded from a checkpoint .*{reason}.*state_dict must return"
     )
     with pytest.raises(ConfigError, match=line):
-        run(fresh / "run", *settings, "prior=dummy", settings=SMOKE)
+        train_short_run(fresh / "run", *settings, "prior=dummy", settings=SMOKE)
     assert not list((fresh / "run/checkpoints").glob("*"))
 
 
 def test_a_resume_refuses_another_network_rule_objective_or_optimizer_and_warns_of_another_callback(fresh):
     settings = [*SMOKE, "+callbacks.lowest_loss={}", "prior=dummy", "run_dir=run"]
     assert command("train", *settings, "trainer.max_steps=1").returncode == 0
-    forget()
+    forget_plugins()
     change(fresh)
     resumed = command("train", *settings, "trainer.max_steps=2")
     assert resumed.returncode == 0 and "warning   the hash of the callbacks of mine was " in resumed.stderr
-    (record,) = last(fresh / "run")["run"]["plugins"]
-    values = last(fresh / "run")["config"]
+    (record,) = last_checkpoint(fresh / "run")["run"]["plugins"]
+    values = last_checkpoint(fresh / "run")["config"]
     with pytest.raises(ConfigError, match=r"has model.gone=1, which the plug-in mine as it is now does not have"):
         network_config(fresh, {"family": "doubled", "gone": 1})
     torch_file = fresh / "run/checkpoints/step-00000002.ckpt"
@@ -214,7 +213,7 @@ def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fre
     assert str(fresh) not in str(metadata) and '"place": "a.csv"' in metadata["options"] and metadata["name"] == "ring"
     kept = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
     assert "1 shard kept" in kept.stdout, kept.stderr
-    forget()
+    forget_plugins()
     (fresh / "mine.py").write_text(source + "\n")
     refused = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
     assert refused.returncode == 2 and "belongs to another dump: its plug-in mine is " in refused.stderr
@@ -226,4 +225,4 @@ def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):
 
     monkeypatch.setattr(Ranks, "from_first", from_first)
     with pytest.raises(ConfigError, match="the plug-in mine is another one than on rank 0"):
-        run(fresh / "run", "prior=ring", "trainer.max_steps=1", settings=SMOKE)
+        train_short_run(fresh / "run", "prior=ring", "trainer.max_steps=1", settings=SMOKE)

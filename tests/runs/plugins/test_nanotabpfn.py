@@ -12,8 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from command_line import command
-from runs import metrics
-from short_runs import run
+from training_runs import read_metrics, train_short_run
 
 from tabicl_train import TableStream, register
 from tabicl_train.config.compose import compose
@@ -55,8 +54,8 @@ def test_nanotabpfn_trains_and_predicts_what_it_predicts_alone(module, tmp_path,
     network_class = dense(build, lambda network, X, y: network((X, y.float()), y.shape[1]))
     register.network("nanotabpfn", network_class, settings=NanoConfig)
     settings = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "model=nanotabpfn"]
-    run(tmp_path / "run", "trainer.max_steps=3", "trainer.log_every=1", settings=settings)
-    assert len(metrics(tmp_path / "run")) == 3
+    train_short_run(tmp_path / "run", "trainer.max_steps=3", "trainer.log_every=1", settings=settings)
+    assert len(read_metrics(tmp_path / "run")) == 3
     network = load_network(tmp_path / "run", "newest").eval()
     ((X, y, n),) = random_tables(network.config, [(12, 8, 3)], torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-import own_tables
 import pandas as pd
 import pyarrow as pa
 import pytest
 from command_line import exit_code
+from table_files import build_frame
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.prediction import predict_files
 
-TRAIN, TEST = own_tables.frame(0, 60), own_tables.frame(1, 25)
+TRAIN, TEST = build_frame(0, 60), build_frame(1, 25)
 
 
 @pytest.fixture(autouse=True)

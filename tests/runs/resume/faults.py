@@ -71,7 +71,7 @@ class Faults:
 QUERY_LOSSES = module.query_losses
 
 
-def train(*overrides: str) -> str:
+def train_with_faults(*overrides: str) -> str:
     pairs = [text.partition("=") for text in overrides]
     injected = {key: [int(v) for v in value.split(",")] for key, _, value in pairs if key in FAULTS}
     config = compose([*SETTINGS, *(text for text in overrides if text.partition("=")[0] not in FAULTS)])

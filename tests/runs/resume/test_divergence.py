@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from short_runs import SETTINGS, Poison, beside, run
+from training_runs import SHORT_RUN, Poison, extra_callbacks, train_short_run
 
 from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.run_dir.checkpoint import saved, step_of
@@ -37,7 +37,7 @@ def spoiled(tmp_path_factory) -> tuple[Path, Diverged]:
     """A run of 16 steps, which saves every fourth, whose weights are not finite after step 8."""
     run_dir = tmp_path_factory.mktemp("spoiled") / "a run"
     with pytest.raises(Diverged) as caught:
-        run(run_dir, callbacks=(Spoil(8),))
+        train_short_run(run_dir, callbacks=(Spoil(8),))
     return run_dir, caught.value
 
 
@@ -60,16 +60,16 @@ def test_a_run_does_not_continue_from_weights_that_are_not_finite(spoiled, tmp_p
     with pytest.raises(
         ConfigError, match=r"step-00000008\.ckpt: 1 of .* begin a new run from .*step-00000004\.ckpt \("
     ):
-        run(run_dir)
+        train_short_run(run_dir)
     with pytest.raises(ConfigError, match=r"init_weights: .*step-00000008\.ckpt: 1 of .* weights are not finite"):
-        run(tmp_path / "other", f"init_weights={run_dir}/checkpoints/step-00000008.ckpt")
+        train_short_run(tmp_path / "other", f"init_weights={run_dir}/checkpoints/step-00000008.ckpt")
     good = f"init_weights={run_dir}/checkpoints/step-00000004.ckpt"
-    assert run(tmp_path / "other", good, "trainer.max_steps=1") == "finished"
+    assert train_short_run(tmp_path / "other", good, "trainer.max_steps=1") == "finished"
 
 
 def test_the_advice_leads_to_weights_from_before_the_skipped_steps(tmp_path):
     with pytest.raises(Diverged, match=r"in 10 steps in a row, .* begin a new run from .*/step-00000004\.ckpt \("):
-        run(tmp_path / "run", "trainer.log_every=1", callbacks=(Poison(set(range(5, 16))),))
+        train_short_run(tmp_path / "run", "trainer.log_every=1", callbacks=(Poison(set(range(5, 16))),))
     assert steps(tmp_path / "run") == [4, 8, 12]  # the last two have the weights of step 5
 
 
@@ -81,8 +81,8 @@ def test_the_advice_leads_to_weights_from_before_the_skipped_steps(tmp_path):
     ],
 )
 def test_a_run_that_skips_most_steps_or_ends_with_a_bad_loss_has_failed(poisoned, cause, tmp_path):
-    arguments = (*SETTINGS, f"run_dir={tmp_path}/run")
-    with beside(Poison(poisoned)):
+    arguments = (*SHORT_RUN, f"run_dir={tmp_path}/run")
+    with extra_callbacks(Poison(poisoned)):
         first = command("train", *arguments)
     again = command("train", *arguments)  # there is nothing left to do
     for result in (first, again):
@@ -94,8 +94,8 @@ def test_a_run_that_skips_most_steps_or_ends_with_a_bad_loss_has_failed(poisoned
 
 
 def test_a_run_that_skips_some_steps_says_how_many(tmp_path):
-    with beside(Poison({0, *range(8, 15)})):  # half of them
-        result = command("train", *SETTINGS, f"run_dir={tmp_path}/run", "trainer.log_every=1")
+    with extra_callbacks(Poison({0, *range(8, 15)})):  # half of them
+        result = command("train", *SHORT_RUN, f"run_dir={tmp_path}/run", "trainer.log_every=1")
     assert result.returncode == 0 and "\nfinished  16 steps, 8 of them skipped\n" in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("smoke step")]
     assert "step 1/16" in lines[0] and ", 1 step skipped" in lines[0]

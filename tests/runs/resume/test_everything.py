@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from forked import run_ranks
 from kills import arm
-from runs import assert_same_end, last, metrics
+from training_runs import assert_same_end, last_checkpoint, read_metrics
 
 from tabicl_train import TabICLClassifier, training
 from tabicl_train.config.compose import compose
@@ -56,8 +56,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one_and_the_tabicl_package_predicts
     starts = [start["step"] for start in Records(torn).lines("provenance.jsonl")]
     assert starts in ([0, 3, 4], [0, 3, 3])  # a save beside training may not have reached the disk
     assert_same_end(torn, whole)
-    assert [row["stage"] for row in metrics(torn)] == [stage for stage in STAGES for _ in range(2)]
-    assert last(torn)["config"]["model"]["icl_scaling"] == "qassmax"
+    assert [row["stage"] for row in read_metrics(torn)] == [stage for stage in STAGES for _ in range(2)]
+    assert last_checkpoint(torn)["config"]["model"]["icl_scaling"] == "qassmax"
 
     export(str(torn), str(tmp_path / "model.ckpt"))
     tabicl = pytest.importorskip("tabicl")

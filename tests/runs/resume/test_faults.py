@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import train
+from faults import train_with_faults
 from forked import run_ranks
-from runs import exact, metrics
+from training_runs import read_exact_metrics, read_metrics
 
 VALIDATED = (
     "validation.every=3", "validation.rows=[40,60]", "validation.tables=4", "validation.features=[2,4]",
@@ -17,7 +17,7 @@ VALIDATED = (
 
 def train_two(folder: Path, name: str, *settings: str) -> None:
     words = ("trainer.devices=2", "trainer.accelerator=cpu", f"run_dir={folder}/{name}", *settings)
-    assert run_ranks(train, *words, folder=folder) == [0, 0], (folder / "stderr.0").read_text()
+    assert run_ranks(train_with_faults, *words, folder=folder) == [0, 0], (folder / "stderr.0").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def weights_agree(run_dir: Path) -> bool:
 def test_a_pack_that_does_not_fit_is_halved_and_nothing_else_changes(folder):
     """And validation, which the other run does, changes nothing either."""
     faulty, whole = folder / "faulty", folder / "whole"
-    assert exact(faulty)[:4] == exact(whole)[:4]
-    for row, expected in list(zip(metrics(faulty), metrics(whole), strict=True))[:6]:
+    assert read_exact_metrics(faulty)[:4] == read_exact_metrics(whole)[:4]
+    for row, expected in list(zip(read_metrics(faulty), read_metrics(whole), strict=True))[:6]:
         assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
         assert float(row["grad_norm"]) == pytest.approx(float(expected["grad_norm"]), rel=1e-4)
     lines = [line for path in folder.glob("stderr.*") for line in path.read_text().splitlines()]
@@ -50,15 +50,15 @@ def test_a_pack_that_does_not_fit_is_halved_and_nothing_else_changes(folder):
 
 def test_an_infinite_value_on_one_rank_stops_the_step_on_both(folder):
     assert weights_agree(folder / "faulty")
-    assert [int(row["skipped"]) for row in metrics(folder / "faulty")] == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert [int(row["skipped"]) for row in read_metrics(folder / "faulty")] == [0, 0, 0, 0, 0, 0, 1, 1]
     (incident,) = [json.loads(line) for line in (folder / "faulty/incidents.jsonl").read_text().splitlines()]
     assert incident["step"] == 6
 
 
 def test_sizes_that_did_not_fit_are_remembered(tmp_path, capfd):
-    train(f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
+    train_with_faults(f"run_dir={tmp_path}/run", "oom=0,0,2", "curriculum.stages.smoke.rows=[50,50]",
           "curriculum.stages.smoke.features=[4,4]", "trainer.max_steps=4")  # fmt: skip
     halved = [line for line in capfd.readouterr().err.splitlines() if "did not fit" in line]
     assert len(halved) <= 4  # of 8 tables, then 4 and 2; once more where a column was constant
     with pytest.raises(torch.OutOfMemoryError, match=r"a table of \d+ rows and \d+ features \(step 0\) does not fit"):
-        train(f"run_dir={tmp_path}/none", "oom=0,0,1")
+        train_with_faults(f"run_dir={tmp_path}/none", "oom=0,0,1")

@@ -4,11 +4,18 @@ import signal
 from pathlib import Path
 
 import pytest
-import short_runs
-from faults import train
-from forked import exit_code, run_ranks, start
+from faults import train_with_faults
+from forked import run_ranks, start_process, wait_for_exit_code
 from kills import arm
-from runs import assert_same_end, assert_same_state, exact, last, metrics
+from training_runs import (
+    THREE_STAGES,
+    assert_same_end,
+    assert_same_state,
+    last_checkpoint,
+    read_exact_metrics,
+    read_metrics,
+    train_short_run,
+)
 
 from tabicl_train import training
 from tabicl_train.config.compose import compose
@@ -26,7 +33,7 @@ def tables(run_dir: Path) -> set[str]:
 
 
 KILLED = [  # two stages of 6 steps, validated
-    *short_runs.STAGES, "trainer.max_steps=12", "checkpoint.keep=2", "averages.ema=0.9", "validation.every=4",
+    *THREE_STAGES, "trainer.max_steps=12", "checkpoint.keep=2", "averages.ema=0.9", "validation.every=4",
     "validation.best=synthetic", "validation.rows=[40]", "validation.tables=4", "validation.features=[2,4]",
     "validation.real_rows=0",
 ]  # fmt: skip
@@ -46,14 +53,14 @@ def train_and_die(point: str, config: RunConfig) -> None:
 def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
     """In the middle of files that it writes; with another number of workers each time."""
     whole, torn = tmp_path / "whole", tmp_path / "torn"
-    assert short_runs.run(whole, settings=KILLED) == "finished"
+    assert train_short_run(whole, settings=KILLED) == "finished"
     for workers, point in enumerate(KILLS):
         config = compose([*KILLED, f"run_dir={torn}", f"stream.num_workers={workers % 3}"])
-        assert exit_code(start(train_and_die, point, config)) == -signal.SIGKILL, point
+        assert wait_for_exit_code(start_process(train_and_die, point, config)) == -signal.SIGKILL, point
     assert read_status(torn)["status"] == "killed"
-    assert short_runs.run(torn, settings=KILLED) == "finished"
+    assert train_short_run(torn, settings=KILLED) == "finished"
     assert_same_end(torn, whole)
-    assert_same_state(last(torn)["callbacks"]["Averages"], last(whole)["callbacks"]["Averages"])
+    assert_same_state(last_checkpoint(torn)["callbacks"]["Averages"], last_checkpoint(whole)["callbacks"]["Averages"])
     for name in ("scaling.csv", "validation.csv"):
         assert (torn / name).read_bytes() == (whole / name).read_bytes(), name
     names = [sorted(path.name for path in (run_dir / "checkpoints").iterdir()) for run_dir in (torn, whole)]
@@ -64,15 +71,17 @@ def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
 def folder(tmp_path_factory) -> Path:
     """An undisturbed run of one process."""
     folder = tmp_path_factory.mktemp("resume")
-    train(PACKS, f"run_dir={folder}/whole")
+    train_with_faults(PACKS, f"run_dir={folder}/whole")
     return folder
 
 
 def test_a_stop_signal_changes_no_bit(folder):
     settings = [PACKS, f"run_dir={folder}/stopped"]
-    assert train(*settings, f"signal=0,5,{signal.SIGTERM:d}") == "preempted"
-    assert read_status(folder / "stopped")["step"] == last(folder / "stopped")["global_step"] == 6  # the step is done
-    assert train(*settings) == "finished"
+    assert train_with_faults(*settings, f"signal=0,5,{signal.SIGTERM:d}") == "preempted"
+    assert (
+        read_status(folder / "stopped")["step"] == last_checkpoint(folder / "stopped")["global_step"] == 6
+    )  # the step is done
+    assert train_with_faults(*settings) == "finished"
     assert_same_end(folder / "stopped", folder / "whole")
     assert (folder / "stopped/scaling.csv").read_text() == (folder / "whole/scaling.csv").read_text()
     assert tables(folder / "stopped") == tables(folder / "whole")
@@ -82,15 +91,15 @@ def test_other_numbers_of_ranks_change_no_more_than_the_order_of_sums(folder):
     """Three ranks have unequal shares of a step of eight tables; a damaged checkpoint sends all further back."""
     run_dir, whole = folder / "ranks", folder / "whole"
     settings = [PACKS, f"run_dir={run_dir}"]
-    assert train(*settings, "trainer.max_steps=4") == "finished"
+    assert train_with_faults(*settings, "trainer.max_steps=4") == "finished"
     saved(run_dir / "checkpoints")[-1].write_bytes(b"cut off")
-    codes = run_ranks(train, *settings, "stream.num_workers=0", folder=folder, size=3)
+    codes = run_ranks(train_with_faults, *settings, "stream.num_workers=0", folder=folder, size=3)
     stderr = (folder / "stderr.0").read_text()
     assert codes == [0, 0, 0], stderr
     assert "step-00000004.ckpt is not a checkpoint" in stderr and "resumed at step 2" in stderr
-    assert last(run_dir)["run"]["ranks"] == 3
+    assert last_checkpoint(run_dir)["run"]["ranks"] == 3
     assert tables(run_dir) == tables(whole) and len(tables(whole)) == STEPS * 8
-    assert [step for step, *_ in exact(run_dir)] == [str(step + 1) for step in range(STEPS)]
-    for row, expected in zip(metrics(run_dir), metrics(whole), strict=True):
+    assert [step for step, *_ in read_exact_metrics(run_dir)] == [str(step + 1) for step in range(STEPS)]
+    for row, expected in zip(read_metrics(run_dir), read_metrics(whole), strict=True):
         assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
         assert float(row["grad_norm"]) == pytest.approx(float(expected["grad_norm"]), rel=1e-3)

@@ -4,9 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
-import short_runs
 import torch
-from runs import metrics
+from training_runs import SHORT_RUN, read_metrics, train_short_run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import build_prior
@@ -39,9 +38,9 @@ class Initial:
 def run_dir(tmp_path_factory) -> Path:
     """Three steps without an EMA, then one with it, then the others."""
     run_dir, initial = tmp_path_factory.mktemp("trajectory") / "run", Initial()
-    short_runs.run(run_dir, *SETTINGS, "averages.ema=0", "trainer.max_steps=3", callbacks=(initial,))
-    short_runs.run(run_dir, *SETTINGS, "trainer.max_steps=4")
-    short_runs.run(run_dir, *SETTINGS)
+    train_short_run(run_dir, *SETTINGS, "averages.ema=0", "trainer.max_steps=3", callbacks=(initial,))
+    train_short_run(run_dir, *SETTINGS, "trainer.max_steps=4")
+    train_short_run(run_dir, *SETTINGS)
     torch.save(initial.weights, run_dir / "initial")
     return run_dir
 
@@ -59,7 +58,7 @@ def assert_near(weights: dict, expected: dict) -> None:
 
 
 def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
-    config = compose([*short_runs.SETTINGS, *SETTINGS])
+    config = compose([*SHORT_RUN, *SETTINGS])
     network = family_of(config.model)(config.model)
     network.load_state_dict(torch.load(run_dir / "initial"))
     trained = [p for p in network.parameters() if p.requires_grad]
@@ -67,7 +66,7 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-3)
     stream = StepStream(build_prior(config.prior), config.curriculum, config.model, 0, range(7))
     ema, points, norms = {}, [], []
-    for item, rate, row in zip(stream, RATES, metrics(run_dir), strict=True):
+    for item, rate, row in zip(stream, RATES, read_metrics(run_dir), strict=True):
         for group, decay in zip(optimizer.param_groups, (DECAYS[item.stage], 0.0), strict=True):
             group |= {"lr": rate, "weight_decay": decay}
         loss = sum(query_losses(network, pack).sum() for pack in item.packs) / 4

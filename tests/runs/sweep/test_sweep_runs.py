@@ -14,8 +14,8 @@ import waiting
 from command_line import command
 from html_page import Page
 from optuna.trial import TrialState
-from runs import metrics
 from scipy import stats
+from training_runs import read_metrics
 
 from tabicl_train.run_dir.status import is_in_use, read_status
 from tabicl_train.sweep import jobs
@@ -47,7 +47,7 @@ def controller(tmp_path):
 
     def start(*arguments: str, stderr: str = "stderr"):
         (tmp_path / stderr).touch()
-        started.append(forked.start(stand_in.controller, *arguments, stderr=tmp_path / stderr))
+        started.append(forked.start_process(stand_in.controller, *arguments, stderr=tmp_path / stderr))
         return started[-1]
 
     yield start
@@ -138,7 +138,7 @@ def test_a_killed_run_is_continued_once(tmp_path, controller):
         for run in (first, second)[number - 1 :]:
             os.kill(int((run / "starts").read_text().split()[-1]), signal.SIGKILL)
     (tmp_path / "hold-0").unlink()
-    assert forked.exit_code(process) == 1 and set(starts(tmp_path).values()) == {2}
+    assert forked.wait_for_exit_code(process) == 1 and set(starts(tmp_path).values()) == {2}
     assert [read_status(run)["status"] for run in (first, second)] == ["finished", "killed"]
     assert results(tmp_path)[0]["status"] == "finished"
     (trial,) = load_study(tmp_path).get_trials()
@@ -161,7 +161,7 @@ def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_r
     waiting.until(lambda: (tmp_path / "stderr.2").read_text().count("adopt ") == 2, "both runs are adopted")
     for seed in (0, 1):
         (tmp_path / f"hold-{seed}").unlink()
-    assert forked.exit_code(process) == 0
+    assert forked.wait_for_exit_code(process) == 0
     assert set(starts(tmp_path).values()) == {1} and len(Sweep(tmp_path).ranked) == 2
 
 
@@ -175,7 +175,7 @@ def test_a_stop_signal_stops_adopted_runs_too_and_the_same_command_goes_on(tmp_p
     process = controller(*sweep, stderr="stderr.2")
     waiting.until(lambda: (tmp_path / "stderr.2").read_text().count("adopt ") == 2, "both runs are adopted")
     os.kill(process.pid, signal.SIGTERM)
-    assert forked.exit_code(process) == 75
+    assert forked.wait_for_exit_code(process) == 75
     assert [read_status(run)["status"] for run in tmp_path.glob("*_seed-0")] == ["preempted"] * 2
     assert "the same command continues it: tabicl-sweep experiment=smoke" in (tmp_path / "stderr.2").read_text()
     (tmp_path / "hold-0").unlink()
@@ -212,4 +212,4 @@ def test_a_sweep_of_real_runs(tmp_path, monkeypatch):
     )
     assert result.returncode == 0, result.stderr
     assert [row["status"] for row in results(tmp_path / "sweep")] == ["finished"] * 2
-    assert {len(metrics(run)) for run in (tmp_path / "sweep").glob("*_seed-0")} == {2}
+    assert {len(read_metrics(run)) for run in (tmp_path / "sweep").glob("*_seed-0")} == {2}

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import last, metrics
-from short_runs import REWIND, SETTINGS, STAGES, Poison, Ruin, module_of, run
+from training_runs import REWIND, SHORT_RUN, THREE_STAGES, Poison, Ruin, last_checkpoint, read_metrics, train_short_run
 
 from tabicl_train import module, register
 from tabicl_train.callbacks import guard as guard_module
@@ -25,6 +24,7 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records
+from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepStream
 from tabicl_train.weights import resolve
 
@@ -52,7 +52,7 @@ def incidents(run_dir: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
-    return compose([*SETTINGS, "curriculum.stages.smoke.steps=1000"])
+    return compose([*SHORT_RUN, "curriculum.stages.smoke.steps=1000"])
 
 
 def watch(config: RunConfig, folder: Path, every: int = 1, **limits) -> Guard:
@@ -85,20 +85,20 @@ FINE, BAD = (1.0, 1.0), (math.nan, math.nan)
 def test_steps_that_are_not_finite_change_nothing_and_are_recorded(tmp_path):
     run_dir = tmp_path / "a run"
     poison = Poison({0, 5, 7})
-    run(run_dir, "trainer.log_every=7", "trainer.max_steps=10", callbacks=(poison,))
+    train_short_run(run_dir, "trainer.log_every=7", "trainer.max_steps=10", callbacks=(poison,))
     unchanged = [
         i for i, (a, b) in enumerate(zip(poison.states, poison.states[1:], strict=False), 1)
         if all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     ]  # fmt: skip
     assert unchanged == [5, 7]
     assert all(torch.isfinite(v).all() for v in poison.states[-1])
-    assert {int(row["skipped"]) for row in metrics(run_dir) if int(row["step"]) > 8} == {3}
+    assert {int(row["skipped"]) for row in read_metrics(run_dir) if int(row["step"]) > 8} == {3}
     lines = incidents(run_dir)
     assert [(line["step"], line["seed"], line["stage"]) for line in lines] == [(s, 0, "smoke") for s in (0, 5, 7)]
     assert lines[0]["loss"] == "nan" and lines[0]["reason"] == "the loss is not finite"
     assert sorted(i for b in lines[1]["groups"] for i in b["tables"]) == list(range(8))
     assert shlex.split(lines[1]["replay"]) == ["tabicl-replay", f"run_dir={run_dir}", "step=5"]
-    state = last(run_dir)["optimizer_states"][0]["state"].values()
+    state = last_checkpoint(run_dir)["optimizer_states"][0]["state"].values()
     assert {int(s["taken"]) for s in state if "taken" in s} == {7}
     saved = read(run_dir / "checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
     assert saved["callbacks"]["Guard"]["in_a_row"] == 1
@@ -120,11 +120,11 @@ def test_loss_or_gradient_alone_is_enough(what, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "query_losses", poisoned)
     poison = Poison(set())
-    run(tmp_path / "run", "trainer.max_steps=2", callbacks=(poison,))
+    train_short_run(tmp_path / "run", "trainer.max_steps=2", callbacks=(poison,))
     (incident,) = incidents(tmp_path / "run")
     assert incident["step"] == 0 and incident["reason"] == f"the {what} is not finite"
     first, second = poison.states
-    weights = len(last(tmp_path / "run")["callbacks"]["Averages"]["ema"])
+    weights = len(last_checkpoint(tmp_path / "run")["callbacks"]["Averages"]["ema"])
     assert not any(v.any() for v in first[weights:])  # momenta and counts of steps
     assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -170,17 +170,17 @@ def test_a_loss_above_the_limit_warns_once_or_stops(config, tmp_path, capsys):
 
 
 def test_a_runaway_multiplier_counts_only_while_the_loss_is_high(config, tmp_path):
-    model = module_of(config).model
+    model = untrained_module(config).model
     limits = {"after": 0, "loss": 100.0, "multiplier": 0.001, "action": "stop"}
     feed(watch(config, tmp_path, **limits, multiplier_loss=50.0), FINE, model=model)
-    averaging = module_of(compose([*SETTINGS, "model.icl_scaling=ssa"])).model  # its b is no such multiplier
+    averaging = untrained_module(compose([*SHORT_RUN, "model.icl_scaling=ssa"])).model  # its b is no such multiplier
     feed(watch(config, tmp_path, **limits), FINE, model=averaging)
     with pytest.raises(Diverged, match=r"the multiplier of icl\.0 at 512 labeled rows is .* above guard\.multiplier="):
         feed(watch(config, tmp_path, **limits), FINE, model=model)
 
 
 def test_a_runaway_multiplier_of_a_column_block_is_noticed_and_named(config, tmp_path):
-    model = module_of(config).model
+    model = untrained_module(config).model
     limits = {"after": 0, "loss": 100.0, "action": "stop"}
     feed(watch(config, tmp_path, **limits), FINE, model=model)
     with torch.no_grad():
@@ -233,7 +233,7 @@ def pretend_to_have_saved(config: RunConfig, folder: Path, states: dict[int, dic
 )
 def test_a_rewind_goes_back_to_the_newest_good_checkpoint(states, abandoned, chosen, config, tmp_path):
     limits = {"multiplier": 0.001} if abandoned == ["multiplier"] else {}
-    model = module_of(config).model
+    model = untrained_module(config).model
     pretend_to_have_saved(config, tmp_path, states, model)
     guard = watch(config, tmp_path, **limits)
     guard.abandoned = [] if limits else abandoned
@@ -250,7 +250,7 @@ def short_memory(monkeypatch):
 def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
     settings = (*REWIND, "trainer.precision=fp16")
     after = Look(10)
-    run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
+    train_short_run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr
     good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")
@@ -263,11 +263,11 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, ca
     for name, value in good["callbacks"]["Averages"]["ema"].items():
         expected = decay * value + (1 - decay) * good["state_dict"][f"model.{name}"]
         torch.testing.assert_close(after.ema[name], expected, rtol=1e-5, atol=1e-7)
-    assert max(float(row["loss"]) for row in metrics(tmp_path / "run")[10:]) < 4
-    assert len(metrics(tmp_path / "run")) == 16
+    assert max(float(row["loss"]) for row in read_metrics(tmp_path / "run")[10:]) < 4
+    assert len(read_metrics(tmp_path / "run")) == 16
     (incident,) = incidents(tmp_path / "run")
     assert incident["step"] == 9 and incident["action"] == "rewind" and incident["back_to"] == 8
-    state = last(tmp_path / "run")["callbacks"]["Guard"]
+    state = last_checkpoint(tmp_path / "run")["callbacks"]["Guard"]
     assert state["abandoned"] == [[8, 10]] and state["average"] < 4
 
 
@@ -285,8 +285,8 @@ def test_a_rewind_across_the_boundary_of_stages_has_the_optimizer_of_its_stage(
     monkeypatch.setattr(guard_module, "HORIZON", ruined + 1 - good)
     look, after = Look(ruined + 1), Look(ruined + 2)
     steps = f"trainer.max_steps={ruined + 3}"
-    run(tmp_path / "run", *REWIND, steps, callbacks=(Ruin(ruined), look, after), settings=STAGES)
-    assert last(tmp_path / "run")["callbacks"]["Guard"]["abandoned"] == [[good, ruined + 1]]
+    train_short_run(tmp_path / "run", *REWIND, steps, callbacks=(Ruin(ruined), look, after), settings=THREE_STAGES)
+    assert last_checkpoint(tmp_path / "run")["callbacks"]["Guard"]["abandoned"] == [[good, ruined + 1]]
     assert {int(s["taken"]) for s in look.optimizer.values() if "taken" in s} == counts
     kept = 0 if ruined == 5 else max(counts, default=0)
     assert {int(s["taken"]) for s in after.optimizer.values() if "taken" in s} == {kept + 1}

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from runs import read
+from training_runs import read_rows
 
 from tabicl_train.callbacks.tensorboard_logger import TensorBoardLogger
 from tabicl_train.callbacks.wandb_logger import WandbLogger
@@ -155,13 +155,13 @@ def test_a_run_logs_what_its_files_hold(tmp_path):
         f"run_dir={tmp_path}",
     ]))  # fmt: skip
     found = curves(tmp_path)
-    layer = [row for row in read(tmp_path / "scaling.csv") if row["layer"] == "icl.0"]
+    layer = [row for row in read_rows(tmp_path / "scaling.csv") if row["layer"] == "icl.0"]
     for name, rows, column in (
-        ("loss", read(tmp_path / "metrics.csv"), "loss"),
-        ("lr", read(tmp_path / "metrics.csv"), "lr"),
+        ("loss", read_rows(tmp_path / "metrics.csv"), "loss"),
+        ("lr", read_rows(tmp_path / "metrics.csv"), "lr"),
         ("multiplier/icl.0", layer, "at_largest"),
-        ("validation/synthetic_40/accuracy", read(tmp_path / "validation.csv"), "accuracy"),
-        ("validation/mean/synthetic", read(tmp_path / "validation.csv"), "loss"),
+        ("validation/synthetic_40/accuracy", read_rows(tmp_path / "validation.csv"), "accuracy"),
+        ("validation/mean/synthetic", read_rows(tmp_path / "validation.csv"), "loss"),
     ):
         points = [(int(row["step"]), pytest.approx(float(row[column]), rel=1e-6)) for row in rows]
         assert found[name] == points and points  # event files hold single precision

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runs import read
 from tqdm import tqdm
+from training_runs import read_rows
 
 from tabicl_train import training
 from tabicl_train.callbacks import metrics
@@ -137,7 +137,7 @@ def scaling_rows(run_dir: Path, *overrides: str) -> list[dict]:
         "experiment=smoke", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", f"run_dir={run_dir}",
         "trainer.max_steps=4", "trainer.log_every=2", "curriculum.stages.smoke.learning_rate=0.03", *overrides,
     ]))  # fmt: skip
-    return read(run_dir / "scaling.csv")
+    return read_rows(run_dir / "scaling.csv")
 
 
 def test_rows_hold_multiplier_and_gate_of_every_layer(tmp_path):

@@ -2,6 +2,7 @@ import dataclasses
 from unittest import mock
 
 import pytest
+from configurations import list_experiments
 
 import priors
 from tabicl_train.config import compose as composing
@@ -87,7 +88,7 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=own", "model.embed_dm=3", "curriculum.stages.only.steps=4"], **option)
     assert caught.value.problems == ["model.embed_dm: no such setting; did you mean model.embed_dim?"]
-    with pytest.raises(ConfigError, match="demo_regression, fine_tune, linear_functions, mini, mini_regression, own"):
+    with pytest.raises(ConfigError, match=list_experiments("own")):
         compose(["experiment=ow"], **option)
     with pytest.raises(ConfigError, match="--config-dir is 'nowhere'; there is no such folder"):
         compose([], "nowhere")

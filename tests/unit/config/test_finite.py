@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from problems import problems
+from configurations import problems
 
 import priors
 from tabicl_train import register

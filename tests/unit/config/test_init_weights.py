@@ -2,7 +2,6 @@ import dataclasses
 
 import pytest
 import torch
-from short_runs import module_of
 
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
@@ -10,6 +9,7 @@ from tabicl_train.prediction.export import export
 from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.resume import initial_weights
+from tabicl_train.state import untrained_module
 
 
 def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_path):
@@ -20,7 +20,7 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(tmp_
         content = {
             "global_step": step,
             "config": dataclasses.asdict(config),
-            "state_dict": module_of(config).state_dict(),
+            "state_dict": untrained_module(config).state_dict(),
         }
         torch.save(content, tmp_path / f"run/checkpoints/step-0000000{step}.ckpt")
     export(str(tmp_path / "run"), str(tmp_path / "public.ckpt"))

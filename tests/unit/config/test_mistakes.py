@@ -1,7 +1,7 @@
-import own_tables
 import pytest
 from command_line import exit_code
-from problems import problems
+from configurations import list_experiments, problems
+from table_files import build_frame
 
 from tabicl_train.config.compose import Composer, compose
 from tabicl_train.errors import ConfigError
@@ -140,9 +140,7 @@ def test_a_wrong_choice_brings_no_false_problems():
     assert problems(
         "experiment=nope", "curriculum.stages.demo.steps=4", "prior.causal=true", "trainer.devices=99", "model.embed=3"
     ) == [
-        "experiment=nope: there is no such choice; there are base, demo, demo_long, demo_regression, fine_tune, "
-        "linear_functions, mini, mini_regression, own_tables, quantifiers, smoke, tabicl_v1, "
-        "tabicl_v2, tabicl_v2_pilot, tabicl_v2_published, tabicl_v2_regression",
+        f"experiment=nope: there is no such choice; there are {list_experiments()}",
         "model.embed: no such setting; did you mean model.embed_dim?",
     ]
 
@@ -170,7 +168,7 @@ def test_a_sweep_without_settings_does_not_start_the_default_run(command, tmp_pa
 
 
 def test_a_run_does_not_write_its_records_among_the_tables_it_reads(tmp_path, monkeypatch, capfd):
-    own_tables.frame(0, 200).to_csv(tmp_path / "metrics.csv", index=False)
+    build_frame(0, 200).to_csv(tmp_path / "metrics.csv", index=False)
     before = (tmp_path / "metrics.csv").read_bytes()
     settings = ["experiment=smoke", "prior=tables", f"prior.folder={tmp_path}", "validation.every=0"]
     sides = ["prior.validation_fraction=0", "prior.test_fraction=0"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command_line import command
-from problems import problems
+from configurations import problems
 
 from priors import TableSpec
 from tabicl_train.config.compose import compose

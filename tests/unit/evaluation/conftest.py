@@ -1,7 +1,7 @@
 """Weights that tests of evaluations score."""
 
 import pytest
-from tiny_network import TINY, tiny_network
+from networks import TINY, tiny_network
 
 from tabicl_train.prediction.export import save_public
 

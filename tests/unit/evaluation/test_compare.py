@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import command
-from tiny_network import TINY, TINY_REGRESSOR, tiny_network
+from networks import TINY, TINY_REGRESSOR, tiny_network
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import arms as evaluated_arms

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from command_line import command
+from networks import TINY, TINY_REGRESSOR, tiny_network
 from sklearn.datasets import load_diabetes
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import Ridge
@@ -20,7 +21,6 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tiny_network import TINY, TINY_REGRESSOR, tiny_network
 
 from tabicl_train import TabICLClassifier, TabICLRegressor, outputs
 from tabicl_train.config.options import EvaluateOptions

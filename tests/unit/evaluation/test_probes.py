@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tiny_network import TINY, TINY_REGRESSOR, tiny_network
+from networks import TINY, TINY_REGRESSOR, tiny_network
 
 from tabicl_train.callbacks.scores import probe_tasks, score_probe
 from tabicl_train.config.options import EvaluateOptions

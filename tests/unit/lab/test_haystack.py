@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_networks import SMALL, draw, randomize, small_network
+from networks import SMALL, draw_batch, randomize, small_network
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.haystack import EVEN
@@ -47,7 +47,7 @@ def gated(random: bool, **options) -> OutputGate:
 @torch.no_grad()
 def test_gates_of_outputs_start_at_one_and_multiply_the_output_of_each_head():
     network = gated(random=True)
-    X, y_train, y_query = draw(1, 30, 4, 20)
+    X, y_train, y_query = draw_batch(1, 30, 4, 20)
     pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], 20)])
     weights = network.state_dict()
     plain = small_network(icl_scaling="ssmax_mlp_elementwise").eval()
@@ -85,7 +85,7 @@ def test_a_network_that_starts_at_identity_is_plain_softmax_before_training():
     weights = {name: weight for name, weight in network.state_dict().items() if "ssmax" not in name}
     plain = small_network(col_scaling="none", icl_scaling="none").eval()
     plain.load_state_dict(weights)
-    X, y_train, y_query = draw(1, 30, 4, 20)
+    X, y_train, y_query = draw_batch(1, 30, 4, 20)
     pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], 20)])
     torch.testing.assert_close(network(pack), plain(pack), rtol=0, atol=1e-5)
     (problem,) = IdentityStartConfig(**{**SMALL, "col_scaling": "none", "icl_scaling": "ssmax"}).problems()

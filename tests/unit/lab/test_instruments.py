@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small_networks import draw, small_network
+from networks import draw_batch, small_network
 
 from tabicl_train import register
 from tabicl_train.lab.instruments import measure, multipliers, shape, sites
@@ -45,7 +45,7 @@ def test_the_logits_lead_to_the_output_of_the_layer(rule):
 
 
 def predictor(network):
-    X, y_train, y_query = draw(1, N, M, n)
+    X, y_train, y_query = draw_batch(1, N, M, n)
     pack = Pack.of([(X[0], torch.cat([y_train, y_query], 1)[0], n)])
     return lambda: network(pack)
 

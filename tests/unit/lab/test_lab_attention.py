@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import command
+from networks import small_network
 from scipy.special import erf
-from small_networks import small_network
 
 from tabicl_train import TabICLClassifier, register
 from tabicl_train.lab import attention as lab_attention

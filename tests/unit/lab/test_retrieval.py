@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import SMALL, draw, randomize
+from networks import SMALL, draw_batch, randomize
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train import TabICLClassifier
@@ -123,7 +123,7 @@ def test_gradients_reach_all_weights_and_muon_takes_the_projections():
 @torch.no_grad()
 def test_an_estimator_predicts_what_was_trained():
     built = network()
-    X, y, _ = draw(1, 40, 4, 30)
+    X, y, _ = draw_batch(1, 40, 4, 30)
     X, y = X[0], y[0]
     X = (X - X[:30].mean(0)) / X[:30].std(0, correction=0)  # as the estimator does
     estimator = TabICLClassifier(built, n_estimators=1, norm_methods="none").fit(X[:30].numpy(), y.numpy())
@@ -204,7 +204,7 @@ def test_the_preset_is_that_of_demo():
 
 
 def test_layers_whose_keys_are_more_than_the_labeled_rows_are_not_named():
-    X, y, _ = draw(1, 20, 5, 12)
+    X, y, _ = draw_batch(1, 20, 5, 12)
     assert [name for name in attention_weights(network(), X[0], y[0]) if name.startswith("icl")] == []
     assert attention_weights(network(thinking_rows=0), X[0], y[0])["icl.1"].shape == (4, 8, 12)
 

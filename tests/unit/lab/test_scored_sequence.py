@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_networks import randomize
+from networks import randomize
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.linear import bound

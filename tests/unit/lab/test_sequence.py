@@ -6,7 +6,7 @@ from dataclasses import replace
 import averaging_flops  # noqa: F401  # formulas for the counter
 import pytest
 import torch
-from small_networks import randomize
+from networks import randomize
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import draw, logits_of, peer_of, randomize, small_network
+from networks import draw_batch, forward_batch, package_network, randomize, small_network
 from torch import nn
 
 from tabicl_train import register
@@ -15,7 +15,7 @@ V1 = {name: getattr(TabICLConfig.v1(), name) for name in (
 )}  # fmt: skip
 
 
-def run(network, X, y_train, y_query, compute=logits_of):
+def logits_and_gradients(network, X, y_train, y_query, compute=forward_batch):
     X = X.clone().requires_grad_()
     logits = compute(network, X, y_train)
     if y_query.is_floating_point():
@@ -29,8 +29,8 @@ def run(network, X, y_train, y_query, compute=logits_of):
 
 
 def assert_agreement(network, batch):
-    logits, gradients = run(network.train(), *batch)
-    peer_logits, peer_gradients = run(peer_of(network), *batch, compute=nn.Module.__call__)
+    logits, gradients = logits_and_gradients(network.train(), *batch)
+    peer_logits, peer_gradients = logits_and_gradients(package_network(network), *batch, compute=nn.Module.__call__)
     assert (logits - peer_logits).abs().max() < 1e-5
     assert gradients.keys() == peer_gradients.keys()
     for name, expected in peer_gradients.items():
@@ -42,7 +42,7 @@ def assert_agreement(network, batch):
 
 @pytest.mark.parametrize("rule", [name for name, rule in register.scaling.items() if rule.public])
 def test_scaling_rules(rule):
-    assert_agreement(small_network(col_scaling=rule, icl_scaling=rule), draw(2, 24, 5, 15))
+    assert_agreement(small_network(col_scaling=rule, icl_scaling=rule), draw_batch(2, 24, 5, 15))
 
 
 @pytest.mark.parametrize("M", [1, 3, 30])
@@ -59,13 +59,13 @@ def test_scaling_rules(rule):
     ids=["none", "circular", "circular-4", "disjoint", "disjoint-2", "v1"],
 )
 def test_features_and_groupings(options, M):
-    assert_agreement(small_network(**options), draw(2, 20, M, 12))
+    assert_agreement(small_network(**options), draw_batch(2, 20, M, 12))
 
 
 @pytest.mark.parametrize("B, N, n", [(1, 2, 1), (3, 17, 16), (1, 300, 250)])
 @pytest.mark.parametrize("options", [{}, V1], ids=["v2", "v1"])
 def test_rows_and_splits(options, B, N, n):
-    assert_agreement(small_network(**options), draw(B, N, 4, n))
+    assert_agreement(small_network(**options), draw_batch(B, N, 4, n))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_rows_and_splits(options, B, N, n):
     ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items() if k not in V1 or len(options) == 1),
 )
 def test_other_options(options):
-    assert_agreement(small_network(**options), draw(2, 20, 6, 13, classes=options.get("max_classes", 10)))
+    assert_agreement(small_network(**options), draw_batch(2, 20, 6, 13, classes=options.get("max_classes", 10)))
 
 
 REGRESSION = TabICLConfig(max_classes=0, bias_free_ln=True)
@@ -100,12 +100,12 @@ def test_full_size(config):
     torch.manual_seed(0)
     network = TabICL(config)
     randomize(network)
-    X, y_train, _ = draw(1, 30, 5, 20, classes=config.max_classes)
-    peer = peer_of(network)  # loads the weights, so names and shapes are the same
+    X, y_train, _ = draw_batch(1, 30, 5, 20, classes=config.max_classes)
+    peer = package_network(network)  # loads the weights, so names and shapes are the same
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
     assert frozen == [name for name, p in peer.named_parameters() if not p.requires_grad]
     with torch.no_grad():
-        difference = (logits_of(network, X, y_train) - peer(X, y_train)).abs().max()
+        difference = (forward_batch(network, X, y_train) - peer(X, y_train)).abs().max()
     assert difference < 1e-4  # logits of these 27 M random weights are an order larger than those of the small networks
 
 

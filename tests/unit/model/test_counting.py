@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dense_network import Tiny, TinyConfig
-from small_networks import small_network
+from networks import small_network
 from torch import nn
 
 from tabicl_train.model import TabICL

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 import torch
-from short_runs import module_of
 from torch import Tensor, nn
 
 from tabicl_train import register
@@ -20,6 +19,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
 from tabicl_train.planning import run_plan
 from tabicl_train.prediction.export import load_network, save_public
+from tabicl_train.state import untrained_module
 from tabicl_train.training import train
 
 
@@ -109,7 +109,7 @@ def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
 def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
     config = replace(smoke, model=LineConfig())
-    module = module_of(config)
+    module = untrained_module(config)
     stage = replace(config.curriculum.stages["smoke"], frozen=["column"])
     assert len(module.gradients_of(stage).parameters) == 2
     X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))

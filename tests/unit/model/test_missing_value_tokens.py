@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from small_networks import draw, logits_of, small_network
+from networks import draw_batch, forward_batch, small_network
 
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack, column_layout, log_counts
@@ -19,7 +19,7 @@ kinds = pytest.mark.parametrize("options", [{}, V1, DISJOINT, NUMBERS], ids=["v2
 
 def with_gaps(B: int, N: int, M: int, n: int, **options):
     """draw, with 30 % of the cells missing, and which ones."""
-    X, *y = draw(B, N, M, n, **options)
+    X, *y = draw_batch(B, N, M, n, **options)
     gaps = torch.rand(X.shape, generator=torch.Generator().manual_seed(2)) < 0.3
     return X.masked_fill(gaps, torch.nan), gaps, *y
 
@@ -39,7 +39,7 @@ def test_a_new_token_is_the_mean_of_a_standardized_column(options, N, M, n):
     network = small_network(**options)
     X, _, y, _ = with_gaps(2, N, M, n, classes=network.config.max_classes)
     with torch.no_grad():
-        found, expected = logits_of(seeing(network), X, y), logits_of(network, X.nan_to_num(0.0), y)
+        found, expected = forward_batch(seeing(network), X, y), forward_batch(network, X.nan_to_num(0.0), y)
     if options is V1:  # a product of one number and one weight is rounded otherwise than a sum of two products
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     else:
@@ -84,12 +84,12 @@ def test_which_cells_are_missing_matters_and_their_rows_order_does_not(options):
     query = X.clone()
     query[0, 15] = torch.nan
     with torch.no_grad():
-        found = logits_of(network, X, y)
-        torch.testing.assert_close(logits_of(network, permuted, y[:, order]), found, rtol=0, atol=1e-5)
+        found = forward_batch(network, X, y)
+        torch.testing.assert_close(forward_batch(network, permuted, y[:, order]), found, rtol=0, atol=1e-5)
         values = X.nan_to_num(0.0)
         for other in (values, values.masked_fill(gaps.roll(1, 2), torch.nan)):
-            assert (logits_of(network, other, y) - found).abs().max() > 1e-2
-        difference = (logits_of(network, query, y) - found).abs().amax(-1)[0]  # of the query rows
+            assert (forward_batch(network, other, y) - found).abs().max() > 1e-2
+        difference = (forward_batch(network, query, y) - found).abs().amax(-1)[0]  # of the query rows
     assert difference[3] > 1e-3
     difference[3] = 0
     assert difference.max() == 0  # a query row does not see the gaps of another

@@ -6,7 +6,7 @@ import averaging_flops  # noqa: F401  # formulas for the counter
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import draw, logits_of, small_network
+from networks import draw_batch, forward_batch, small_network
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.model import TabICL, TabICLConfig, attention
@@ -25,12 +25,12 @@ and_averaging = pytest.mark.parametrize("options", [{}, V1, SSA], ids=["v2", "v1
 @and_numbers
 def test_a_query_row_does_not_see_another(options):
     network = small_network(**options)
-    X, y_train, _ = draw(2, 20, 4, 12, classes=network.config.max_classes)
+    X, y_train, _ = draw_batch(2, 20, 4, 12, classes=network.config.max_classes)
     changed = X.clone()
     changed[0, 15] += 1.0  # the fourth query row of the first table
     with torch.no_grad():
         difference = (
-            (logits_of(network, X, y_train) - logits_of(network, changed, y_train)).abs().amax(-1)
+            (forward_batch(network, X, y_train) - forward_batch(network, changed, y_train)).abs().amax(-1)
         )  # (B, n_query)
     assert difference[0, 3] > 1e-3
     difference[0, 3] = 0
@@ -40,13 +40,13 @@ def test_a_query_row_does_not_see_another(options):
 @and_numbers
 def test_order_of_labeled_rows_does_not_matter_but_their_labels_do(options):
     network = small_network(**options)
-    X, y_train, _ = draw(2, 20, 4, 12, classes=network.config.max_classes)
+    X, y_train, _ = draw_batch(2, 20, 4, 12, classes=network.config.max_classes)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     permuted = torch.cat([X[:, :12][:, order], X[:, 12:]], 1)
     with torch.no_grad():
-        logits = logits_of(network, X, y_train)
-        torch.testing.assert_close(logits_of(network, permuted, y_train[:, order]), logits, rtol=0, atol=1e-5)
-        assert (logits_of(network, X, y_train[:, order]) - logits).abs().max() > 1e-2
+        logits = forward_batch(network, X, y_train)
+        torch.testing.assert_close(forward_batch(network, permuted, y_train[:, order]), logits, rtol=0, atol=1e-5)
+        assert (forward_batch(network, X, y_train[:, order]) - logits).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -84,13 +84,13 @@ def test_recomputing_activations_changes_no_bit(options, dropout, monkeypatch):
         "tabicl_train.model.attention.checkpoint",
         lambda block, *args, **kwargs: (recomputed.append(block), checkpoint(block, *args, **kwargs))[1],
     )
-    X, y_train, y_query = draw(2, 21, 4, 12)
+    X, y_train, y_query = draw_batch(2, 21, 4, 12)
     results = {}
     for threshold in (0, 20, 21):
         network = small_network(dropout=dropout, checkpoint_rows=threshold, **options).train()
         recomputed.clear()
         torch.manual_seed(5)
-        logits = logits_of(network, X, y_train)
+        logits = forward_batch(network, X, y_train)
         F.cross_entropy(logits.flatten(0, 1), y_query.flatten()).backward()
         results[threshold] = [logits, *(p.grad for p in network.parameters() if p.requires_grad)]
         assert len(recomputed) == (6 if threshold == 20 else 0)  # every block of tables with more than 20 rows
@@ -99,22 +99,22 @@ def test_recomputing_activations_changes_no_bit(options, dropout, monkeypatch):
 
 
 def test_dropout_is_off_in_evaluation():
-    X, y_train, _ = draw(1, 20, 4, 12)
+    X, y_train, _ = draw_batch(1, 20, 4, 12)
     network, without = small_network(dropout=0.5), small_network()
     with torch.no_grad():
-        assert torch.equal(logits_of(network.eval(), X, y_train), logits_of(without.eval(), X, y_train))
-        assert not torch.equal(logits_of(network.train(), X, y_train), logits_of(without.train(), X, y_train))
+        assert torch.equal(forward_batch(network.eval(), X, y_train), forward_batch(without.eval(), X, y_train))
+        assert not torch.equal(forward_batch(network.train(), X, y_train), forward_batch(without.train(), X, y_train))
 
 
 @and_averaging
 def test_bf16_autocast_is_close_to_float32(options):
     torch.manual_seed(0)
     network = TabICL(TabICLConfig(embed_dim=32, icl_num_blocks=2, **options))
-    X, y_train, _ = draw(2, 60, 5, 40)
+    X, y_train, _ = draw_batch(2, 60, 5, 40)
     with torch.no_grad():
-        exact = logits_of(network, X, y_train)
+        exact = forward_batch(network, X, y_train)
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = logits_of(network, X, y_train)
+            rounded = forward_batch(network, X, y_train)
     assert (rounded.float() - exact).norm() < 0.03 * exact.norm()
 
 
@@ -174,7 +174,7 @@ def test_losses_are_means_over_the_query_rows_of_each_table_in_fp32():
 )
 def test_wrong_input_is_refused(X, y_train, message):
     with pytest.raises(ValueError) as error:
-        logits_of(small_network(), X, y_train)
+        forward_batch(small_network(), X, y_train)
     assert message in str(error.value)
 
 

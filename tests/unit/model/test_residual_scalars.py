@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from made_run import make_run
-from runs import assert_same_end, last, run
-from small_networks import SMALL, draw, logits_of, peer_of, small_network
+from networks import SMALL, draw_batch, forward_batch, package_network, small_network
+from training_runs import assert_same_end, last_checkpoint, train_by_command, write_untrained_run
 
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.errors import ConfigError
@@ -28,8 +27,8 @@ def test_a_network_begins_as_the_one_without_factors():
         torch.manual_seed(0)
         networks.append(TabICL(TabICLConfig(**SMALL, residual_scalars=has_scalars)))
     plain, scaled = networks
-    X, y_train, _ = draw(2, 20, 5, 12)
-    assert torch.equal(logits_of(plain, X, y_train), logits_of(scaled, X, y_train))
+    X, y_train, _ = draw_batch(2, 20, 5, 12)
+    assert torch.equal(forward_batch(plain, X, y_train), forward_batch(scaled, X, y_train))
     assert not scales(plain) and len(scales(scaled)) == 2 * (2 * 2 + 2 + 2)  # two of a block, two blocks in a column's
     assert scaled.state_dict().keys() - plain.state_dict().keys() == scales(scaled).keys()
 
@@ -44,29 +43,31 @@ def test_adamw_trains_the_factors_without_decay(optimizer):
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_an_export_is_a_network_of_the_tabicl_package(task, tmp_path):
-    make_run(tmp_path / "run", "model.residual_scalars=true", f"task={task}")
+    write_untrained_run(tmp_path / "run", "model.residual_scalars=true", f"task={task}")
     network = load_model(tmp_path / "run")
     assert network.config.residual_scalars and len(scales(network)) > 0
     with pytest.raises(ConfigError, match=r"the public format has no model\.residual_scalars=true"):
         to_public(network.config)
-    X, y_train, _ = draw(2, 24, 5, 15, classes=network.config.max_classes)
+    X, y_train, _ = draw_batch(2, 24, 5, 15, classes=network.config.max_classes)
     for output in ("model.ckpt", "hub"):
         export(str(tmp_path / "run"), str(tmp_path / output))
         plain = load_model(tmp_path / output)
         assert plain.config == dataclasses.replace(network.config, residual_scalars=False)
         with torch.no_grad():
-            expected = logits_of(network, X, y_train)
-            assert (peer_of(plain)(X, y_train) - expected).abs().max() < 1e-5
-            assert (logits_of(plain, X, y_train) - expected).abs().max() < 1e-5
+            expected = forward_batch(network, X, y_train)
+            assert (package_network(plain)(X, y_train) - expected).abs().max() < 1e-5
+            assert (forward_batch(plain, X, y_train) - expected).abs().max() < 1e-5
 
 
 def test_a_continued_run_keeps_its_factors(tmp_path):
     settings = ("model.residual_scalars=true", "trainer.max_steps=4", "stream.num_workers=0", "validation.every=0")
-    run(tmp_path / "whole", *settings)
-    run(tmp_path / "parts", *settings, "trainer.max_steps=2")
-    run(tmp_path / "parts", *settings)
+    train_by_command(tmp_path / "whole", *settings)
+    train_by_command(tmp_path / "parts", *settings, "trainer.max_steps=2")
+    train_by_command(tmp_path / "parts", *settings)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
-    learned = [weight for name, weight in last(tmp_path / "parts")["state_dict"].items() if name.endswith(SCALE)]
+    learned = [
+        weight for name, weight in last_checkpoint(tmp_path / "parts")["state_dict"].items() if name.endswith(SCALE)
+    ]
     assert learned and all(weight != 1 for weight in learned)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_networks import draw, logits_of, small_network
+from networks import draw_batch, forward_batch, small_network
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
@@ -34,8 +34,8 @@ def test_the_rule_of_the_page_is_trained_and_refused_where_it_does_not_exist(pag
     network = small_network(icl_scaling="power")
     layer = dict(network.named_scalings())["icl.0"]
     assert type(layer) is page["Power"]
-    X, y_train, _ = draw(2, 20, 4, 12)
-    logits_of(network, X, y_train).square().sum().backward()
+    X, y_train, _ = draw_batch(2, 20, 4, 12)
+    forward_batch(network, X, y_train).square().sum().backward()
     assert layer.exponents.grad.abs().max() > 0
     expected = layer.scales.detach() * 12 ** layer.exponents.detach()
     torch.testing.assert_close(layer.multipliers(12)[:, 0], expected)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_networks import logits_of, small_network
+from networks import forward_batch, small_network
 
 from tabicl_train import register
 from tabicl_train.model.config import TabICLConfig
@@ -96,7 +96,7 @@ def test_named_scalings_are_the_layers_in_use():
     layers = dict(network.named_scalings())
     for name, layer in layers.items():
         layer.register_forward_hook(lambda module, args, out, name=name: seen.append((name, args[1].item())))
-    logits_of(network, torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
+    forward_batch(network, torch.randn(1, 20, 3), torch.zeros(1, 12, dtype=torch.int64))
     assert [name for name, _ in seen] == list(layers)
     assert {log_n for _, log_n in seen} == {torch.tensor(math.log(12)).item()}  # keys are the labeled rows
 

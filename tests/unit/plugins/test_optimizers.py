@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from runs import last
-from short_runs import SETTINGS, Poison, module_of, run
 from torch import nn
+from training_runs import SHORT_RUN, Poison, last_checkpoint, train_short_run
 
 from tabicl_train import register
 from tabicl_train.config.compose import compose, from_values
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.optimizer import Muon, build_optimizer, remarks, state_bytes
+from tabicl_train.state import untrained_module
 
 SHORT = ["curriculum.stages.smoke.steps=5", "checkpoint.every=3"]
 
@@ -53,7 +53,7 @@ def registered(monkeypatch):
 
 
 def states(run_dir):
-    content = last(run_dir)
+    content = last_checkpoint(run_dir)
     (optimizer,) = content["optimizer_states"]
     values = [value for state in optimizer["state"].values() for value in state.values()]
     return list(content["state_dict"].values()), values
@@ -63,15 +63,15 @@ def test_an_optimizer_of_torch_skips_a_step_without_a_trace_and_resumes_to_the_b
     """The schedule, the decay of matrices alone and the clipping are those of our AdamW."""
     settings = [*SHORT, "optimizer=torch_adamw", "optimizer.betas=[0.9,0.95]"]
     poison = Poison({1})
-    run(tmp_path / "whole", *settings, callbacks=(poison,))
+    train_short_run(tmp_path / "whole", *settings, callbacks=(poison,))
     first, second, third, *_ = poison.states
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(second, third, strict=True))
     for steps in (3, 5):
-        run(tmp_path / "parts", *settings, f"trainer.max_steps={steps}", callbacks=(Poison({1}),))
+        train_short_run(tmp_path / "parts", *settings, f"trainer.max_steps={steps}", callbacks=(Poison({1}),))
     for whole, parts in zip(states(tmp_path / "whole"), states(tmp_path / "parts"), strict=True):
         assert len(whole) > 10 and all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
-    run(tmp_path / "ours", *SHORT, "optimizer=adamw", callbacks=(Poison({1}),))
+    train_short_run(tmp_path / "ours", *SHORT, "optimizer=adamw", callbacks=(Poison({1}),))
     for a, b in zip(states(tmp_path / "ours")[0], states(tmp_path / "whole")[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
@@ -89,24 +89,24 @@ def test_an_optimizer_of_torch_skips_a_step_without_a_trace_and_resumes_to_the_b
 )
 def test_options_are_checked(settings, words):
     with pytest.raises(ConfigError) as caught:
-        compose([*SETTINGS, *settings])
+        compose([*SHORT_RUN, *settings])
     (problem,) = caught.value.problems
     assert words in problem
 
 
 def test_settings_are_read_again_from_a_checkpoint_and_name_the_file_that_registers_a_class_of_torch():
-    config = compose([*SETTINGS, "optimizer=sgd", "optimizer.momentum=0.5"])
+    config = compose([*SHORT_RUN, "optimizer=sgd", "optimizer.momentum=0.5"])
     (record,) = config.plugins_used()
     assert record["uses"] == [["optimizer", "sgd"]] and record["files"] == ["test_optimizers.py"]
     assert from_values(dataclasses.asdict(config)).optimizer == config.optimizer
-    assert [state_bytes(config.optimizer), state_bytes(compose(SETTINGS).optimizer)] == [4, 8]
-    optimizer = build_optimizer(module_of(config).model, config.optimizer)
+    assert [state_bytes(config.optimizer), state_bytes(compose(SHORT_RUN).optimizer)] == [4, 8]
+    optimizer = build_optimizer(untrained_module(config).model, config.optimizer)
     assert [group["decayed"] for group in optimizer.param_groups] == [True, False]
     assert optimizer.param_groups[0]["momentum"] == 0.5
 
 
 def test_a_stage_begins_with_the_state_of_a_new_optimizer():
-    module = module_of(compose([*SETTINGS, "optimizer=adagrad", "optimizer.initial_accumulator_value=0.5"]))
+    module = untrained_module(compose([*SHORT_RUN, "optimizer=adagrad", "optimizer.initial_accumulator_value=0.5"]))
     optimizer = module.configure_optimizers()
     state = optimizer.state[optimizer.param_groups[0]["params"][0]]
     state["sum"] += 1
@@ -153,7 +153,7 @@ class Declared(Foreign):
 )
 def test_muon_takes_hidden_matrices_of_a_foreign_network_and_says_so(network, taken, words):
     network = network()
-    optimizer = build_optimizer(network, compose(SETTINGS).optimizer)
+    optimizer = build_optimizer(network, compose(SHORT_RUN).optimizer)
     assert isinstance(optimizer, Muon)
     names = {parameter: name for name, parameter in network.named_parameters()}
     of_muon = [group["params"] for group in optimizer.param_groups if group["kind"] == "muon"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from plugin_source import SOURCE, forget
-from runs import metrics, read
-from short_runs import run
+from configurations import problems
+from plugin_folder import SOURCE, forget_plugins
+from training_runs import read_metrics, read_rows, train_short_run
 
 from tabicl_train import TabICLClassifier, plugins, register, stream
 from tabicl_train.callbacks.build import build_callbacks
@@ -26,13 +26,6 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.table_stream import TableStream
 
-
-def problems(*overrides: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        compose(list(overrides))
-    return caught.value.problems
-
-
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
 
 
@@ -41,9 +34,9 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
     settings += ["model.embed_dim=16", "model.col_num_blocks=1", "model.icl_num_blocks=1", "model.icl_scaling=power"]
     settings += ["+callbacks.lowest_loss={factor: 2}", f"run_dir={fresh}/run"]
     for steps in (2, 4):
-        run(fresh / "run", *settings[len(SMOKE) :], f"trainer.max_steps={steps}", settings=SMOKE)
-    losses = [2 * float(row["loss"]) for row in metrics(fresh / "run")]
-    lowest = [float(row["lowest"]) for row in read(fresh / "run/lowest_loss.csv")]
+        train_short_run(fresh / "run", *settings[len(SMOKE) :], f"trainer.max_steps={steps}", settings=SMOKE)
+    losses = [2 * float(row["loss"]) for row in read_metrics(fresh / "run")]
+    lowest = [float(row["lowest"]) for row in read_rows(fresh / "run/lowest_loss.csv")]
     assert lowest == pytest.approx([min(losses[: number + 1]) for number in range(4)])
     content = torch.load(fresh / "run/checkpoints/step-00000004.ckpt", weights_only=True)
     assert content["config"]["model"]["family"] == "doubled" and "lowest_loss" in content["callbacks"]
@@ -230,12 +223,12 @@ def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_l
     folder = fresh / "run"
     small = ["model.col_num_blocks=1", "model.row_num_blocks=1", "model.icl_num_blocks=1", "model.row_num_cls=1"]
     settings = ["plugins=[./mine.py]", "model=doubled", *small, "model.embed_dim=16"]
-    run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
+    train_short_run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
     assert "costs     counted on small tables, since the network has no formula for" not in capsys.readouterr().err
     monkeypatch.delattr(TabICL, "forward_flops")  # as in a network without formulas
     settings[-1] = "model.embed_dim=32"
     folder = fresh / "counted"
-    run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
+    train_short_run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
     printed = capsys.readouterr().err
     assert "costs     counted on small tables, since the network has no formula for forward_flops\n" in printed
     recorded = json.loads((folder / "costs.json").read_text())
@@ -243,12 +236,12 @@ def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_l
     (folder / "costs.json").write_text(json.dumps(recorded))
     seen = []
     monkeypatch.setattr(stream, "use_costs", lambda network, config, costs: seen.append(costs.flops))
-    run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
+    train_short_run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
     assert seen == [(1.0, *[0.0] * 13)]
     assert json.loads((folder / "costs.json").read_text()) == recorded
-    forget()
+    forget_plugins()
     (fresh / "mine.py").write_text(SOURCE + "\n")
-    run(folder, *settings, "trainer.max_steps=3", "resume.allow_changes=true", settings=SMOKE)
+    train_short_run(folder, *settings, "trainer.max_steps=3", "resume.allow_changes=true", settings=SMOKE)
     assert seen[-1] != seen[0]  # counted again, since the code has changed
 
 
@@ -297,7 +290,7 @@ def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
 def test_scores_are_those_of_the_code_of_the_suite(fresh):
     found = []
     for value in (1, 2):
-        forget()
+        forget_plugins()
         (fresh / "mine.py").write_text(
             f"from tabicl_train import register\n@register.suite('made')\ndef made(folder, numbers): return [{value}]\n"
         )

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny_network import TINY, tiny_network
+from networks import TINY, tiny_network
 
 from tabicl_train import register
 from tabicl_train.config.documentation import help_text

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 import sklearn
 import torch
+from networks import TINY, small_network
 from scipy.special import softmax
 from sklearn.utils.estimator_checks import estimator_checks_generator
-from small_networks import small_network
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
-from tiny_network import TINY
 
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import FineTune, TabICLClassifier

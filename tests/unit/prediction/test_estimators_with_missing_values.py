@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny_network import TINY, TINY_REGRESSOR, tiny_network
+from networks import TINY, TINY_REGRESSOR, tiny_network
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
 

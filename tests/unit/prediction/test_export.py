@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
-from made_run import STEP, make_run
-from own_tables import write as write_tables
-from small_networks import draw, logits_of, peer_of, small_network
-from tiny_network import TINY
+from networks import TINY, draw_batch, forward_batch, package_network, small_network
+from table_files import write_table_files as write_tables
+from training_runs import UNTRAINED_STEP, write_untrained_run
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.errors import ConfigError
@@ -48,7 +47,7 @@ KEYS = {
 def made(tmp_path_factory) -> tuple[Path, dict]:
     """A run and its weights by kind; tests must not change it."""
     folder = tmp_path_factory.mktemp("made") / "run"
-    return folder, make_run(folder)
+    return folder, write_untrained_run(folder)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,9 @@ def test_weights_and_their_origin_survive_every_way_through_the_formats(weights,
     outputs = ["1.ckpt", "2", "3.safetensors", "4", "new/5.pt"] if weights == "best" else ["1.ckpt", "2"]
     for source, output in itertools.pairwise(outputs):
         export(str(tmp_path / source), str(tmp_path / output))
-    step, commit = (5, "first") if weights == "best" else (STEP, "c0ffee")  # best.ckpt itself does not hold the commit
+    step, commit = (
+        (5, "first") if weights == "best" else (UNTRAINED_STEP, "c0ffee")
+    )  # best.ckpt itself does not hold the commit
     for output in outputs:
         exported = read_weights(str(tmp_path / output))
         assert exported.tensors.keys() == expected.keys()
@@ -81,10 +82,10 @@ def test_no_export_names_folders_of_this_machine(tmp_path):
     place.mkdir(parents=True)
     tables, first, run_dir = place / "own tables", place / "first", place / "run"
     write_tables(tables)
-    make_run(first)
+    write_untrained_run(first)
     given = ["prior=tables", f"prior.folder='{tables}'", f"init_weights='{first}'", f"wandb.group='{place}/group'"]
-    make_run(run_dir, *given)
-    checkpoint = run_dir / f"checkpoints/step-{STEP:08d}.ckpt"
+    write_untrained_run(run_dir, *given)
+    checkpoint = run_dir / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt"
     content = torch.load(checkpoint, weights_only=True)
     content["run"]["command"] += [*given, f"prior={{name: tables, folder: '{tables}'}}", "--config-dir", str(place)]
     torch.save(content, checkpoint)
@@ -105,7 +106,7 @@ def test_no_export_names_folders_of_this_machine(tmp_path):
 @pytest.mark.parametrize("model", ["tabicl_v1", "tabicl_v2", "tabicl_v2_regression"])
 def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package(model, tmp_path):
     tabicl = pytest.importorskip("tabicl")
-    weights = make_run(tmp_path / "run", f"model={model}")["trained"]
+    weights = write_untrained_run(tmp_path / "run", f"model={model}")["trained"]
     for output in ("m.ckpt", "m"):
         export(str(tmp_path / "run"), str(tmp_path / output), "newest")
         config, tensors = load_checkpoint(str(tmp_path / output))
@@ -130,12 +131,12 @@ def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package
 @pytest.mark.parametrize("options", [{}, V1, dict(max_classes=0)], ids=["v2", "v1", "regression"])
 def test_a_file_of_the_tabicl_package_loads_here(options, tmp_path):
     network = small_network(**options)
-    peer, path = peer_of(network), tmp_path / "released.ckpt"
+    peer, path = package_network(network), tmp_path / "released.ckpt"
     torch.save({"config": to_public(network.config), "state_dict": peer.state_dict(), "epoch": 3}, path)
     loaded = read_weights(str(path))
-    X, y_train, _ = draw(2, 20, 4, 12, classes=loaded.config.max_classes)
+    X, y_train, _ = draw_batch(2, 20, 4, 12, classes=loaded.config.max_classes)
     with torch.no_grad():
-        ours = logits_of(build_model(loaded), X, y_train)
+        ours = forward_batch(build_model(loaded), X, y_train)
         torch.testing.assert_close(ours, peer(X, y_train), rtol=0, atol=1e-5)
     assert loaded.trained_range is None
 
@@ -149,15 +150,15 @@ def test_a_file_of_the_tabicl_package_loads_here(options, tmp_path):
     ],
 )
 def test_a_network_that_the_public_format_lacks_goes_to_the_hub_only(options, setting, tmp_path):
-    make_run(tmp_path / "run", options)
+    write_untrained_run(tmp_path / "run", options)
     with pytest.raises(ConfigError, match=rf"{setting}.*; format=hub and format=onnx can") as caught:
         export(str(tmp_path / "run"), str(tmp_path / "m.ckpt"))
     assert len(caught.value.problems) == 1 and [path.name for path in tmp_path.iterdir()] == ["run"]
     export(str(tmp_path / "run"), str(tmp_path / "m"))
-    X, y_train, _ = draw(1, 30, 3, 20)
+    X, y_train, _ = draw_batch(1, 30, 3, 20)
     networks = [load_model(str(tmp_path / name)) for name in ("run", "m")]
     assert networks[0].config == networks[1].config
-    assert torch.equal(*(logits_of(network, X, y_train) for network in networks))
+    assert torch.equal(*(forward_batch(network, X, y_train) for network in networks))
 
 
 @pytest.mark.parametrize(
@@ -275,8 +276,8 @@ def test_weights_that_are_not_finite_are_read_from_no_format(name, tmp_path, mon
     weights = TabICL(TINY).state_dict()
     weights["icl_predictor.ln.weight"][0] = torch.nan
     if name == "run":
-        make_run(tmp_path / name)
-        path = tmp_path / name / f"checkpoints/step-{STEP:08d}.ckpt"
+        write_untrained_run(tmp_path / name)
+        path = tmp_path / name / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt"
         content = torch.load(path, weights_only=True)
         content["state_dict"]["model.icl_predictor.ln.weight"][0] = torch.inf
         content["callbacks"]["Averages"]["ema"]["icl_predictor.ln.weight"][0] = torch.nan
@@ -326,8 +327,8 @@ def test_an_export_does_not_replace_the_weights_it_reads(output, made, tmp_path)
 )
 def test_what_a_killed_export_has_left_is_removed_by_the_next_one_beside_it(output, point, left, file, tmp_path):
     export(str(file), str(tmp_path / "hub"))
-    killed = forked.start(forked.killed_export, str(file), str(tmp_path / output), point)
-    assert forked.exit_code(killed) == -signal.SIGKILL
+    killed = forked.start_process(forked.export_and_be_killed, str(file), str(tmp_path / output), point)
+    assert forked.wait_for_exit_code(killed) == -signal.SIGKILL
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 2 and all(map(re.fullmatch, left, names))
     (tmp_path / ".of.1.tmp").touch()  # of another program
@@ -349,15 +350,15 @@ def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
 def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
     monkeypatch.chdir(made[0] / "checkpoints")
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
-    for output in (f"step-{STEP:08d}.ckpt", str(made[0] / "checkpoints/new.onnx")):
+    for output in (f"step-{UNTRAINED_STEP:08d}.ckpt", str(made[0] / "checkpoints/new.onnx")):
         with pytest.raises(ConfigError, match="among the checkpoints of a run"):
-            export(f"step-{STEP:08d}.ckpt", output)
+            export(f"step-{UNTRAINED_STEP:08d}.ckpt", output)
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
-    make_run(tmp_path / "run")
-    newest = tmp_path / "run/checkpoints" / f"step-{STEP:08d}.ckpt"
+    write_untrained_run(tmp_path / "run")
+    newest = tmp_path / "run/checkpoints" / f"step-{UNTRAINED_STEP:08d}.ckpt"
     with pytest.raises(ConfigError, match="weights=best needs a run directory"):
         load_checkpoint(str(newest), "best")
     (tmp_path / "run/checkpoints/best.ckpt").unlink()

@@ -11,9 +11,8 @@ import pytest
 import tiny_classifier
 import tiny_regressor
 import torch
+from networks import TINY_REGRESSOR, small_network, tiny_network
 from sklearn.base import clone
-from small_networks import small_network
-from tiny_network import TINY_REGRESSOR, tiny_network
 from torch import nn
 
 from priors.real.draws import Rows, split_by_content

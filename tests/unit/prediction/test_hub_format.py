@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_run import make_run
+from networks import TINY, tiny_network
 from safetensors import safe_open
-from tiny_network import TINY, tiny_network
+from training_runs import write_untrained_run
 
 from priors.random import STREAM_VERSION
 from tabicl_train.errors import ConfigError
@@ -27,7 +27,7 @@ FILES = {"README.md", "config.json", "model.safetensors"}
 def made(tmp_path_factory) -> tuple[Path, Path]:
     """A run and its export."""
     folder = tmp_path_factory.mktemp("made")
-    make_run(folder / "run")
+    write_untrained_run(folder / "run")
     export(str(folder / "run"), str(folder / "hub"))
     return folder / "run", folder / "hub"
 
@@ -189,7 +189,7 @@ def scores(method: str, data: str, split: int, roc_auc: float, position: str = "
 
 def test_it_tells_recipe_data_scores_and_limits(tmp_path):
     later = "+curriculum.stages.later.steps=7"
-    make_run(tmp_path / "run", "prior=mlp_scm_causal", "init_weights=null", later, "trainer.max_steps=20")
+    write_untrained_run(tmp_path / "run", "prior=mlp_scm_causal", "init_weights=null", later, "trainer.max_steps=20")
     Records(tmp_path / "run").append_rows(
         "evaluation.csv",
         scores("this model", "digits", 0, 0.5, "outside"),
@@ -228,7 +228,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
 
 
 def test_scores_outside_the_trained_range_are_marked(tmp_path):
-    make_run(tmp_path / "run")
+    write_untrained_run(tmp_path / "run")
     records = Records(tmp_path / "run")
     records.add_columns("validation.csv", ["trained_range"])
     path = tmp_path / "run/validation.csv"
@@ -241,7 +241,7 @@ def test_scores_outside_the_trained_range_are_marked(tmp_path):
 
 
 def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):
-    make_run(tmp_path / "run")
+    write_untrained_run(tmp_path / "run")
     best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
     assert "after step 5 of 20" in best and "After step 5, on validation" in best and "| 0.3125 |" in best
     monkeypatch.chdir(tmp_path / "run/checkpoints")  # a checkpoint is in its run whatever its path looks like
@@ -253,7 +253,7 @@ def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypa
 
 
 def test_the_card_of_a_regressor_says_so(tmp_path):
-    make_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
+    write_untrained_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
 
     def numbers(method: str, data: str, split: int, r2: float, pinball: float | None) -> dict:
         found = {"r2": r2, "rmse": 0.5, "pinball": pinball, "coverage": pinball}
@@ -285,7 +285,7 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_its_code_runs(task, tmp_path, monkeypatch):
-    make_run(tmp_path / "run", f"task={task}")
+    write_untrained_run(tmp_path / "run", f"task={task}")
     card = exported_card(tmp_path / "run", tmp_path / "m")
     (code,) = re.findall(r"^```python\n(.*?)^```", card.content, flags=re.DOTALL | re.MULTILINE)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", {"OWNER/NAME": tmp_path / "m"}.__getitem__)
@@ -304,7 +304,7 @@ def test_it_leaves_out_what_is_not_known(tmp_path):
     headings = [line for line in card.splitlines() if line.startswith("#")]
     assert headings == ["# m", "## Use", "## Limits"] and "Trained on" not in card
     assert "output=model.ckpt` writes a file for the `tabicl` package" in card
-    make_run(tmp_path / "bounded", "model.scaling_bound=5")
+    write_untrained_run(tmp_path / "bounded", "model.scaling_bound=5")
     card = exported_card(tmp_path / "bounded", tmp_path / "b").content
     assert "The `tabicl` package cannot express this network, which has model.scaling_bound (5.0)." in card
     assert "output=model.ckpt" not in card

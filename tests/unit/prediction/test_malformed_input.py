@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from networks import TINY
 from sklearn.model_selection import cross_val_score
 from tiny_classifier import NETWORK, ROWS, classifier, table
-from tiny_network import TINY
 
 from tabicl_train import TabICLClassifier
 from tabicl_train.model import TabICL

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_networks import draw, logits_of, peer_of, small_network
+from networks import draw_batch, forward_batch, package_network, small_network
 
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.pack import Pack
@@ -17,7 +17,7 @@ TEMPERATURE = 0.9  # of every node in the `tabicl` package, whatever it is told
 
 def draw_many(C: int, n: int, queries: int, M: int = 5, seed: int = 0):
     """X (1, n + queries, M) and y_train (1, n) that hold every class, the last one once."""
-    X, _, _ = draw(1, n + queries, M, n, seed=seed)
+    X, _, _ = draw_batch(1, n + queries, M, n, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     rest = torch.randint(0, C - 1, (n - C,), generator=generator)
     y = torch.cat([torch.arange(C), rest])[torch.randperm(n, generator=generator)]
@@ -60,7 +60,7 @@ def test_agreement_with_the_package(C, options):
         part.use_amp, part.device = False, "cpu"
     X, y = draw_many(C, 3 * C, 40)
     with torch.no_grad():
-        expected = peer_of(network).eval()(X, y.float(), inference_config=inference) / TEMPERATURE
+        expected = package_network(network).eval()(X, y.float(), inference_config=inference) / TEMPERATURE
     logits = predicted(network, X, y, C, TEMPERATURE)
     assert (logits.exp() - expected.exp()).abs().max() < 1e-4 * expected.exp().max()
     assert (logits - expected).abs().max() < 1e-3
@@ -77,9 +77,9 @@ def test_agreement_with_the_package(C, options):
 )
 def test_few_classes_are_the_networks_own_logits_in_any_parts(options):
     network = small_network(**options).eval()
-    X, y, _ = draw(3, 60, 7, 20, classes=6)
+    X, y, _ = draw_batch(3, 60, 7, 20, classes=6)
     with torch.no_grad():
-        expected = logits_of(network, X, y)[..., :6]
+        expected = forward_batch(network, X, y)[..., :6]
     for tokens in (1, 150, 1000, 10**9):
         assert torch.allclose(predicted(network, X, y, 6, 2.0, tokens), expected / 2, atol=1e-5)
 

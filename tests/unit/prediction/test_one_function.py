@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from short_runs import run
-from small_networks import draw, small_network
+from networks import draw_batch, small_network
+from training_runs import train_short_run
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
@@ -53,7 +53,7 @@ def test_the_pair_counts_unless_a_more_derived_class_overrides_forward_alone():
 
 def test_a_subclass_that_overrides_forward_is_scored_by_it_everywhere():
     network = of_class(Doubled)
-    X, y, _ = draw(2, 30, 4, 20, classes=3)
+    X, y, _ = draw_batch(2, 30, 4, 20, classes=3)
     pack = Pack.stack(X, y)
     with torch.no_grad():
         trained = network(pack)
@@ -84,7 +84,7 @@ def test_a_run_and_an_export_of_a_network_whose_pair_predicts_something_else_are
     monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
     register.network._entries["tabicl"] = family.Family(Wrong, TabICLConfig)
     with pytest.raises(ConfigError, match=r"Wrong\.encode and decode predict something else"):
-        run(tmp_path / "run", "trainer.max_steps=1")
+        train_short_run(tmp_path / "run", "trainer.max_steps=1")
     network = small_network()
     weights = {name: value.detach() for name, value in network.state_dict().items()}
     with pytest.raises(ConfigError, match=r"is not written: Wrong\.encode"):

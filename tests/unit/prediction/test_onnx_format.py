@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made_run import make_run
-from small_networks import draw, logits_of
+from networks import draw_batch, forward_batch
+from training_runs import write_untrained_run
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
@@ -35,11 +35,11 @@ def assert_agreement(file: Path, checkpoint: Path) -> None:
     """onnxruntime and torch agree for tables of all sizes, and their logits depend on the rows."""
     network, predict = load_model(str(checkpoint)), onnx_predictor(file)
     for B, N, M, n in SIZES:
-        X, y_train, _ = draw(B, N, M, n, classes=network.config.max_classes)
+        X, y_train, _ = draw_batch(B, N, M, n, classes=network.config.max_classes)
         if network.config.missing_values:
             X[torch.rand(X.shape) < 0.3] = torch.nan
         with torch.no_grad():
-            expected = logits_of(network, X, y_train)
+            expected = forward_batch(network, X, y_train)
         torch.testing.assert_close(predict(X, y_train), expected, rtol=0, atol=1e-4)
         assert N - n == 1 or expected.std(dim=1).max() > 1e-3
 
@@ -48,13 +48,13 @@ def assert_agreement(file: Path, checkpoint: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_onnxruntime_agrees_with_torch(network, tmp_path):
-    make_run(tmp_path / "run", *NETWORKS[network])
+    write_untrained_run(tmp_path / "run", *NETWORKS[network])
     export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     assert_agreement(tmp_path / "m.onnx", tmp_path / "run")
 
 
 def test_the_file_names_its_sizes_and_its_origin(tmp_path):
-    make_run(tmp_path / "run", "model=tabicl_v2", "model.icl_num_blocks=1")
+    write_untrained_run(tmp_path / "run", "model=tabicl_v2", "model.icl_num_blocks=1")
     export(str(tmp_path / "run"), str(tmp_path / "m.onnx"), weights="best")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "m.onnx"}  # the weights are in the file
     assert_agreement(tmp_path / "m.onnx", tmp_path / "run/checkpoints/best.ckpt")
@@ -74,7 +74,7 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
 
 
 def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monkeypatch):
-    make_run(tmp_path / "run")
+    write_untrained_run(tmp_path / "run")
     (tmp_path / "m.onnx").write_bytes(b"older")
     program = SimpleNamespace(model_proto=onnx.ModelProto())
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: program)
@@ -84,7 +84,7 @@ def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monke
             export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))
     other = load_model(str(tmp_path / "run"), "newest")
     formats = register.export_format
-    onnx_format = dataclasses.replace(formats["onnx"], predictor=lambda _: lambda X, y: logits_of(other, X, y))
+    onnx_format = dataclasses.replace(formats["onnx"], predictor=lambda _: lambda X, y: forward_batch(other, X, y))
     monkeypatch.setitem(formats._entries, "onnx", onnx_format)
     with pytest.raises(ConfigError, match=r"m\.onnx is not written: its logits differ from the network's by"):
         export(str(tmp_path / "run"), str(tmp_path / "m.onnx"))

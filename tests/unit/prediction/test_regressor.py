@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from networks import small_network
 from sklearn.utils.estimator_checks import estimator_checks_generator
-from small_networks import small_network
 from tiny_classifier import table
 from tiny_regressor import FILE, LABELED, NETWORK, numbers, regressor
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 import numpy as np
 import pandas as pd
 import pytest
-from tiny_network import tiny_network
+from networks import tiny_network
 from tiny_regressor import LABELED, numbers, regressor
 
 from tabicl_train import TabICLRegressor

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from dense_network import Tiny, TinyConfig
-from small_networks import draw, small_network
+from networks import draw_batch, small_network
 
 from priors.real.preprocessing import Normalizer
 from tabicl_train import TabICLClassifier, TabICLRegressor
@@ -48,7 +48,7 @@ def test_embeddings_are_what_in_context_learning_gets_of_query_rows(classes):
 @torch.no_grad()
 def test_weights_times_values_are_the_outputs_of_the_layers(rule):
     network = small_network(col_scaling=rule, icl_scaling=rule).eval()
-    X, y, _ = draw(1, 20, 5, 12, classes=3)
+    X, y, _ = draw_batch(1, 20, 5, 12, classes=3)
     inputs, outputs = {}, {}
     for name, layer in network.named_attentions():
         layer.register_forward_pre_hook(lambda _, given, name=name: inputs.setdefault(name, given))
@@ -68,7 +68,7 @@ def test_weights_times_values_are_the_outputs_of_the_layers(rule):
 
 
 def test_networks_without_them_are_refused_in_one_line():
-    X, y, _ = draw(1, 20, 4, 12, classes=3)
+    X, y, _ = draw_batch(1, 20, 4, 12, classes=3)
     estimator = TabICLClassifier(Doubled(small_network().config), n_estimators=1).fit(X[0, :12].numpy(), y[0].numpy())
     with pytest.raises(ConfigError, match="Doubled has no representations of rows: it needs the methods encode, deco"):
         estimator.embed(X[0])

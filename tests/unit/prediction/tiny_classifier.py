@@ -4,7 +4,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
-from tiny_network import TINY, tiny_network
+from networks import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
 from tabicl_train.prediction.export import save_public

@@ -3,7 +3,7 @@
 import tempfile
 
 import numpy as np
-from small_networks import small_network
+from networks import small_network
 
 from tabicl_train import TabICLRegressor
 from tabicl_train.prediction.export import save_public

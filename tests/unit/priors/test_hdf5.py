@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from short_runs import run
+from training_runs import train_short_run
 
 from priors import PriorError, TableSpec, build_prior
 from priors.hdf5 import dump
@@ -149,9 +149,9 @@ def weights(run_dir: Path) -> dict:
 @pytest.mark.slow
 def test_a_continued_run_is_the_same_run(path, tmp_path):
     settings = [*SETTINGS, f"prior.file={path}"]
-    assert run(tmp_path / "whole", settings=settings) == "finished"
-    run(tmp_path / "parts", "trainer.max_steps=3", settings=settings)
-    run(tmp_path / "parts", "stream.num_workers=1", settings=settings)
+    assert train_short_run(tmp_path / "whole", settings=settings) == "finished"
+    train_short_run(tmp_path / "parts", "trainer.max_steps=3", settings=settings)
+    train_short_run(tmp_path / "parts", "stream.num_workers=1", settings=settings)
     for name, weight in weights(tmp_path / "whole").items():
         assert torch.equal(weight, weights(tmp_path / "parts")[name])
 
@@ -159,13 +159,13 @@ def test_a_continued_run_is_the_same_run(path, tmp_path):
 def test_a_run_is_continued_on_the_same_file_only(path, tmp_path):
     copy = Path(shutil.copy(path, tmp_path / "copy.h5"))
     settings = [*SETTINGS, f"prior.file={copy}", "prior.repeat=true", f"{STAGE}.steps=7"]
-    assert run(tmp_path / "run", "trainer.max_steps=1", settings=settings) == "finished"
+    assert train_short_run(tmp_path / "run", "trainer.max_steps=1", settings=settings) == "finished"
     other = Path(shutil.copy(path, tmp_path / "other.h5"))
     with h5py.File(other, "r+") as file:
         file["y"][47, :5] = 1 - file["y"][47, :5]  # labels of the last table
     other.rename(copy)
     with pytest.raises(ConfigError, match="is another run: the hash of the tables in files was"):
-        run(tmp_path / "run", settings=settings)
+        train_short_run(tmp_path / "run", settings=settings)
 
 
 def test_a_run_needs_the_sizes_and_the_tables_of_the_file(path):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import own_tables
 import pytest
+import table_files
 import torch
 
 from priors import Prior, PriorError, TableSpec, build_prior, prior_class, prior_names
@@ -43,7 +43,7 @@ def draw(case: str, seed):
 
 
 def build(name: str) -> Prior:
-    folder = own_tables.shared()
+    folder = table_files.shared_table_files()
     options: dict[str, dict] = {
         "tables": {"folder": folder, "validation_fraction": 0.0, "test_fraction": 0.0},
         "one_table": {"file": f"{folder}/table3.csv", "target": "size"},  # five numbers, which can be classes too
@@ -68,7 +68,7 @@ def test_every_prior_has_a_yaml_file_and_every_yaml_file_has_a_prior():
 def test_another_process_with_another_hash_seed_draws_the_same_tables(drawn):
     code = "import json, test_interface; print(json.dumps(test_interface.digests([7])))"
     paths = os.pathsep.join(
-        [str(Path(__file__).parent), str(Path(own_tables.__file__).parent), os.environ.get("PYTHONPATH", "")]
+        [str(Path(__file__).parent), str(Path(table_files.__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
     result = subprocess.run(
         [sys.executable, "-c", code],

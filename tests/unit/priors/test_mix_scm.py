@@ -3,10 +3,10 @@ import pickle
 from collections import Counter
 
 import numpy as np
-import own_tables
 import pytest
 import torch
 from command_line import command
+from table_files import write_table_files
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
@@ -171,7 +171,7 @@ def test_wrong_overrides_are_reported(override, message):
 
 
 def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
-    folder = own_tables.write(tmp_path / "tables", 2)
+    folder = write_table_files(tmp_path / "tables", 2)
     real = ["+prior.components.tables.weight=1", f"+prior.components.tables.folder={folder}"]
     real += ["+prior.components.tables.validation_fraction=0", f"{STAGE}.rows=[40,500]"]
     with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
@@ -182,7 +182,7 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["tables", "one_table"])
 def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
-    folder = own_tables.write(tmp_path / "tables", 8)
+    folder = write_table_files(tmp_path / "tables", 8)
     place = f"file={folder}/table0.csv" if name == "one_table" else f"folder={folder}"
     real = [f"+prior.components.{name}.weight=0", f"+prior.components.{name}.{place}", "validation.every=5"]
     real += ["validation.rows=[60]", "validation.best=own"]

@@ -5,10 +5,10 @@ import pickle
 from dataclasses import replace
 
 import numpy as np
-import own_tables
 import pandas as pd
 import pytest
 import torch
+from table_files import build_frame
 
 from priors import PriorError, TableSpec, build_prior
 from priors.real import real_tables
@@ -22,7 +22,7 @@ NUMBERS = replace(SPEC, max_classes=0)
 @pytest.fixture
 def file(tmp_path):
     """200 rows, of which 50 are there twice."""
-    frame = own_tables.frame(0, 150)
+    frame = build_frame(0, 150)
     pd.concat([frame, frame[:50]]).to_csv(tmp_path / "own.csv", index=False)
     return str(tmp_path / "own.csv")
 
@@ -110,7 +110,7 @@ def test_a_changed_file_stops_the_draws(file):
     prior = build_prior("one_table", file=file)
     os.utime(file, ns=(0, 0))  # another time, the same content
     prior.sample(SPEC, 0)
-    own_tables.frame(3, 150).to_csv(file, index=False)
+    build_frame(3, 150).to_csv(file, index=False)
     for each in (pickle.loads(pickle.dumps(prior)), pickle.loads(pickle.dumps(prior.for_validation()))):
         with pytest.raises(PriorError, match=r"own\.csv has changed since it was indexed"):
             each.sample(SPEC, 0)

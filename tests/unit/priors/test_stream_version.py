@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import own_tables
 import pytest
+from table_files import shared_table_files
 
 from priors import TableSpec, build_prior, prior_class, prior_names
 from priors.random import STREAM_VERSION
@@ -28,8 +28,8 @@ PRIORS = {
     "mix_scm": ("mix_scm", {}),
     "needle": ("needle", {}),
     "haystack": ("haystack", {}),
-    "tables": ("tables", {"folder": own_tables.shared(), "validation_fraction": 0.0, "test_fraction": 0.0}),
-    "one_table": ("one_table", {"file": f"{own_tables.shared()}/table0.csv", "target": "size"}),
+    "tables": ("tables", {"folder": shared_table_files(), "validation_fraction": 0.0, "test_fraction": 0.0}),
+    "one_table": ("one_table", {"file": f"{shared_table_files()}/table0.csv", "target": "size"}),
     "quantifiers": ("quantifiers", {"undecided": True}),
     "linear_functions": ("linear_functions", {}),
 }

@@ -5,10 +5,10 @@ import pickle
 from dataclasses import replace
 
 import numpy as np
-import own_tables
 import pandas as pd
 import pytest
 import torch
+from table_files import build_frame, write_table_files
 
 from priors import PriorError, TableSpec, build_prior
 from priors.finish import Rejected
@@ -23,7 +23,7 @@ NUMBERS = replace(SPEC, max_classes=0)
 
 @pytest.fixture
 def folder(tmp_path):
-    return own_tables.write(tmp_path / "tables")
+    return write_table_files(tmp_path / "tables")
 
 
 def prior_of(folder, **options):
@@ -173,7 +173,7 @@ def test_rare_classes_are_merged(counts, most, expected):
 
 def test_tables_for_validation_and_test_are_never_drawn_in_training(folder):
     for number in range(10, 22):
-        own_tables.frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
+        build_frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
     training = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
     priors = (training, training.for_validation(), training.for_test())
     sides = [paths_of(prior) for prior in priors]
@@ -218,7 +218,7 @@ def test_tables_that_are_few_are_for_validation(folder):
 
 def test_families_stay_together(folder):
     for number in range(10, 40):
-        own_tables.frame(number, 60).to_csv(folder / f"more{number}.csv", index=False)
+        build_frame(number, 60).to_csv(folder / f"more{number}.csv", index=False)
     listed = [f"more{number}.csv,label,study {number % 10}" for number in range(10, 40)]
     (folder / "tasks.csv").write_text("\n".join(["item,target,family", *listed, "table0.csv,label,"]))
     prior = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
@@ -305,7 +305,7 @@ def test_problems_are_reported(options, message, folder, tmp_path):
 
 def test_the_folder_is_described(folder):
     (folder / "broken.csv").write_text("a,b\n1\n")
-    own_tables.frame(9, 30).assign(none=None).to_csv(folder / "none.csv", index=False)
+    build_frame(9, 30).assign(none=None).to_csv(folder / "none.csv", index=False)
     (folder / "tasks.csv").write_text("item,target\ntable0.csv,label\nnone.csv,label\n")
     assert prior_of(folder).describe() == [
         f"{folder}: 5 tables with 930 rows, from 6 files",

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 import torch
-from tiny_network import TINY, tiny_network
+from networks import TINY, tiny_network
 
 from priors.random import STREAM_VERSION
 from tabicl_train import register

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import short_runs
 import torch
 from command_line import command
+from training_runs import SHORT_RUN, train_short_run
 
 from priors.random import STREAM_VERSION
 from tabicl_train import outputs
@@ -72,7 +72,7 @@ def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_describes_itself(tmp_path):
-    short_runs.run(tmp_path / "run", "trainer.max_steps=1")
+    train_short_run(tmp_path / "run", "trainer.max_steps=1")
     content = read(saved(tmp_path / "run/checkpoints")[-1])
     assert content["config"]["model"]["embed_dim"] == 16 and content["config"]["prior"]["name"] == "dummy"
     facts = content["run"]
@@ -141,7 +141,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
         save(*arguments)
 
     monkeypatch.setattr(torch, "save", refuse)
-    result = command("train", *short_runs.SETTINGS, f"run_dir={run_dir}")
+    result = command("train", *SHORT_RUN, f"run_dir={run_dir}")
     assert result.returncode == 1 and "Traceback" not in result.stderr
     (line,) = [line for line in result.stderr.splitlines() if "error" in line]
     assert line.startswith(f"error: {run_dir}/checkpoints/step-00000008.ckpt could not be written: No space")

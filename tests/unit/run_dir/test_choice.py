@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from made_run import SMALLEST, STEP, make_run
+from training_runs import SMALLEST_MODEL, UNTRAINED_STEP, write_untrained_run
 
 from tabicl_train import TabICLClassifier
 from tabicl_train.config import options
@@ -19,7 +19,7 @@ from tabicl_train.run_dir.choice import say_once
 @pytest.fixture
 def made(tmp_path):
     say_once.cache_clear()
-    return tmp_path / "run", make_run(tmp_path / "run")
+    return tmp_path / "run", write_untrained_run(tmp_path / "run")
 
 
 def same(tensors, expected) -> bool:
@@ -41,7 +41,7 @@ def test_the_best_weights_are_taken_unless_others_are_chosen(made, capfd):
         found = read_weights(folder, choice)
         assert same(found.tensors, kinds[kind]) and found.origin["weights"] == kind
         assert capfd.readouterr().err.splitlines() == ([] if line is None else [line])
-    for name in ("best", f"step-{STEP:08d}"):  # a file is taken as it is
+    for name in ("best", f"step-{UNTRAINED_STEP:08d}"):  # a file is taken as it is
         found = read_weights(folder / f"checkpoints/{name}.ckpt").tensors
         assert same(found, kinds["best" if name == "best" else "trained"])
     assert capfd.readouterr().err == ""
@@ -60,7 +60,7 @@ def test_the_newest_weights_are_taken_of_a_run_without_best_ones(made, capfd):
 
 def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_says_that_it_is_taken(made, capfd):
     folder, _ = made
-    path = folder / f"checkpoints/step-{STEP:08d}.ckpt"
+    path = folder / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt"
     content = torch.load(path, weights_only=True)
     del content["callbacks"]["Averages"]
     torch.save(content, path)
@@ -71,7 +71,7 @@ def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_says_that_
 
 def test_runs_and_estimators_start_from_the_same_weights(made):
     folder, kinds = made
-    config = compose(["experiment=smoke", f"run_dir={folder}", *SMALLEST])
+    config = compose(["experiment=smoke", f"run_dir={folder}", *SMALLEST_MODEL])
     assert same(initial_weights(str(folder), config.model).tensors, kinds["best"])
     classifier = TabICLClassifier(folder, n_estimators=1).fit([[0.0], [1.0], [2.0]], [0, 1, 1])
     assert same(classifier.network_.state_dict(), kinds["best"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import command
-from forked import exit_code, start, train
+from forked import start_process, train_command, wait_for_exit_code
 from waiting import until
 
 from priors.dummy import Dummy
@@ -85,7 +85,7 @@ def train_with_a_lasting_worker(*settings: str) -> None:
         return plan(self, spec, address)
 
     Dummy.plan, workers.die_with_parent = stay, lambda parent: None
-    train(*settings)
+    train_command(*settings)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -93,13 +93,13 @@ def test_the_lock_of_a_killed_process_is_free_at_once_although_its_worker_lives(
     """Workers are forked before the lock is taken, and so have no descriptor of it."""
     run = tmp_path / "run"
     settings = [*SETTINGS[:-1], "stream.num_workers=1", "trainer.log_every=1", f"run_dir={run}"]
-    process = start(train_with_a_lasting_worker, *settings)
+    process = start_process(train_with_a_lasting_worker, *settings)
     until(lambda: (run / "metrics.csv").exists() and (run / "metrics.csv").read_text().count("\n") == 4, seconds=300)
     assert is_in_use(run)
     (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     try:
         os.kill(process.pid, signal.SIGKILL)
-        assert exit_code(process) == -signal.SIGKILL
+        assert wait_for_exit_code(process) == -signal.SIGKILL
         os.kill(int(worker), 0)  # it is there
         assert not is_in_use(run)
         RunLock(run).acquire()

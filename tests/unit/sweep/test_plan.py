@@ -17,7 +17,7 @@ from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.space import axis_of_space, examples, label
 
 
-def problems(*overrides: str) -> list[str]:
+def plan_problems(*overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         make_plan(["experiment=smoke", *overrides])
     return caught.value.problems
@@ -139,7 +139,7 @@ def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
     ],
 )
 def test_everything_wrong_is_reported_at_once(overrides, expected):
-    found = problems(*overrides)
+    found = plan_problems(*overrides)
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(sorted(found), sorted(expected), strict=True)), found
 
@@ -169,7 +169,7 @@ def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
 
 def test_only_a_sweep_on_slurm_needs_submitit(monkeypatch):
     monkeypatch.setattr("tabicl_train.sweep.plan.is_installed", lambda name: name != "submitit")
-    assert problems("sweep.submit.cluster=slurm") == [
+    assert plan_problems("sweep.submit.cluster=slurm") == [
         f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}"
     ]
 
@@ -178,7 +178,7 @@ def test_a_run_takes_no_settings_of_a_sweep(tmp_path):
     with pytest.raises(ConfigError, match=r"sweep\.jobs=2: a setting of tabicl-sweep"):
         compose(["experiment=smoke", "sweep.jobs=2"])
     (tmp_path / "config.yaml").touch()
-    assert "a run directory" in problems(f"run_dir={tmp_path}")[0]
+    assert "a run directory" in plan_problems(f"run_dir={tmp_path}")[0]
 
 
 @pytest.mark.parametrize(

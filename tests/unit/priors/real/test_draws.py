@@ -1,10 +1,10 @@
 """Draws of labeled and query rows from the rows of one table, and how rows are held out."""
 
 import numpy as np
-import own_tables
 import pandas as pd
 import pytest
 import torch
+from table_files import build_frame
 
 from priors import PriorError
 from priors.finish import Rejected
@@ -14,7 +14,7 @@ from priors.real.preprocessing import FeatureEncoder, Normalizer
 
 def rows_of(kind: str, count: int = 120) -> Rows:
     """Rows with two classes, or with numbers."""
-    frame = own_tables.frame(0, count)
+    frame = build_frame(0, count)
     X = frame[["x", "gaps", "group", "flag", "size"]]
     if kind == "numbers":
         return Rows(X, frame["price"].to_numpy(), 0)
@@ -99,9 +99,9 @@ def test_constant_labeled_rows_are_rejected():
 
 
 def test_copies_of_a_row_stay_together_and_rows_stay_where_they_were():
-    frame = own_tables.frame(1, 400)
+    frame = build_frame(1, 400)
     twice = pd.concat([frame, frame.sample(frac=0.5, random_state=0)]).sample(frac=1, random_state=1)
-    more = pd.concat([frame, own_tables.frame(2, 100)], ignore_index=True)
+    more = pd.concat([frame, build_frame(2, 100)], ignore_index=True)
 
     def sides(table: pd.DataFrame, *shares: float) -> list[set[tuple]]:
         rows = Rows(table.drop(columns="price"), table["price"].to_numpy(), 0)

@@ -4,12 +4,12 @@ import gzip
 from datetime import date
 
 import numpy as np
-import own_tables
 import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from table_files import build_frame, write_table_files
 
 from priors import build_prior
 from priors.real import files
@@ -149,7 +149,7 @@ def test_kinds_of_columns(name, tmp_path):
 
 
 def test_values_are_those_of_the_file(tmp_path):
-    frame = own_tables.frame(0, 50)
+    frame = build_frame(0, 50)
     table = read_table(frame.to_csv(index=False).encode(), "a.csv")
     columns = table.columns
     assert table.left_out == {} and table.last == "label"
@@ -162,7 +162,7 @@ def test_values_are_those_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
-    frame = own_tables.frame(0, 50).rename(columns={"x": "x, in mm"})
+    frame = build_frame(0, 50).rename(columns={"x": "x, in mm"})
     frame["gaps"] = [f"a{mark},b"] * 25 + ["c"] * 25
     found = entry(tmp_path, frame.to_csv(index=False, sep=mark).encode())
     assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content and len(found.columns) == 8
@@ -172,7 +172,7 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
 
 def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
     """And the index tells forms apart."""
-    frame = own_tables.frame(0, 50)
+    frame = build_frame(0, 50)
     usual = entry(tmp_path, frame.to_csv(index=False).encode())
     frame.to_csv(tmp_path / "a.csv", index=False, sep="|", decimal=",")
     form = csv_format("bar", "comma")
@@ -184,7 +184,7 @@ def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
 
 def test_columns_that_look_like_identifiers_are_named(tmp_path):
     names = ["ID", "customer_id", "passengerId", "paid", "id2"]
-    frame = own_tables.frame(0, 50).assign(**{name: np.random.default_rng(0).permutation(50) for name in names})
+    frame = build_frame(0, 50).assign(**{name: np.random.default_rng(0).permutation(50) for name in names})
     frame["name"] = [f"name {number}" for number in range(50)]
     frame.assign(id=1 + np.arange(50) // 2).to_csv(tmp_path / "a.csv", index=False)
     line = (
@@ -200,7 +200,7 @@ def test_columns_that_look_like_identifiers_are_named(tmp_path):
 
 
 def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
-    found = entry(tmp_path, own_tables.frame(0, 50).to_csv().encode())
+    found = entry(tmp_path, build_frame(0, 50).to_csv().encode())
     assert found.left_out == {"Unnamed: 0": "no name: perhaps row numbers"} and len(found.columns) == 8
 
 
@@ -225,7 +225,7 @@ def test_any_bytes_are_a_table_or_have_a_reason(content, name, tmp_path):
 
 
 def test_copies_have_one_hash_and_are_used_once(tmp_path):
-    folder = own_tables.write(tmp_path / "tables", 2)
+    folder = write_table_files(tmp_path / "tables", 2)
     frame = pd.read_csv(folder / "table0.csv")
     frame.to_parquet(folder / "copy.parquet")
     shuffled = frame.sample(frac=1, random_state=0).iloc[:, ::-1].rename(columns={"x": "renamed"})

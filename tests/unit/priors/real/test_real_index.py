@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import own_tables
 import pandas as pd
 import pytest
+from table_files import build_frame, write_table_files
 
 from priors import PriorError
 from priors.real import files
@@ -18,7 +18,7 @@ from priors.real.tasks import find_tasks
 
 @pytest.fixture
 def folder(tmp_path):
-    return own_tables.write(tmp_path / "tables")
+    return write_table_files(tmp_path / "tables")
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def again(folder):
 
 def test_files_are_read_once_and_again_when_they_change(folder, read):
     (folder / ".hidden").mkdir()
-    own_tables.write(folder / ".hidden")
+    write_table_files(folder / ".hidden")
     (folder / "notes.txt").write_text("no table")
     entries = index_folder(folder)
     assert read == list(entries) == [f"table{number}.csv" for number in range(4)]
     assert again(folder) == entries and len(read) == 4
-    own_tables.frame(9, 100).to_csv(folder / "table2.csv", index=False)
-    own_tables.frame(8, 100).to_csv(folder / "new.CSV", index=False)
+    build_frame(9, 100).to_csv(folder / "table2.csv", index=False)
+    build_frame(8, 100).to_csv(folder / "new.CSV", index=False)
     (folder / "table0.csv").unlink()
     changed = again(folder)
     assert read[4:] == ["new.CSV", "table2.csv"] and list(changed) == ["new.CSV", *list(entries)[1:]]
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
 
 
 def test_a_subfolder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
-    own_tables.write(folder / "more", 1)
+    write_table_files(folder / "more", 1)
     scandir = os.scandir
 
     def refuse(path):
@@ -94,7 +94,7 @@ def test_the_index_of_a_folder_that_cannot_be_written_is_in_memory(folder, read,
 
 
 def test_a_missing_package_is_no_reason_to_leave_files_out(folder, monkeypatch):
-    own_tables.frame(0, 20).to_parquet(folder / "a.parquet")
+    build_frame(0, 20).to_parquet(folder / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PriorError, match=r"a.parquet: .parquet files need pyarrow: pip install pyarrow, or .*\[eval\]"):
         index_folder(folder)
@@ -119,13 +119,13 @@ def found(folder, tasks: str | None = None):
     ],
 )
 def test_targets_are_guessed_by_name_or_place(names, target, tmp_path):
-    frame = own_tables.frame(0, 40)[["x", "size", "price"]]
+    frame = build_frame(0, 40)[["x", "size", "price"]]
     frame.set_axis(names, axis=1).to_csv(tmp_path / "a.csv", index=False)
     assert found(tmp_path) == ({"a.csv": target}, {})
 
 
 def test_the_last_column_is_no_target_if_it_cannot_be_used(tmp_path):
-    frame = own_tables.frame(0, 40)[["x", "size"]]
+    frame = build_frame(0, 40)[["x", "size"]]
     for name, last in {
         "one": 3,
         "empty": None,

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 
-def frame(number: int, rows: int) -> pd.DataFrame:
+def build_frame(number: int, rows: int) -> pd.DataFrame:
     """A table of numbers with gaps, categories, dates and truth values, whose target depends on two columns."""
     rng = np.random.default_rng(number)
-    x, group = rng.normal(size=rows), rng.choice(["red", "green", "blue"], rows)
+    x = rng.normal(size=rows)
+    group = rng.choice(["red", "green", "blue"], rows)
     return pd.DataFrame(
         {
             "x": np.round(x, 6),
@@ -26,20 +27,20 @@ def frame(number: int, rows: int) -> pd.DataFrame:
     )
 
 
-def write(folder: Path, tables: int = 4) -> Path:
+def write_table_files(folder: Path, tables: int = 4) -> Path:
     """CSV files of 150, 200, 250, ... rows, whose target is guessed."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(tables):
-        frame(number, 150 + 50 * number).to_csv(folder / f"table{number}.csv", index=False)
+        build_frame(number, 150 + 50 * number).to_csv(folder / f"table{number}.csv", index=False)
     return folder
 
 
 @functools.cache
-def shared() -> str:
+def shared_table_files() -> str:
     """Such a folder, until this process ends."""
     place = tempfile.TemporaryDirectory()
     LASTING.append(place)
-    return str(write(Path(place.name)))
+    return str(write_table_files(Path(place.name)))
 
 
 LASTING: list[tempfile.TemporaryDirectory] = []
