@@ -26,8 +26,8 @@ class Launches(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def step(output: Path, reads_a_value: bool) -> None:
-    """Take a step, and write the number of launches; in a process of its own, as torch keeps the device."""
+def step(output: Path) -> None:
+    """Take a step and read a value; write what was found. In a process of its own, as torch keeps the device."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend("fake")
@@ -51,16 +51,19 @@ def step(output: Path, reads_a_value: bool) -> None:
         optimizer = module.configure_optimizers()
         with Launches() as launches:
             module.training_step(StepItem(0, item.stage, item.tables, packs), 0, 0, optimizer)
-            if reads_a_value:
-                module.loss.item()
+        try:
+            module.loss.item()
+            reads_values = True
+        except fake_tensor.DataDependentOutputException:
+            reads_values = False
     left = [name for name, p in module.named_parameters() if p.device != device]
     left += [name for state in optimizer.state.values() for name, x in state.items() if x.device != device]
-    output.write_text(json.dumps({"launches": launches.count, "left": left}))
+    output.write_text(json.dumps({"launches": launches.count, "left": left, "reads_values": reads_values}))
 
 
 def test_a_step_reads_no_value_mixes_no_devices_and_launches_a_bounded_number_of_kernels(tmp_path):
-    assert wait_for_exit_code(start_process(step, tmp_path / "found", False)) == 0
+    assert wait_for_exit_code(start_process(step, tmp_path / "found")) == 0
     found = json.loads((tmp_path / "found").read_text())
     assert found["left"] == []
     assert 1000 < found["launches"] < 10_000  # 7,544 with torch 2.13, most of them of attention, run by run
-    assert wait_for_exit_code(start_process(step, tmp_path / "read", True)) == 1
+    assert not found["reads_values"]  # so the step, which has come to its end, has read none

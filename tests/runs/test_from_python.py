@@ -16,8 +16,10 @@ def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
     for language, text in blocks(PAGE):
         assert language == "python"
         exec(text, names)
-    assert names["status"] == "finished" and names["curve"].index.tolist() == list(range(1, 11))
-    assert names["scores"].index.tolist() == [5, 10] and "synthetic" in names["scores"]
+    assert names["status"] == "finished"
+    assert names["curve"].index.tolist() == list(range(1, 11))
+    assert names["scores"].index.tolist() == [5, 10]
+    assert "synthetic" in names["scores"]
     assert names["next_step"] == 12
     assert names["vectors"].shape == (2, 38, names["network"].config.row_dim)
     assert names["weights"]["icl.0"].shape[1:] == (38, 112)

@@ -33,8 +33,10 @@ def test_a_run_as_an_object_after_a_failure_and_a_resume(tmp_path, capfd):
     with pytest.raises(RuntimeError, match="the machine is gone"):
         train(config, [Fail()])
     run = open_run(folder)
-    assert run.status["status"] == "failed" and run.metrics["step"].tolist() == list(range(1, 10))
-    assert run.validation["step"].tolist() == [8] and list(run.checkpoints) == [4, 8]
+    assert run.status["status"] == "failed"
+    assert run.metrics["step"].tolist() == list(range(1, 10))
+    assert run.validation["step"].tolist() == [8]
+    assert list(run.checkpoints) == [4, 8]
 
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -43,16 +45,21 @@ def test_a_run_as_an_object_after_a_failure_and_a_resume(tmp_path, capfd):
     finally:
         torch.set_num_threads(threads)
     assert run.config == config and run.status["status"] == "finished"
-    assert run.metrics["step"].tolist() == list(range(1, 17)) and run.metrics["loss"].gt(0).all()
-    assert run.validation["step"].tolist() == [8, 16] and [start["step"] for start in run.starts] == [0, 8]
-    assert run.evaluation.empty and run.test is None and not run.multipliers.empty
+    assert run.metrics["step"].tolist() == list(range(1, 17))
+    assert run.metrics["loss"].gt(0).all()
+    assert run.validation["step"].tolist() == [8, 16]
+    assert [start["step"] for start in run.starts] == [0, 8]
+    assert run.evaluation.empty
+    assert run.test is None
+    assert not run.multipliers.empty
     Records(folder).append_rows("metrics.csv", *run.metrics.iloc[11:13].to_dict("records"))
     assert run.metrics["step"].tolist() == list(range(1, 14))  # as if steps 12 and 13 had been done again
 
     capfd.readouterr()
     newest, step_12 = run.network("newest"), run.network(12)
     line = capfd.readouterr().err.splitlines()[0]
-    assert line == f"weights   {folder}: the newest, of step 16" and not newest.training
+    assert line == f"weights   {folder}: the newest, of step 16"
+    assert not newest.training
     assert not all(torch.equal(a, b) for a, b in zip(weights_of(newest), weights_of(step_12), strict=True))
     with pytest.raises(ConfigError, match="no checkpoint of step 11; there are 8, 12, 16"):
         run.network(11)
@@ -67,7 +74,8 @@ def test_the_estimator_of_a_run_that_predicts_numbers_is_a_regressor(tmp_path):
     thread = threading.Thread(target=lambda: results.append(train(config)))  # as in a web service
     thread.start()
     thread.join()
-    assert results == ["finished"] and type(open_run(config.run_dir).estimator()) is TabICLRegressor
+    assert results == ["finished"]
+    assert type(open_run(config.run_dir).estimator()) is TabICLRegressor
 
 
 def test_a_run_whose_plugin_is_not_loaded_says_what_to_add(tmp_path):

@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 
@@ -40,35 +41,47 @@ stages = st.builds(
 def test_ranks_share_a_step_without_loss_or_overlap(stage, seed, step, ranks):
     ranks = min(ranks, stage.tables)
     plan = plan_step(CurriculumConfig({"s": stage}), MODEL, seed, step)
-    shares = [[group for pack in plan.packs(rank, ranks) for group in pack] for rank in range(ranks)]
-    assert all(shares)
-    tables = sorted(i for share in shares for group in share for i in group.tables)
-    assert tables == list(range(stage.tables))
     for group in plan.groups:
         group.spec.check()
-        assert len({i // stage.group_size for i in group.tables}) == 1
+        assert len({table // stage.group_size for table in group.tables}) == 1
         low, high = stage.rows
         assert low <= group.spec.num_rows <= high
         assert group.table_tokens == TabICL.pack_tokens(MODEL, group.spec.num_rows, group.spec.num_features)
+
+    tables = []
+    specs = {}
+    for rank in range(ranks):
+        share = list(itertools.chain.from_iterable(plan.packs(rank, ranks)))
+        assert share
+        for group in share:
+            tables += group.tables
+            specs |= dict.fromkeys(group.tables, group.spec)
+    assert sorted(tables) == list(range(stage.tables))
     # The address of a table, its group's included, does not depend on how the step is cut.
-    alone = {i: group.spec for group in plan.groups for i in group.tables}
-    assert {i: group.spec for share in shares for group in share for i in group.tables} == alone
+    for group in plan.groups:
+        assert all(specs[table] == group.spec for table in group.tables)
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(stages, st.integers(0, 2**40), st.integers(0, 4), st.integers(1, 8))
 def test_packs_are_within_the_budget_as_few_as_it_allows_and_even(stage, seed, step, ranks):
     plan = plan_step(CurriculumConfig({"s": stage}), MODEL, seed, step)
-    for rank in range(ranks := min(ranks, stage.tables)):
+    ranks = min(ranks, stage.tables)
+    for rank in range(ranks):
         packs = plan.packs(rank, ranks)
-        tokens = [[group.table_tokens for group in pack for _ in group.tables] for pack in packs]
-        assert all(sum(sizes) <= stage.pack_tokens or len(sizes) == 1 for sizes in tokens)
-        shapes = [(group.spec.num_rows, group.spec.train_size, group.spec.num_features) for p in packs for group in p]
+        tokens = []  # of each table, by pack
+        shapes = []
+        for pack in packs:
+            tokens.append([group.table_tokens for group in pack for _ in group.tables])
+            shapes += [(group.spec.num_rows, group.spec.train_size, group.spec.num_features) for group in pack]
         assert shapes == sorted(shapes)
-        sizes = [size for pack in tokens for size in pack]
-        assert len(packs) == fewest(sizes, stage.pack_tokens)
+        for sizes in tokens:
+            assert sum(sizes) <= stage.pack_tokens or len(sizes) == 1
+
+        all_sizes = [size for sizes in tokens for size in sizes]
+        assert len(packs) == fewest(all_sizes, stage.pack_tokens)
         # If each pack exceeded the mean by more than a table, fewer packs would do; budgets are tried in steps of 2 %.
-        assert max(map(sum, tokens)) <= 1.02 * (sum(sizes) / len(packs) + max(sizes))
+        assert max(map(sum, tokens)) <= 1.02 * (sum(all_sizes) / len(packs) + max(all_sizes))
 
 
 def fewest(sizes: list[int], budget: float) -> int:
@@ -89,17 +102,22 @@ def test_a_step_is_a_function_of_seed_and_step():
 
 
 def test_rows_are_log_uniform_and_features_capped():
-    specs = [group.spec for step in range(60, 100) for group in plan_step(TWO, MODEL, 1, step).groups]
-    logs = np.log([s.num_rows for s in specs])
-    low, high = math.log(400), math.log(60_001)
+    specs = []
+    for step in range(60, 100):
+        specs += [group.spec for group in plan_step(TWO, MODEL, 1, step).groups]
+
     # 2,560 draws: the standard error of the mean is 0.029, of the quartiles about 0.05
+    logs = np.log([spec.num_rows for spec in specs])
+    low, high = math.log(400), math.log(60_001)
     assert abs(logs.mean() - (low + high) / 2) < 0.1
     assert np.allclose(np.quantile(logs, [0.25, 0.75]), [low + (high - low) / 4, low + 3 * (high - low) / 4], atol=0.15)
+
     for rows, most in ((10_241, 80), (20_001, 60), (30_001, 40), (40_001, 30), (50_001, 20)):
-        assert max(s.num_features for s in specs if s.num_rows >= rows) <= most
-    assert max(s.num_features for s in specs if s.num_rows <= 10_240) > 80
-    shares = [s.train_size / s.num_rows for s in specs]
-    assert min(shares) > 0.788 and max(shares) < 0.812
+        assert max(spec.num_features for spec in specs if spec.num_rows >= rows) <= most
+    assert max(spec.num_features for spec in specs if spec.num_rows <= 10_240) > 80
+    labeled = [spec.train_size / spec.num_rows for spec in specs]
+    assert min(labeled) > 0.788
+    assert max(labeled) < 0.812
 
 
 def test_uniform_rows_reach_both_ends():
@@ -130,15 +148,17 @@ def test_stages_follow_each_other():
 
 def imbalance(stage: StageConfig, ranks: int, steps: int) -> tuple[float, float]:
     """Mean over steps of the slowest rank's cost over the lower bound: as assigned, and with tables dealt in turn."""
-    assigned, dealt = [], []
+    assigned = []
+    dealt = []
     for step in range(steps):
         plan = plan_step(CurriculumConfig({"s": stage}), MODEL, 5, step)
-        loads = [sum(group.cost for group in share) for share in plan.assign(ranks)]
         costs = [group.table_cost for group in plan.groups for _ in group.tables]
         bound = max(sum(costs) / ranks, max(costs))
-        assigned.append(max(loads) / bound)
-        dealt.append(max(sum(costs[rank::ranks]) for rank in range(ranks)) / bound)
+        loads = [sum(group.cost for group in share) for share in plan.assign(ranks)]
         assert sum(loads) == pytest.approx(sum(costs))
+        assigned.append(max(loads) / bound)
+        in_turn = [sum(costs[rank::ranks]) for rank in range(ranks)]
+        dealt.append(max(in_turn) / bound)
     return float(np.mean(assigned)), float(np.mean(dealt))
 
 
@@ -169,7 +189,8 @@ def test_ranks_finish_together(stage):
 def test_learning_rate_warms_up_then_follows_its_schedule(schedule):
     stage = StageConfig(steps=1001, warmup=100 / 1001, learning_rate=1.0, final_learning_rate=0.1, schedule=schedule)
     rates = [learning_rate(stage, step) for step in range(stage.steps)]
-    assert rates[0] == pytest.approx(1 / 101) and rates[49] == pytest.approx(50 / 101)
+    assert rates[0] == pytest.approx(1 / 101)
+    assert rates[49] == pytest.approx(50 / 101)
     assert rates[100] == pytest.approx(1.0) and max(rates) == rates[100]
     done = (300 - 100) / 900
     expected = {"cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2, "linear": 1 - 0.9 * done}

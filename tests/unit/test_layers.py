@@ -1,6 +1,7 @@
 """Who may import whom. Imports run downwards only, lazy ones included, and heavy libraries stay where they belong."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def module_name(path: Path) -> str:
 FILES = {module_name(path): path for folder in ("tabicl_train", "priors") for path in (ROOT / folder).rglob("*.py")}
 
 
+@functools.cache  # not at import: parsing takes 0.6 s, which each test process would spend
 def imports(module: str) -> set[str]:
     """Full names of the modules that a file imports, at its top or inside a function."""
     names = set()
@@ -44,9 +46,6 @@ def imports(module: str) -> set[str]:
             full = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in FILES else node.module for name in full}
     return names - {module}
-
-
-IMPORTS = {module: imports(module) for module in FILES}
 
 
 def room_of(module: str) -> str:
@@ -63,7 +62,7 @@ def layer_of(module: str) -> str:
 def test_imports_run_downwards(module):
     if module == "tabicl_train":  # offers the estimators
         return
-    for name in IMPORTS[module]:
+    for name in imports(module):
         if name in FILES and name != "tabicl_train":
             assert LEVEL[layer_of(name)] <= LEVEL[layer_of(module)], f"{module} imports {name}"
 
@@ -76,7 +75,7 @@ def test_no_module_imports_itself_through_others():
         if module in done:
             return
         path.append(module)
-        for name in sorted(IMPORTS[module] & FILES.keys()):
+        for name in sorted(imports(module) & FILES.keys()):
             visit(name)
         path.pop()
         done.add(module)
@@ -90,7 +89,7 @@ def test_heavy_libraries_stay_where_they_belong(room):
     reached, todo = set(), [module for module in FILES if room_of(module) == room]
     while todo:
         module = todo.pop()
-        for name in IMPORTS[module]:
+        for name in imports(module):
             library = name.partition(".")[0]
             allowed = library not in LIBRARIES[room] or (library == "priors" and room == "priors")
             assert allowed, f"{room} reaches {name} through {module}"

@@ -163,7 +163,9 @@ def test_gradients_are_flat_and_aligned():
     gradients.add((torch.ones(3), torch.full((70,), 2.0)), torch.tensor(4.0))
     gradients.add((torch.ones(3), torch.zeros(70)), torch.tensor(1.0))
     assert gradients.flat.sum() == 6 + 140 + 5 and gradients.loss == 5
-    assert torch.equal(a.grad, torch.full((3,), 2.0)) and b.grad.sum() == 140 and c.grad is None
+    assert torch.equal(a.grad, torch.full((3,), 2.0))
+    assert b.grad.sum() == 140
+    assert c.grad is None
     assert all(view.storage_offset() % 64 == 0 for view in gradients.views)
 
 
@@ -206,7 +208,9 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, 
     )  # fmt: skip
     assert sorted(counting.counts) == list(range(1, 17))
     waited = [step for step, count in counting.counts.items() if count]
-    assert waited and set(waited) <= {5, 8, 10, 15, 16} and 5 in waited
+    assert waited
+    assert set(waited) <= {5, 8, 10, 15, 16}
+    assert 5 in waited
 
 
 def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch):
@@ -221,7 +225,8 @@ def test_losses_are_cross_entropies_of_the_query_rows_of_each_table(monkeypatch)
     for (_, y, n), own in zip(tables, logits, strict=True):
         p = own.double().softmax(-1)
         expected.append(-sum(math.log(p[i, label]) for i, label in enumerate(y[n:])) / len(p))
-    assert losses.dtype == torch.float32 and losses.tolist() == pytest.approx(expected, rel=1e-5)
+    assert losses.dtype == torch.float32
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_in_pieces_are_those_of_the_whole():
@@ -234,7 +239,8 @@ def test_gradients_in_pieces_are_those_of_the_whole():
     whole, pieces = Gradients(parameters, []), Gradients(parameters, [])
     module.add_gradients(whole, pack, 5 / 8)
     one, other = pack.halves()
-    assert torch.equal(torch.cat([one.X, other.X]), pack.X) and (len(one), len(other)) == (3, 2)
+    assert torch.equal(torch.cat([one.X, other.X]), pack.X)
+    assert (len(one), len(other)) == (3, 2)
     for piece in (one, *other.halves()):
         module.add_gradients(pieces, piece, len(piece) / 8)
     torch.testing.assert_close(pieces.flat, whole.flat, rtol=1e-4, atol=1e-6)
@@ -262,7 +268,9 @@ def test_packs_of_more_tokens_than_did_not_fit_are_halved(monkeypatch, capsys):
         return losses
 
     expected = losses_after_each_pack(whole)
-    assert module.too_large == math.inf and 0 < expected[0] < expected[1] and whole.flat[:-1].abs().max() > 0.01
+    assert module.too_large == math.inf
+    assert 0 < expected[0] < expected[1]
+    assert whole.flat[:-1].abs().max() > 0.01
 
     tried = []
 

@@ -25,13 +25,16 @@ def test_balanced_classes_count_equally_within_each_table():
     network = small_network().eval()
     pack = Pack.of(tables())
     losses = losses_of(network, pack, None, CrossEntropy(class_weights="balanced"))
-    logits = network(pack).double().log_softmax(1)
-    expected, start = [], 0
+
+    log_probabilities = network(pack).double().log_softmax(1)
+    expected = []
+    start = 0
     for _, y, n in tables():
-        of_rows = [-logits[start + k, label].item() for k, label in enumerate(y[n:])]
-        start += len(y) - n
-        classes = {c: [loss for loss, label in zip(of_rows, y[n:], strict=True) if label == c] for c in y[n:].tolist()}
-        expected.append(sum(sum(own) / len(own) for own in classes.values()) / len(classes))
+        queries = y[n:]
+        of_rows = -log_probabilities[start : start + len(queries)][range(len(queries)), queries]
+        start += len(queries)
+        of_classes = [of_rows[queries == label].mean().item() for label in queries.unique()]
+        expected.append(sum(of_classes) / len(of_classes))
     assert losses.tolist() == pytest.approx(expected, rel=1e-4)
 
 
@@ -99,7 +102,8 @@ class OneNumber(Objective):
 def test_an_objective_that_depends_on_the_other_tables_of_a_pack_is_refused():
     network = small_network()
     for objective in (None, CrossEntropy(0.1, "balanced")):
-        assert mixing_problem(network, objective, {}) is None and network.training
+        assert mixing_problem(network, objective, {}) is None
+        assert network.training
     assert "OverThePack of two tables in one pack differs" in mixing_problem(network, OverThePack(), {})
     assert "OneNumber returns the shape ()" in mixing_problem(network, OneNumber(), {})
     assert mixing_problem(small_network(max_classes=0, num_quantiles=9), Pinball(), {}) is None

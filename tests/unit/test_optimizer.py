@@ -143,7 +143,8 @@ def test_a_step_that_does_not_count_leaves_no_trace(name):
             optimizer.step(taken=torch.tensor(step not in skipped))
         state = [v for w in weights.values() for v in optimizer.state[w].values()]
         ends.append([w.detach() for w in weights.values()] + state)
-    assert len(ends[0]) > 3 and all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert len(ends[0]) > 3
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 def test_cautious_decay_spares_weights_that_the_update_moves_away_from_zero():
@@ -230,21 +231,37 @@ def test_every_parameter_is_in_one_group_and_muon_takes_hidden_matrices_only():
     model = tiny_model()
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     optimizer = build_optimizer(model, OptimizerConfig(name="muon"))
-    grouped = [p for group in optimizer.param_groups for p in group["params"]]
-    assert len(grouped) == len(set(grouped)) == len(names)
-    muon = {names[p] for group in optimizer.param_groups if group["kind"] == "muon" for p in group["params"]}
-    assert muon and all(names_end in ("weight", "in_proj_weight") for names_end in (n.split(".")[-1] for n in muon))
-    for part in ("encoder", "decoder", "in_linear", "cls_tokens", "ind_vectors", "ssmax", "norm"):
-        forbidden = [n for n in muon if part in n.replace("tf_icl", "").replace("tf_col", "").replace("tf_row", "")]
-        assert not forbidden, forbidden
+    grouped = []
+    of_muon = []
     for group in optimizer.param_groups:
+        grouped += group["params"]
+        if group["kind"] == "muon":
+            of_muon += [names[p] for p in group["params"]]
         if not group["decayed"]:
             assert all(p.ndim == 1 for p in group["params"])
-    with pytest.raises(ConfigError, match="there is no optimizer 'sgd'; there are muon, muon_all, adamw"):
-        build_optimizer(model, OptimizerConfig(name="sgd"))
+    assert len(grouped) == len(set(grouped)) == len(names)
+
+    assert of_muon
+    for name in of_muon:
+        assert name.split(".")[-1] in ("weight", "in_proj_weight")
+        inside_stage = name.replace("tf_icl", "").replace("tf_col", "").replace("tf_row", "")
+        for part in ("encoder", "decoder", "in_linear", "cls_tokens", "ind_vectors", "ssmax", "norm"):
+            assert part not in inside_stage
+
+
+def test_muon_takes_the_four_matrices_of_each_block_of_a_sequence_model():
     sequence = SequenceModel(SequenceConfig(num_blocks=2, num_heads=2, width=16))
     (muon, *_) = build_optimizer(sequence, OptimizerConfig(name="muon")).param_groups
-    assert muon["kind"] == "muon" and len(muon["params"]) == 2 * 4  # in_proj, out_proj and two of the MLP in each block
-    for name, kind in (("muon_all", "muon"), ("adamw", "adamw")):
-        groups = build_optimizer(model, OptimizerConfig(name=name)).param_groups
-        assert {group["kind"] for group in groups} == {kind}
+    assert muon["kind"] == "muon"
+    assert len(muon["params"]) == 2 * 4  # in_proj, out_proj and two of the MLP in each block
+
+
+@pytest.mark.parametrize(("name", "kind"), [("muon_all", "muon"), ("adamw", "adamw")])
+def test_other_optimizers_treat_all_parameters_alike(name, kind):
+    groups = build_optimizer(tiny_model(), OptimizerConfig(name=name)).param_groups
+    assert {group["kind"] for group in groups} == {kind}
+
+
+def test_an_unknown_optimizer_is_named():
+    with pytest.raises(ConfigError, match="there is no optimizer 'sgd'; there are muon, muon_all, adamw"):
+        build_optimizer(tiny_model(), OptimizerConfig(name="sgd"))

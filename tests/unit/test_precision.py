@@ -100,7 +100,8 @@ def gpu(monkeypatch):
 def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_told_otherwise(gpu):
     config = compose(gpu)
     set_up_gpu(config.trainer)
-    assert torch.backends.cuda.matmul.allow_tf32 and torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"  # tables do not depend on it
     assert policy(config.trainer) == [
         "precision bf16 mixed, fp32 weights (the default on a GPU)",
@@ -116,7 +117,8 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_t
         "          products of fp32 in full precision", "          repeatable up to rounding",
         "memory    PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
     ]  # fmt: skip
-    assert not os.environ[ALLOCATOR[0]] and not torch.are_deterministic_algorithms_enabled()
+    assert not os.environ[ALLOCATOR[0]]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
@@ -124,7 +126,8 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
     config = compose([*gpu, "trainer.deterministic=true"])
     try:
         set_up_gpu(config.trainer)
-        assert torch.are_deterministic_algorithms_enabled() and os.environ[WORKSPACE[0]] == WORKSPACE[1]
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ[WORKSPACE[0]] == WORKSPACE[1]
         assert not torch.is_deterministic_algorithms_warn_only_enabled()  # flash attention would ignore it
     finally:
         torch.use_deterministic_algorithms(False)
@@ -138,8 +141,10 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
 def test_predictions_after_a_run_have_the_settings_from_before(gpu, monkeypatch):
     monkeypatch.setenv(*WORKSPACE)
     with Process.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
-        assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
-    assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_float32_matmul_precision() == "high"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
@@ -270,6 +275,7 @@ def test_inputs_are_read_in_fp32_and_tokens_are_in_the_format_of_the_run(monkeyp
         for enabled in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 exact_linear(torch.zeros(2, 14), torch.zeros(5, 14), None)
-        assert formats == ["ieee", "ieee"] and torch.get_float32_matmul_precision() == "high"
+        assert formats == ["ieee", "ieee"]
+        assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -52,7 +52,9 @@ def tables_of(item: StepItem) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
 def assert_same(a: StepItem, b: StepItem) -> None:
     assert (a.step, a.stage, a.tables) == (b.step, b.stage, b.tables)
     for p, q in zip(a.packs, b.packs, strict=True):
-        assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and p.shapes == q.shapes
+        assert torch.equal(p.X, q.X)
+        assert torch.equal(p.y, q.y)
+        assert p.shapes == q.shapes
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +111,13 @@ def test_a_worker_draws_each_table_once_and_keeps_few(workers):
         assert not any(is_again(step) for step, _ in own.prior.drawn)
 
 
-def test_ranks_divide_the_tables_of_one_process(undisturbed):
-    both = [list(stream(rank=rank, ranks=2)) for rank in range(2)]
+def test_ranks_divide_the_tables_of_second_uses(undisturbed):
+    first = list(stream(rank=0, ranks=2))
+    second = list(stream(rank=1, ranks=2))
     for step, item in enumerate(undisturbed):
-        parts = [table for items in both for table in tables_of(items[step])]
-        assert sorted(X.flatten().tolist() for X, _, _ in parts) == sorted(
-            X.flatten().tolist() for X, _, _ in tables_of(item)
-        )
+        tables = tables_of(first[step]) + tables_of(second[step])
+        values = sorted(X.flatten().tolist() for X, _, _ in tables)
+        assert values == sorted(X.flatten().tolist() for X, _, _ in tables_of(item))
 
 
 def test_cells_that_hold_the_mean_of_labeled_rows_stay_in_tables_with_these_rows():
@@ -151,7 +153,8 @@ def test_what_has_no_second_use_is_refused(settings, words):
 def test_a_dump_holds_each_table_once(tmp_path):
     settings = ["experiment=smoke", "curriculum.stages.smoke.uses=2", f"output={tmp_path}/tables"]
     result = command("prior", "dump", *settings)
-    assert result.returncode == 2 and "uses is 2; set it in the run that reads the tables" in result.stderr
+    assert result.returncode == 2
+    assert "uses is 2; set it in the run that reads the tables" in result.stderr
 
 
 def test_the_numbers_of_a_table_that_is_shown_are_those_of_training():

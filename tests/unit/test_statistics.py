@@ -46,7 +46,8 @@ def test_intervals_of_special_values():
     assert mean_interval(np.array([[0.9, 1.0], [0.8, 1.0]]), 0, 1).high == 1
     for values in ([0.5], [[0.5]], [[0.5, np.nan], [0.5, 0.5]]):
         single = mean_interval(np.array(values))
-        assert np.isnan([single.low, single.high]).all() and not single.excludes_zero
+        assert np.isnan([single.low, single.high]).all()
+        assert not single.excludes_zero
 
 
 @pytest.mark.parametrize("wins, n", [(0, 4), (4, 4), (3, 10), (40, 75)])
@@ -103,7 +104,8 @@ def test_the_smallest_difference_of_many_is_2_80_standard_errors():
 def test_holm_by_hand():
     # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1, none smaller than the one before
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.6]) == pytest.approx([1, 1]) and holm([0.2]) == pytest.approx([0.2])
+    assert holm([0.9, 0.6]) == pytest.approx([1, 1])
+    assert holm([0.2]) == pytest.approx([0.2])
 
 
 def test_the_signed_rank_test_counts_all_signs():

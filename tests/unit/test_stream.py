@@ -39,8 +39,11 @@ def stream(start: int = 0, rank: int = 0, ranks: int = 1, prior: Prior | None = 
 def assert_same(a, b) -> None:
     assert (a.step, a.stage, a.tables) == (b.step, b.stage, b.tables)
     for p, q in zip(a.packs, b.packs, strict=True):
-        assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and torch.equal(p.sizes, q.sizes)
-        assert p.shapes == q.shapes and p.sizes.tolist() == [list(shape) for shape in p.shapes]
+        assert torch.equal(p.X, q.X)
+        assert torch.equal(p.y, q.y)
+        assert torch.equal(p.sizes, q.sizes)
+        assert p.shapes == q.shapes
+        assert p.sizes.tolist() == [list(shape) for shape in p.shapes]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,8 @@ def test_items_are_the_same_for_any_number_of_workers(workers, undisturbed):
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
     for tensor in (t for item in items for pack in item.packs for t in (pack.X, pack.y, pack.sizes)):
-        assert (workers == 0 or tensor.data_ptr() % 64 == 0) and tensor.is_contiguous()
+        assert workers == 0 or tensor.data_ptr() % 64 == 0
+        assert tensor.is_contiguous()
         tensor.zero_()
     with Loader(stream(start=4), StreamConfig(num_workers=workers)) as loader:
         for a, b in zip(loader, undisturbed[4:], strict=True):
@@ -111,12 +115,18 @@ def test_a_stop_signal_is_obeyed_while_a_worker_draws():
 
 
 def test_ranks_divide_the_tables_of_one_process(undisturbed):
-    def columns(items):
-        return sorted(tuple(t.flatten().tolist()) for item in items for p in item.packs for t, _, _ in p.tables())
+    def values(items):
+        tables = []
+        for item in items:
+            for pack in item.packs:
+                tables += [tuple(X.flatten().tolist()) for X, _, _ in pack.tables()]
+        return sorted(tables)
 
-    both = [item for rank in range(2) for item in stream(rank=rank, ranks=2)]
-    assert columns(both) == columns(undisturbed)
-    assert all(item.packs and item.tables == STAGE.tables for item in both)
+    of_ranks = [*stream(rank=0, ranks=2), *stream(rank=1, ranks=2)]
+    assert values(of_ranks) == values(undisturbed)
+    for item in of_ranks:
+        assert item.packs
+        assert item.tables == STAGE.tables
     assert max(len(item.packs) for item in undisturbed) > 1
 
 
@@ -133,7 +143,8 @@ def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbe
     with Loader(stream(), StreamConfig(num_workers=2), device) as loader:
         assert not devices  # nothing of CUDA before the first item is asked for
         items = list(loader)
-    assert devices == [device] and len(pinned) == 3 * sum(len(item.packs) for item in items)
+    assert devices == [device]
+    assert len(pinned) == 3 * sum(len(item.packs) for item in items)
     for a, b in zip(items, undisturbed, strict=True):
         assert_same(a, b)
     with Loader(stream_of(fail), StreamConfig(), device) as loader, pytest.raises(ZeroDivisionError):

@@ -75,7 +75,8 @@ def test_dense_batches_hold_the_tables_of_a_step_with_zeros_for_dropped_columns(
         for number, (X, y, n) in enumerate(pack.tables()):
             width = X.shape[1]
             assert (n, width) == (train_size, features[number])
-            assert torch.equal(stacked[number, :, :width], X) and torch.equal(labels[number], y)
+            assert torch.equal(stacked[number, :, :width], X)
+            assert torch.equal(labels[number], y)
             assert not stacked[number, :, width:].any()
 
 

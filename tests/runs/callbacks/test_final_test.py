@@ -63,34 +63,55 @@ def streams_of(config, make=final_test_streams):
 
 def query_rows(item) -> set[int]:
     """The numbers of the query rows of an item."""
-    tables = [table for pack in item.packs for table in pack.tables()]
-    return {int(number) for X, _, n in tables for number in (100 * X[n:, 0]).round()}
+    numbers = set()
+    for pack in item.packs:
+        for X, _, n in pack.tables():
+            numbers.update((100 * X[n:, 0]).round().int().tolist())
+    return numbers
 
 
 def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
-    found = found_in(folder / "gains")
-    start, best = load_network(str(folder / "start")), load_network(str(folder / "gains/checkpoints/best.ckpt"))
-    losses: dict[int, list[tuple[float, float]]] = {}
-    items = list(streams_of(configured(folder))["own"])
-    for X, y, n in (table for item in items for pack in item.packs for table in pack.tables()):
-        one = Pack.of([(X, y, n)])
-        with torch.no_grad():
-            before, after = (-model(one).log_softmax(1)[range(len(y) - n), y[n:]] for model in (start, best))
-        for number, *pair in zip((100 * X[n:, 0]).round().int().tolist(), before, after, strict=True):
-            losses.setdefault(number, []).append([float(loss) for loss in pair])
+    losses = losses_by_row(folder)
     assert {number % 4 for number in losses} == {3}  # no row of validation or training
+    assert len(losses) > 40
     of_validation = streams_of(configured(folder), validation_streams)["own"]
-    assert {number % 4 for item in of_validation for number in query_rows(item)} == {2}
+    for item in of_validation:
+        assert {number % 4 for number in query_rows(item)} == {2}
+
     means = np.array([np.mean(pairs, 0) for pairs in losses.values()])
     gains = means[:, 0] - means[:, 1]
     low, high = stats.t.interval(0.95, len(gains) - 1, gains.mean(), stats.sem(gains))
-    own = found["parts"]["own"]
-    assert (own["clusters"], own["of"]) == (len(losses), "rows") and len(losses) > 40
-    assert [own[key] for key in ("start", "best")] == pytest.approx(means.mean(0), rel=1e-5)
-    assert [own[key] for key in ("gain", "low", "high")] == pytest.approx([gains.mean(), low, high], rel=1e-3)
-    assert low > 0 and found["best_step"] > 0 and found["step"] == 6
+    assert low > 0
+
+    found = found_in(folder / "gains")
+    assert found["step"] == 6
+    assert found["best_step"] > 0
+    part = found["parts"]["own"]
+    assert part["clusters"] == len(losses)
+    assert part["of"] == "rows"
+    assert [part["start"], part["best"]] == pytest.approx(means.mean(0), rel=1e-5)
+    assert [part["gain"], part["low"], part["high"]] == pytest.approx([gains.mean(), low, high], rel=1e-3)
     (sentence,) = found["sentences"]
     assert sentence.startswith(f"own rows: better by {gains.mean():.4f} [{low:.4f}, {high:.4f}] on {len(losses)} rows")
+
+
+def losses_by_row(folder) -> dict[int, list[tuple[float, float]]]:
+    """The losses of each row, known by its number, at the start and with the best weights: a pair for each table."""
+    start = load_network(str(folder / "start"))
+    best = load_network(str(folder / "gains/checkpoints/best.ckpt"))
+    losses = {}
+    for item in streams_of(configured(folder))["own"]:
+        for pack in item.packs:
+            for X, y, n in pack.tables():
+                of_models = []
+                for network in (start, best):
+                    with torch.no_grad():
+                        logits = network(Pack.of([(X, y, n)]))
+                    of_models.append(torch.nn.functional.cross_entropy(logits, y[n:], reduction="none").tolist())
+                numbers = (100 * X[n:, 0]).round().int().tolist()
+                for number, before, after in zip(numbers, *of_models, strict=True):
+                    losses.setdefault(number, []).append((before, after))
+    return losses
 
 
 def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_path, capfd):
@@ -151,7 +172,8 @@ def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_pat
     with mock.patch.object(validation, "cluster_means", spread):
         train_on_own_rows(tmp_path / "lucky", *short)
     losses = [float(row["loss"]) for row in read_rows(tmp_path / "lucky/validation.csv")]
-    assert min(losses) < losses[0] and found_in(tmp_path / "lucky")["best_step"] == 0
+    assert min(losses) < losses[0]
+    assert found_in(tmp_path / "lucky")["best_step"] == 0
 
 
 def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
@@ -165,7 +187,8 @@ def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(
     signaled = At(6, lambda stop: stop.handle(signal.SIGTERM))
     settings = [*settings, "validation.every=5"]
     assert train_on_own_rows(tmp_path / "other", *settings, callbacks=(signaled,)) == "preempted"
-    assert read_status(tmp_path / "other")["status"] == "preempted" and not (tmp_path / "other/test.json").exists()
+    assert read_status(tmp_path / "other")["status"] == "preempted"
+    assert not (tmp_path / "other/test.json").exists()
     assert train_on_own_rows(tmp_path / "other", *settings) == "finished"
     assert found_in(tmp_path / "other")["step"] == 6
 
@@ -178,7 +201,8 @@ def test_a_start_without_a_checkpoint_takes_nothing_from_one_that_failed_with_ot
         train_on_own_rows(tmp_path / "run", *GAINS, f"init_weights={folder}/start", callbacks=(At(1, fail),))
     assert (tmp_path / "run/checkpoints/start.ckpt").exists()
     assert train_on_own_rows(tmp_path / "run", *GAINS, "model.embed_dim=8") == "finished"
-    assert not (tmp_path / "run/test.json").exists() and not (tmp_path / "run/checkpoints/start.ckpt").exists()
+    assert not (tmp_path / "run/test.json").exists()
+    assert not (tmp_path / "run/checkpoints/start.ckpt").exists()
 
 
 def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
@@ -193,5 +217,6 @@ def test_the_parts_of_a_mixture_are_scored_apart(folder, tmp_path):
         tables = [streams[part].prior.sample(TableSpec(40, 20, 3, 4), (-2, 0, number)) for number in range(20)]
         assert {isinstance(table.plan, list) for table in tables} == {is_own}
     found = found_in(tmp_path / "run")
-    assert list(found["parts"]) == ["synthetic", "own"] and found["parts"]["synthetic"]["clusters"] == 12
+    assert list(found["parts"]) == ["synthetic", "own"]
+    assert found["parts"]["synthetic"]["clusters"] == 12
     assert [sentence.split(":")[0] for sentence in found["sentences"]] == ["synthetic tables", "own rows"]

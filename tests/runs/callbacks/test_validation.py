@@ -1,5 +1,6 @@
 """Validation during training: what it computes, keeps and prints, and that training does not notice it."""
 
+import itertools
 import json
 import math
 import shutil
@@ -77,7 +78,8 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("validation")
     for name, settings in (("plain", []), ("validated", VALIDATED)):
         np.random.seed(0)
-        train_eight_steps(folder / name, *settings, callbacks=(states := States(),))
+        states = States()
+        train_eight_steps(folder / name, *settings, callbacks=(states,))
         (folder / f"{name}.states").write_text(json.dumps(states.seen))
     return folder
 
@@ -85,33 +87,35 @@ def folder(tmp_path_factory) -> Path:
 def test_a_run_with_validation_is_the_run_without_to_the_bit(folder):
     assert_same_end(folder / "validated", folder / "plain")
     assert (folder / "validated.states").read_text() == (folder / "plain.states").read_text()
-    assert not (folder / "plain/validation.csv").exists() and not (folder / "plain/checkpoints/best.ckpt").exists()
+    assert not (folder / "plain/validation.csv").exists()
+    assert not (folder / "plain/checkpoints/best.ckpt").exists()
 
 
 def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     rows = read_rows(folder / "validated/validation.csv")
     assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best", "trained_range")
-    assert [(row["step"], row["data"]) for row in rows] == [
-        (str(step), data) for step in (4, 8) for data in (SYNTHETIC, SYNTHETIC, *REAL)
-    ]
+    assert [row["step"] for row in rows] == ["4"] * 6 + ["8"] * 6
+    assert [row["data"] for row in rows] == [SYNTHETIC, SYNTHETIC, *REAL] * 2
     assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
+    assert rows[-1]["guess_loss"] == ""
+
     network = load_model(str(folder / "validated"), "newest")
-    for row, item in zip(rows[-6:-4], streams_of(validation_streams), strict=True):
-        losses, right = [], []
-        tables = [table for pack in item.packs for table in pack.tables()]
-        guesses = [guess_loss(y, n) for _, y, n in tables]
-        for X, y, n in tables:
-            one = Pack.of([(X, y, n)])
+    for row, item in zip(rows[6:8], streams_of(validation_streams), strict=True):
+        losses = []
+        accuracies = []
+        guesses = []
+        for X, y, n in itertools.chain.from_iterable(pack.tables() for pack in item.packs):
+            pack = Pack.of([(X, y, n)])
             with torch.no_grad():
-                losses.append(query_losses(network, one).mean().item())
-                p = network(one)
-            right.append((p.argmax(-1) == y[n:]).float().mean().item())
+                losses.append(query_losses(network, pack).mean().item())
+                predicted = network(pack).argmax(-1)
+            accuracies.append((predicted == y[n:]).float().mean().item())
+            guesses.append(guess_loss(y, n))
         assert len(losses) == 6
         assert float(row["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
-        assert float(row["accuracy"]) == pytest.approx(np.mean(right), rel=1e-5)
+        assert float(row["accuracy"]) == pytest.approx(np.mean(accuracies), rel=1e-5)
         assert float(row["guess_loss"]) == pytest.approx(np.mean(guesses), rel=1e-6)
         assert row["roc_auc"] == ""
-    assert rows[-1]["guess_loss"] == ""
 
 
 def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folder):
@@ -171,7 +175,8 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
 def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settings, words, tmp_path, capfd):
     train_eight_steps(tmp_path / "run", *VALIDATED, "validation.every=2", *settings, "trainer.max_steps=2")
     lines = capfd.readouterr().err
-    assert words in lines and lines.index(words) < lines.index("validation step 2")
+    assert words in lines
+    assert lines.index(words) < lines.index("validation step 2")
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
 
 
@@ -210,21 +215,35 @@ def test_the_range_is_handed_on_from_run_to_run(tmp_path):
 
 
 def test_validation_tables_are_the_same_in_every_run():
-    streams = [streams_of(validation_streams, *more) for more in ([], ["seed=5", "model=small"])]
-    for a, b in zip(*streams, strict=True):
-        assert [p.shapes for p in a.packs] == [p.shapes for p in b.packs]
-        assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
+    stream = streams_of(validation_streams)
+    other_run = streams_of(validation_streams, "seed=5", "model=small")
+    for item, other in zip(stream, other_run, strict=True):
+        for pack, same in zip(item.packs, other.packs, strict=True):
+            assert pack.shapes == same.shapes
+            assert torch.equal(pack.X, same.X)
+            assert torch.equal(pack.y, same.y)
 
 
 def test_training_validation_and_test_tables_are_different_ones(monkeypatch):
-    plan, addresses, contents = Dummy.plan, [], []
-    monkeypatch.setattr(Dummy, "plan", lambda self, spec, seed: addresses[-1].add(seed[:3]) or plan(self, spec, seed))
-    for make in (validation_streams, final_test_streams):
-        addresses.append(set())
-        contents.append({pack.X.numpy().tobytes() for item in streams_of(make) for pack in item.packs})
-    of_validation, of_test = addresses
-    assert len(of_validation) == len(of_test) == 12 and not of_validation & of_test
-    assert not contents[0] & contents[1]
+    plan = Dummy.plan
+    addresses = set()
+
+    def noted_plan(self, spec, seed):
+        addresses.add(seed[:3])
+        return plan(self, spec, seed)
+
+    def draw(make) -> tuple[set, set]:
+        """The addresses and the values of the tables of a stream."""
+        addresses.clear()
+        values = {pack.X.numpy().tobytes() for item in streams_of(make) for pack in item.packs}
+        return set(addresses), values
+
+    monkeypatch.setattr(Dummy, "plan", noted_plan)
+    of_validation, validation_values = draw(validation_streams)
+    of_test, test_values = draw(final_test_streams)
+    assert len(of_validation) == len(of_test) == 12
+    assert of_validation.isdisjoint(of_test)
+    assert validation_values.isdisjoint(test_values)
     assert all(seed < 0 for seed, _, _ in of_validation | of_test)
     with pytest.raises(ConfigError, match="seed is -1"):  # so no step's table has such an address
         compose([*SETTINGS, "seed=-1"])
@@ -254,7 +273,8 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     records = Records(tmp_path / "run")
     assert [row["step"] for row in records.rows("validation.csv")][::2] == list("1234567")
     assert {row["step"] for row in records.rows("validation.csv") if row["is_best"] == "1"} == {"1", "2"}
-    assert read_status(tmp_path / "run")["status"] == "finished" and read_status(tmp_path / "run")["step"] == 7
+    assert read_status(tmp_path / "run")["status"] == "finished"
+    assert read_status(tmp_path / "run")["step"] == 7
     for weights in ("trained", "ema"):
         _, actual = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), weights)
         assert_same_state(actual, load_checkpoint(str(tmp_path / "run/checkpoints/step-00000002.ckpt"), weights)[1])
@@ -338,7 +358,8 @@ def test_a_stop_signal_that_another_rank_has_seen_ends_a_validation():
     module = SimpleNamespace(model=torch.nn.Linear(1, 1), precision=None)
     state = SimpleNamespace(step=8, module=module)
     waiting.validate_if_due(state)
-    assert not waiting.has_ended and waiting.end(state, Reason.DONE) is Reason.STOPPED
+    assert not waiting.has_ended
+    assert waiting.end(state, Reason.DONE) is Reason.STOPPED
 
 
 def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
@@ -350,9 +371,11 @@ def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
     settings = [*VALIDATED, "validation.rows=[]", "validation.best=real"]
     train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=1", callbacks=(Break(),))
     rows = read_rows(tmp_path / "run/validation.csv")
-    assert [row["data"] for row in rows] == REAL and {row["roc_auc"] for row in rows} == {"nan"}
+    assert [row["data"] for row in rows] == REAL
+    assert {row["roc_auc"] for row in rows} == {"nan"}
     assert "iris could not be scored" in capfd.readouterr().err
-    assert not (tmp_path / "run/checkpoints/best.ckpt").exists() and {row["is_best"] for row in rows} == {"0"}
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert {row["is_best"] for row in rows} == {"0"}
 
 
 def test_stored_tables_have_none_for_validation(tmp_path):

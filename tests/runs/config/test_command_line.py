@@ -62,7 +62,9 @@ def test_what_keeps_a_run_from_starting_here_is_reported_in_one_line(override, w
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert exit_code(monkeypatch, "train", "experiment=smoke", override) == 2
     error = capfd.readouterr().err
-    assert words in error and error.startswith("error: ") and error.count("\n") == 1
+    assert words in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"file", "closed"}
 
 
@@ -93,7 +95,8 @@ def test_a_missing_extra_is_reported_with_a_way_to_get_it(monkeypatch):
 def test_a_folder_of_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "some_name").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert importlib.util.find_spec("some_name") and not is_installed("some_name")
+    assert importlib.util.find_spec("some_name")
+    assert not is_installed("some_name")
     assert is_installed("torch")
 
 

@@ -153,12 +153,16 @@ def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):
     (line,) = (tmp_path / "stderr.0").read_text().splitlines()
     start = "preflight 2 ranks hold the same weights and gradients, and the gradients match those of one process to "
     # The ranks' packs are cut otherwise than those of one process, so their sums are rounded otherwise.
-    assert line.startswith(start) and line.endswith(", in steps 0..1") and 0 < float(line.split()[-4][:-1]) < 1e-6
+    assert line.startswith(start)
+    assert line.endswith(", in steps 0..1")
+    assert 0 < float(line.split()[-4][:-1]) < 1e-6
 
 
 def test_a_preflight_of_two_ranks_checks_the_exchange_and_then_the_precision(tmp_path):
     settings = [*BF16, "preflight=true", f"run_dir={tmp_path}/run"]
     assert forked.run_ranks(forked.train_command, *settings, folder=tmp_path) == [0, 0]
     lines = (tmp_path / "stderr.0").read_text().splitlines()
-    assert lines[0].startswith("preflight 2 ranks hold the same") and lines[-1] == "preflight bf16 is fit for this run"
-    assert (tmp_path / "stderr.1").read_text() == "" and not os.path.exists(tmp_path / "run")
+    assert lines[0].startswith("preflight 2 ranks hold the same")
+    assert lines[-1] == "preflight bf16 is fit for this run"
+    assert (tmp_path / "stderr.1").read_text() == ""
+    assert not os.path.exists(tmp_path / "run")

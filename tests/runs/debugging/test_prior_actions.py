@@ -20,7 +20,8 @@ def test_describe_counts_tables_and_rejections():
     assert 40 <= float(rows[1]) <= float(rows[5]) <= 80
     accepted = re.search(r"6 tables from (\d+) draws: ([\d.]+)% accepted", result.stdout)
     rejected = sum(int(count) for count in re.findall(r"rejected as \w+ +(\d+)", result.stdout))
-    assert int(accepted[1]) == 6 + rejected and float(accepted[2]) == pytest.approx(600 / int(accepted[1]), abs=0.05)
+    assert int(accepted[1]) == 6 + rejected
+    assert float(accepted[2]) == pytest.approx(600 / int(accepted[1]), abs=0.05)
 
 
 def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
@@ -45,7 +46,8 @@ def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):
     folder = write_table_files(tmp_path / "own", 3)
     monkeypatch.setattr("priors.inspection.describe", lambda tables: f"{len(list(tables))} draws")
     described = command("prior", "describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}")
-    assert described.stdout.splitlines()[-1] == "20 draws" and "20/20" in described.stderr
+    assert described.stdout.splitlines()[-1] == "20 draws"
+    assert "20/20" in described.stderr
     assert command("prior", "describe", "experiment=smoke", "prior=dummy").stdout == "40 draws\n"  # all of the run
 
 
@@ -66,7 +68,9 @@ def test_gallery_is_a_picture_and_a_page_with_every_plan(tmp_path):
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "new/tables.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "new/tables.html").read_text()
-    assert page.count("<details>") == 3 and "data:image/png;base64," in page and "http" not in page
+    assert page.count("<details>") == 3
+    assert "data:image/png;base64," in page
+    assert "http" not in page
 
 
 def test_a_gallery_does_not_replace_a_table_behind_a_link(tmp_path, monkeypatch, capfd):
@@ -77,7 +81,8 @@ def test_a_gallery_does_not_replace_a_table_behind_a_link(tmp_path, monkeypatch,
     output = f"output={tmp_path}/page.png"
     assert exit_code(monkeypatch, "prior", "gallery", *settings, "prior.test_fraction=0", output, "tables=1") == 2
     assert "which is the input prior.folder" in capfd.readouterr().err
-    assert (folder / "table0.csv").read_bytes() == before and not (tmp_path / "page.png").exists()
+    assert (folder / "table0.csv").read_bytes() == before
+    assert not (tmp_path / "page.png").exists()
 
 
 def test_show_draws_the_table_that_training_sees():
@@ -94,7 +99,8 @@ def test_show_draws_the_table_that_training_sees():
 def test_tables_of_a_run_follow_its_curriculum(capfd):
     config = compose(["experiment=smoke", "prior=dummy"])
     assert [address for address, _ in run_tables(config, 5)] == [(0, 0), (0, 4), (1, 0), (1, 4), (2, 0)]
-    assert len(list(run_tables(config, 200))) == 40 and "40/40" in capfd.readouterr().err
+    assert len(list(run_tables(config, 200))) == 40
+    assert "40/40" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -120,7 +126,8 @@ def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_pa
     Path("file").touch()
     assert exit_code(monkeypatch, "prior", *arguments) == 2
     error = capfd.readouterr().err
-    assert message in error and all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
+    assert message in error
+    assert all(line.startswith(("error: ", "usage: ")) for line in error.splitlines())
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
 

@@ -63,7 +63,8 @@ def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypat
     printed = capsys.readouterr().out
     (marked,) = [line.split()[0] for line in printed.splitlines() if line.endswith("<- non-finite")]
     assert marked == str(group.tables[1])
-    assert "the step is skipped" in printed and "non-finite weights: 0" in printed
+    assert "the step is skipped" in printed
+    assert "non-finite weights: 0" in printed
 
 
 def test_a_rewound_run_is_replayed_from_checkpoints_after_the_rewind_only(tmp_path, monkeypatch):
@@ -82,7 +83,9 @@ def test_a_replay_needs_neither_devices_nor_files_that_it_does_not_use():
     values = dataclasses.asdict(compose(["experiment=smoke"]))
     values |= {"init_weights": "gone.ckpt", "trainer": values["trainer"] | {"accelerator": "cuda", "devices": 8}}
     config = from_values(replay_values(values, from_checkpoint=True))
-    assert config.init_weights is None and config.trainer.accelerator == "auto" and config.trainer.devices is None
+    assert config.init_weights is None
+    assert config.trainer.accelerator == "auto"
+    assert config.trainer.devices is None
     with pytest.raises(ConfigError, match=r"init_weights is 'gone\.ckpt'"):  # from step 0 it needs them
         from_values(replay_values(values, from_checkpoint=False))
 

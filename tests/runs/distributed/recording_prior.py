@@ -57,5 +57,7 @@ def assert_same(items, expected) -> None:
     for a, b in zip(items, expected, strict=True):
         assert (a.step, a.stage, a.tables, a.rejections) == (b.step, b.stage, b.tables, b.rejections)
         for p, q in zip(a.packs, b.packs, strict=True):
-            assert torch.equal(p.X, q.X) and torch.equal(p.y, q.y) and torch.equal(p.sizes, q.sizes)
+            assert torch.equal(p.X, q.X)
+            assert torch.equal(p.y, q.y)
+            assert torch.equal(p.sizes, q.sizes)
             assert p.shapes == q.shapes

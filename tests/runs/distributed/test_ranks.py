@@ -64,6 +64,8 @@ def test_a_single_process_needs_no_group():
     ranks = Ranks()
     ranks.connect(60.0)
     ranks.barrier()
-    assert ranks.any(True) and ranks.gather(1) == [1] and ranks.from_first(lambda: 2) == 2
+    assert ranks.any(True)
+    assert ranks.gather(1) == [1]
+    assert ranks.from_first(lambda: 2) == 2
     with pytest.raises(ConfigError, match=r"^no GPU$"):
         ranks.raise_on_all_ranks(["no GPU"])

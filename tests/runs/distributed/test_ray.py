@@ -76,7 +76,9 @@ class TestOnACluster:
         loader.start(2)
         items = [loader.next() for _ in range(2, 9)]
         assert_same(items, list(stream)[2:])
-        assert loader.waited > 0 and loader.drawers == actors and not loader.unavailable
+        assert loader.waited > 0
+        assert loader.drawers == actors
+        assert not loader.unavailable
         tensors = [values for pack in items[0].packs for values in (pack.X, pack.y, pack.sizes)]
         assert all(values.data_ptr() % 64 == 0 for values in tensors)  # the rounding of products may depend on it
         for values in tensors:
@@ -108,7 +110,8 @@ class TestOnACluster:
         assert [loader.next().step for _ in range(2)] == [0, 1]
         with pytest.raises(PriorError) as caught:
             loader.next()
-        assert type(caught.value) is PriorError and str(caught.value) == "no such luck"
+        assert type(caught.value) is PriorError
+        assert str(caught.value) == "no such luck"
         assert "of step 2, seed 5: TableSpec(num_rows=60" in caught.value.__notes__[0]
         assert "recording_prior.py" in str(caught.value.__cause__)  # the stack trace of the actor
 

@@ -23,7 +23,9 @@ def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_pass
         try:
             stop.handle(signal.SIGTERM)
             stop.handle(signal.SIGTERM)  # torchrun passes on what the process group got
-            assert stop.first == 100.0 and stop.cause == "SIGTERM" and not os._exit.called
+            assert stop.first == 100.0
+            assert stop.cause == "SIGTERM"
+            assert not os._exit.called
             with pytest.raises(SystemExit):
                 stop.handle(signal.SIGINT)
             assert worker.wait(60) == -signal.SIGKILL

@@ -33,7 +33,8 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
         assert f"error: {key}" in result.stderr
     assert "did you mean nodes" in command("submit", "experiment=smoke", "submit.nods=2").stderr
     many = command("submit", "experiment=smoke", "submit.nodes=4", "submit.gpus=8", "trainer.devices=8")
-    assert "fewer than the 32 processes" in many.stderr and "trainer.devices is 8; leave it out" in many.stderr
+    assert "fewer than the 32 processes" in many.stderr
+    assert "trainer.devices is 8; leave it out" in many.stderr
     assert (
         "trainer.requeue is true; leave it out" in command("submit", "experiment=smoke", "trainer.requeue=true").stderr
     )
@@ -64,7 +65,8 @@ def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_pa
     result = command("submit", *own, f"run_dir='{tmp_path}/a,b'", f"submit.gpus={gpus}")
     assert result.returncode == 0, result.stderr
     arguments, *_, cores = submitted.call_args.args
-    assert arguments[:3] == own and compose(arguments[2:], str(tmp_path)).run_dir == f"{tmp_path}/a,b"
+    assert arguments[:3] == own
+    assert compose(arguments[2:], str(tmp_path)).run_dir == f"{tmp_path}/a,b"
     assert f"stream.num_workers={workers}" in arguments and cores == workers + 1
 
 
@@ -80,7 +82,8 @@ def test_a_job_is_asked_to_stop_five_minutes_before_its_limit_or_halfway(tmp_pat
 def test_without_slurm_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     result = command("submit", "experiment=smoke", f"run_dir={tmp_path / 'run'}")
-    assert result.returncode == 2 and "the job cannot be submitted: " in result.stderr
+    assert result.returncode == 2
+    assert "the job cannot be submitted: " in result.stderr
 
 
 def parent_of(process: int) -> int:
@@ -96,7 +99,9 @@ def test_ranks_are_started_by_the_elastic_agent(monkeypatch):
         monkeypatch.setenv(name, value)
     agent = get_args_parser().parse_args(Training(["seed=1"], nodes=2, processes=8).command()[3:])
     assert (agent.nnodes, agent.nproc_per_node, agent.rdzv_backend, agent.rdzv_id) == ("2", "8", "c10d", "20007")
-    assert agent.rdzv_endpoint == "gpu03:20007" and "SIGUSR1" in agent.signals_to_handle and agent.module
+    assert agent.rdzv_endpoint == "gpu03:20007"
+    assert "SIGUSR1" in agent.signals_to_handle
+    assert agent.module
     assert [agent.training_script, *agent.training_script_args] == ["tabicl_train", "seed=1"]
 
 

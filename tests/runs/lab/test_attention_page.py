@@ -25,13 +25,16 @@ STEPS = ["tokens", "qkv", "score", "divided", "based", "scaled", "visibility", "
 
 def test_the_page_is_self_contained_and_says_what_it_shows(page, tmp_path):
     source = page.read_text()
-    assert not re.search(r"https?:|url\(|@import|//[a-z]", source) and "default-src 'none'" in source
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", source)
+    assert "default-src 'none'" in source
     assert re.findall(r'data-step="(\w+)"', source) == STEPS
     plain = re.sub(r"<script.*?</script>", "", source, flags=re.S)
     (tmp_path / "plain.html").write_text(plain)
     parsed = Page(tmp_path / "plain.html")
-    assert "no measure of causal importance" in parsed.text and "aria-live" in source
-    assert "prefers-reduced-motion: no-preference" in source and "prefers-color-scheme: dark" in source
+    assert "no measure of causal importance" in parsed.text
+    assert "aria-live" in source
+    assert "prefers-reduced-motion: no-preference" in source
+    assert "prefers-color-scheme: dark" in source
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', source, re.S)[1])
     shown = parsed.table("row", "q . k", "weight")
     assert list(shown) == [f"row {key['row']}: {key['label']}" for key in data["keys"]]
@@ -76,7 +79,9 @@ def test_a_browser_steps_through_it(width, still, page, tmp_path):
                       tmp_path / "walk.html")  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", document, re.S)[1]
     seen = json.loads(title.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
-    assert seen["errors"] == [] and seen["overflow"] <= 0 and seen["back"]
+    assert seen["errors"] == []
+    assert seen["overflow"] <= 0
+    assert seen["back"]
     assert (seen["moves"] == "0s") == still
     order = [*STEPS, "prediction", "prediction", "context", "tokens", "tokens"]
     assert [step for *_, (step,) in seen["seen"]] == order
@@ -88,6 +93,7 @@ def test_a_browser_steps_through_it(width, still, page, tmp_path):
         for name, key in zip(names, data["keys"], strict=True):
             assert float(numbers[step][name]) == pytest.approx(key[step], rel=1e-3)
     hidden = [f"row {row['row']}, a query row" for row in data["hidden"]]
-    assert [numbers["weight"][name] for name in hidden] == ["0"] * 4 and not set(hidden) & set(numbers["score"])
+    assert [numbers["weight"][name] for name in hidden] == ["0"] * 4
+    assert not set(hidden) & set(numbers["score"])
     others = f"{data['rest']['count']} other labeled rows"
     assert float(numbers["weight"][others]) == pytest.approx(data["rest"]["weight"], rel=1e-3)

@@ -28,7 +28,8 @@ def test_tables_are_those_of_the_prior(run_dir):
 def test_mistakes_are_named(run_dir, tmp_path):
     result = command("lab", "entropy", f"folder={tmp_path}/x", f"checkpoint={run_dir}", "rows=[5,20]", "prior=nothing")
     assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert "rows is 5; it must be at least 10" in result.stderr and "prior is 'nothing'" in result.stderr
+    assert "rows is 5; it must be at least 10" in result.stderr
+    assert "prior is 'nothing'" in result.stderr
 
 
 @pytest.mark.slow
@@ -37,9 +38,13 @@ def test_the_command_writes_figure_table_and_page(run_dir, tmp_path):
     result = command("lab", "entropy", f"folder={tmp_path}/entropy", f"checkpoint={run_dir}", *settings)
     assert result.returncode == 0, result.stderr
     frame = pd.read_csv(tmp_path / "entropy" / "entropy.csv")
-    assert list(frame) == ["table", *COLUMNS] and set(frame["n"]) == {20, 50} and set(frame["table"]) == {0}
-    assert frame["entropy"].between(0, 1).all() and frame["top_weight"].between(0, 1).all()
+    assert list(frame) == ["table", *COLUMNS]
+    assert set(frame["n"]) == {20, 50}
+    assert set(frame["table"]) == {0}
+    assert frame["entropy"].between(0, 1).all()
+    assert frame["top_weight"].between(0, 1).all()
     text = (tmp_path / "entropy" / "README.md").read_text()
     own = frame[(frame["queries"] == QUERY) & (frame["layer"] == 1)].groupby("n")["entropy"].mean()
     assert f"| in context: query rows | 1 | {own[20]:.3f} -> {own[50]:.3f} |" in text
-    assert "![" in text and (tmp_path / "entropy" / "entropy.png").stat().st_size > 20_000
+    assert "![" in text
+    assert (tmp_path / "entropy" / "entropy.png").stat().st_size > 20_000

@@ -40,9 +40,11 @@ def test_every_experiment_has_a_folder_a_smallest_size_and_help(name):
 
 def test_the_command_without_an_experiment_lists_them():
     result = command("lab")
-    assert result.returncode == 0 and all(known.question in result.stdout for known in register.experiment.values())
+    assert result.returncode == 0
+    assert all(known.question in result.stdout for known in register.experiment.values())
     result = command("lab", "fadding")
-    assert result.returncode == 2 and "there is no experiment 'fadding'; did you mean 'fading'?" in result.stderr
+    assert result.returncode == 2
+    assert "there is no experiment 'fadding'; did you mean 'fading'?" in result.stderr
 
 
 @pytest.mark.slow  # git, for the page
@@ -50,15 +52,19 @@ def test_fading_writes_a_folder(tmp_path):
     folder = tmp_path / "new" / "fading"
     page = run_small_experiment("fading", folder, "gap=3")
     assert files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
-    assert page.startswith("# Attention fading\n\nAn attention layer") and "| gap | 3.0 |" in page
+    assert page.startswith("# Attention fading\n\nAn attention layer")
+    assert "| gap | 3.0 |" in page
     assert json.loads((folder / "experiment.json").read_text())["options"]["gap"] == 3
     again = run_small_experiment("fading", folder, "gap=4")  # replaces what it wrote
-    assert "| gap | 4.0 |" in again and files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
+    assert "| gap | 4.0 |" in again
+    assert files(folder) == {"experiment.json", "fading.csv", "fading.png", "README.md"}
 
 
 def test_a_mistake_in_the_options_is_told(tmp_path):
     result = command("lab", "fading", f"folder={tmp_path}/x", "gap=-1")
-    assert result.returncode == 2 and not (tmp_path / "x").exists() and "gap is -1.0" in result.stderr
+    assert result.returncode == 2
+    assert not (tmp_path / "x").exists()
+    assert "gap is -1.0" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,9 @@ def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_pa
 def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     result = command("lab", "fading", f"folder={tmp_path}")
-    assert result.returncode == 2 and message in result.stderr and "choose another name" in result.stderr
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "choose another name" in result.stderr
     assert files(tmp_path) == {name} and (tmp_path / name).read_text() == text
 
 
@@ -100,9 +108,12 @@ def test_a_folder_of_something_else_is_refused_and_kept(tmp_path, name, text, me
 def test_needle_at_its_smallest_size_twice(tmp_path):
     page = run_small_experiment("needle", tmp_path)
     scores = pd.read_csv(tmp_path / "needle.csv")
-    assert set(scores["rule"]) == {"softmax", "SSMax", "QASSMax", "SSA"} and len(scores) == 4 * 2 * 2
-    assert scores["accuracy"].between(0, 1).all() and scores["entropy"].between(0, 1).all()
-    assert "No claim is made with fewer than 3 seeds" in page and len(list((tmp_path / "runs").glob("*_rule-*"))) == 4
+    assert set(scores["rule"]) == {"softmax", "SSMax", "QASSMax", "SSA"}
+    assert len(scores) == 4 * 2 * 2
+    assert scores["accuracy"].between(0, 1).all()
+    assert scores["entropy"].between(0, 1).all()
+    assert "No claim is made with fewer than 3 seeds" in page
+    assert len(list((tmp_path / "runs").glob("*_rule-*"))) == 4
     scores.iloc[:9].to_csv(tmp_path / "needle.csv", index=False)  # as if it had been stopped there
     run_small_experiment("needle", tmp_path)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "needle.csv"), scores)
@@ -118,9 +129,12 @@ def test_needle_at_its_smallest_size_twice(tmp_path):
 def test_an_experiment_with_sequences_at_its_smallest_size(name, tests, columns, tmp_path):
     page = run_small_experiment(name, tmp_path)
     scores = pd.read_csv(tmp_path / f"{name}.csv")
-    assert len(scores) == 2 * tests * 2 and set(scores["rule"]) == {"softmax", "SSA"}
-    assert (scores[columns] >= 0).all(axis=None) and "No claim is made with fewer than 3 seeds" in page
-    assert len(list((tmp_path / "runs").glob("*/*_rule-*"))) == 2 and f"({name}.png)" in page
+    assert len(scores) == 2 * tests * 2
+    assert set(scores["rule"]) == {"softmax", "SSA"}
+    assert (scores[columns] >= 0).all(axis=None)
+    assert "No claim is made with fewer than 3 seeds" in page
+    assert len(list((tmp_path / "runs").glob("*/*_rule-*"))) == 2
+    assert f"({name}.png)" in page
     (sweep,) = (tmp_path / "runs").iterdir()
     _, export_command = Sweep(sweep).best_run.commands  # the one that the sweep names at its end
     options = parse_options(ExportOptions, shlex.split(export_command)[1:])
@@ -134,7 +148,8 @@ def test_curriculum_at_its_smallest_size(tmp_path):
     scores = pd.read_csv(tmp_path / "curriculum.csv")
     assert len(scores) == 2 * 3 * 2 * 5 and set(scores["data"]) == {"synthetic"}
     assert sorted(set(scores["n"])) == [16, 32, 64, 128, 256]
-    assert "QASSMax minus SSMax" in page and "Real tables" not in page.partition("## How")[0]
+    assert "QASSMax minus SSMax" in page
+    assert "Real tables" not in page.partition("## How")[0]
 
 
 @pytest.mark.slow  # git, for the page
@@ -161,5 +176,6 @@ def test_exit_codes_are_those_of_a_sweep(tmp_path, monkeypatch, error, code, tex
 def test_classes_need_a_network_that_predicts_them(experiment, settings, tmp_path):
     write_untrained_run(tmp_path / "run", "prior=mlp_scm", "task=regression", "model.num_quantiles=9")
     result = command("lab", experiment, f"folder={tmp_path}/page", f"checkpoint={tmp_path}/run", *settings)
-    assert result.returncode == 2 and "its network predicts numbers" in result.stderr
+    assert result.returncode == 2
+    assert "its network predicts numbers" in result.stderr
     assert not (tmp_path / "page").exists()

@@ -95,9 +95,11 @@ def test_an_experiment_of_a_file_is_listed_checked_and_run(own):
     listed = command("lab", "--help", "plugins=[./mine.py]")
     assert re.search(r"^  mine +how a file is written$", listed.stdout, re.MULTILINE)
     wrong = command("lab", "mine", "folder=x", "time=2", "plugins=[./mine.py]")
-    assert wrong.returncode == 2 and "time: no such setting; did you mean times?" in wrong.stderr
+    assert wrong.returncode == 2
+    assert "time: no such setting; did you mean times?" in wrong.stderr
     result = command("lab", "mine", "folder=x", "times=2", "plugins=[./mine.py]")
-    assert result.returncode == 0 and (own / "x/mine.txt").read_text() == "mine mine "
+    assert result.returncode == 0
+    assert (own / "x/mine.txt").read_text() == "mine mine "
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,9 @@ def test_an_experiment_of_a_file_is_listed_checked_and_run(own):
 def test_a_mistake_of_an_experiment_is_one_line(change, words, own):
     (own / "mine.py").write_text(OWN.replace(*change))
     result = command("lab", "mine", "folder=x", "plugins=[./mine.py]")
-    assert result.returncode == 2 and re.search(words, result.stderr) and not (own / "x").exists()
+    assert result.returncode == 2
+    assert re.search(words, result.stderr)
+    assert not (own / "x").exists()
 
 
 def test_a_folder_of_configurations_inside_a_package_is_searched(own):

@@ -59,7 +59,8 @@ def test_validation_scores_are_those_of_their_definitions(folder):
             assert float(row["accuracy"]) == pytest.approx(torch.cat(hits).mean().item())
         else:
             error = torch.cat(squares).mean().item()
-            assert float(row["rmse"]) == pytest.approx(error**0.5, rel=1e-5) and row["crps"] == row["coverage"] == ""
+            assert float(row["rmse"]) == pytest.approx(error**0.5, rel=1e-5)
+            assert row["crps"] == row["coverage"] == ""
             assert float(row["r2"]) == pytest.approx(1 - error / torch.stack(spreads).mean().item(), rel=1e-4)
 
 
@@ -67,10 +68,13 @@ def test_an_export_is_the_network_and_other_formats_refuse_it(folder, tmp_path):
     source = str(folder / "linear_functions")
     assert "load_network" in export(source, str(tmp_path / "hub"))
     network = load_network(str(tmp_path / "hub"))
-    assert isinstance(network, SequenceModel) and network.config == load_network(source).config
+    assert isinstance(network, SequenceModel)
+    assert network.config == load_network(source).config
     assert_same_state(dict(network.state_dict()), dict(load_network(source).state_dict()))
     card = (tmp_path / "hub" / "README.md").read_text()
-    assert "load_network" in card and "TabICL" not in card and "`linear_functions`" in card
+    assert "load_network" in card
+    assert "TabICL" not in card
+    assert "`linear_functions`" in card
     for output, words in (
         ("a.ckpt", "public format has no networks over sequences"),
         ("a.onnx", "SequenceModel has its own"),
@@ -104,7 +108,8 @@ def test_mistakes_are_told_before_the_run(tmp_path):
         compose(["experiment=smoke", *settings("quantifiers"), *sizes, f"{STAGE}frozen=[icl]"])
     found = caught.value.problems
     words = ("curriculum.stages.smoke.frozen is 'icl'; it must be one of embedding, blocks, head", "rows is [10, 300];")
-    assert any(words[0] in problem for problem in found) and any(words[1] in problem for problem in found)
+    assert any(words[0] in problem for problem in found)
+    assert any(words[1] in problem for problem in found)
     assert any("validation.rows is [300]; 300 rows of 1 numbers and a label are 600 tokens" in line for line in found)
     assert any("real_rows is 200; it must be 0, since this model predicts no real tables" in line for line in found)
     with pytest.raises(ConfigError, match=r"model\.embed_dim: no such setting"):

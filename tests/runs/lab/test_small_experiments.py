@@ -29,10 +29,12 @@ def test_rows(tmp_path, run_dir, table):
     settings = [f"checkpoint={run_dir}", f"table={table}", "target=class"]
     page = run_small_experiment("rows", tmp_path / "rows", *settings, "rows=[30]")
     scores = pd.read_csv(tmp_path / "rows" / "rows.csv")
-    assert scores["rows"].tolist() == [15, 30] and (scores[["peak_gb", "log_loss"]] > 0).all(axis=None)
+    assert scores["rows"].tolist() == [15, 30]
+    assert (scores[["peak_gb", "log_loss"]] > 0).all(axis=None)
     assert "30 labeled rows minus 15" in page
     result = command("lab", "rows", f"folder={tmp_path}/x", *settings)
-    assert result.returncode == 2 and "60000 labeled rows and 2000 query rows are needed" in result.stderr
+    assert result.returncode == 2
+    assert "60000 labeled rows and 2000 query rows are needed" in result.stderr
 
 
 @pytest.mark.slow
@@ -44,7 +46,8 @@ def test_codes(tmp_path, run_dir):
         (10, "digits and groups"): 1, (10, "codes, as many readings"): 1, (10, "codes, as many passes"): 1,
         (20, "digits and groups"): 3, (20, "codes, as many readings"): 2, (20, "codes, as many passes"): 3,
     }  # fmt: skip
-    assert scores["accuracy"].between(0, 1).all() and "| 20 | codes, as many passes | 3 |" in page
+    assert scores["accuracy"].between(0, 1).all()
+    assert "| 20 | codes, as many passes | 3 |" in page
 
 
 @pytest.mark.slow
@@ -54,7 +57,8 @@ def test_haystack(tmp_path):
     scores = pd.read_csv(tmp_path / "haystack.csv")
     assert len(scores) == 5 * 2 * 2 and scores["rule"].nunique() == 5
     assert scores[["needle", "crowd", "entropy"]].apply(lambda column: column.between(0, 1)).all(axis=None)
-    assert "No claim is made with fewer than 3 seeds" in page and "QASSMax minus each other rule" in page
+    assert "No claim is made with fewer than 3 seeds" in page
+    assert "QASSMax minus each other rule" in page
 
 
 @pytest.mark.slow
@@ -62,8 +66,11 @@ def test_haystack(tmp_path):
 def test_scores(tmp_path):
     page = run_small_experiment("scores", tmp_path)
     scores = pd.read_csv(tmp_path / "scores.csv")
-    assert len(scores) == 5 * 6 * 2 and scores["rule"].nunique() == 5 and (scores["error"] > 0).all()
-    assert "SSA minus softmax" in page and "No claim is made with fewer than 3 seeds" in page
+    assert len(scores) == 5 * 6 * 2
+    assert scores["rule"].nunique() == 5
+    assert (scores["error"] > 0).all()
+    assert "SSA minus softmax" in page
+    assert "No claim is made with fewer than 3 seeds" in page
 
 
 @pytest.mark.slow
@@ -71,8 +78,10 @@ def test_scores(tmp_path):
 def test_long_rows(tmp_path):
     page = run_small_experiment("long_rows", tmp_path)
     scores = pd.read_csv(tmp_path / "long_rows.csv")
-    assert len(scores) == 2 * 4 * 2 * 5 and sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
-    assert scores["entropy"].between(0, 1).all() and scores["rule"].nunique() == 4
+    assert len(scores) == 2 * 4 * 2 * 5
+    assert sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
+    assert scores["entropy"].between(0, 1).all()
+    assert scores["rule"].nunique() == 4
     assert "No claim is made with fewer than 3 seeds" in page
 
 

@@ -75,9 +75,11 @@ def test_machines_meet_with_the_same_settings(folder):
 def test_other_machines_do_not_reach_a_single_one(folder):
     loopback = "-m tabicl_train.distributed.loopback --rdzv-backend loopback "
     assert multinode(folder, "a:1", "1", "2", *SETTINGS).returncode == 0
-    assert called(folder).startswith(loopback) and " --nnodes 1 --nproc-per-node 2 " in called(folder)
+    assert called(folder).startswith(loopback)
+    assert " --nnodes 1 --nproc-per-node 2 " in called(folder)
     assert sbatch(folder, *SETTINGS, SLURM_NNODES="1").returncode == 0
-    assert f" python {loopback}" in called(folder) and " --nnodes 1 " in called(folder)
+    assert f" python {loopback}" in called(folder)
+    assert " --nnodes 1 " in called(folder)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,16 @@ def test_other_machines_do_not_reach_a_single_one(folder):
 )
 def test_wrong_arguments_start_no_torchrun(arguments, folder):
     result = multinode(folder, *arguments)
-    assert result.returncode == 2 and ("usage: " in result.stderr or "error: wrong" in result.stderr)
+    assert result.returncode == 2
+    assert "usage: " in result.stderr or "error: wrong" in result.stderr
     assert not called(folder)
 
 
 def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     first, second = (multinode(folder, "a:1", "2", "2", *SETTINGS).stderr for _ in range(2))
     project = folder.parent / "the project"
-    assert f"into {project}/.venv: 2 to 8 GB, some minutes" in first and "into" not in second
+    assert f"into {project}/.venv: 2 to 8 GB, some minutes" in first
+    assert "into" not in second
     (installed,) = (folder / "installed").read_text().splitlines()
     assert installed.endswith(f"-c {project}/launch/constraints.txt -e {project}")
     assert {path.name for path in folder.iterdir()} == {"installed", "calls"}
@@ -129,12 +133,16 @@ def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(folder):
 def test_a_job_with_wrong_settings_trains_nothing(setting, index, message, folder):
     (folder / "settings").write_text("seed=9\n")
     result = sbatch(folder, setting, "run_dir=run", **index)
-    assert result.returncode != 0 and message in result.stderr and not called(folder)
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert not called(folder)
 
 
 def test_a_job_without_settings_does_not_train_the_default(folder):
     result = sbatch(folder)
-    assert result.returncode == 2 and "there are no settings" in result.stderr and not called(folder)
+    assert result.returncode == 2
+    assert "there are no settings" in result.stderr
+    assert not called(folder)
 
 
 def test_each_of_the_weights_gets_a_hub_folder_of_its_name(folder):

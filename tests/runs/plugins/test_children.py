@@ -70,7 +70,8 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
         TabICLClassifier("hub").fit(X, y)
     classifier = TabICLClassifier(str(hub), n_estimators=1, plugins=["./mine.py"])
     unfitted = pickle.dumps(clone(classifier))
-    assert classifier.get_params()["plugins"] == ["./mine.py"] and "mine" not in sys.modules
+    assert classifier.get_params()["plugins"] == ["./mine.py"]
+    assert "mine" not in sys.modules
     expected = classifier.fit(X, y).predict_proba(X)
     joblib.dump((classifier, X, expected), "both.joblib")
     read = [sys.executable, "-c", READ, fresh / "both.joblib"]
@@ -79,8 +80,10 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
 
     forget_plugins()
     copy = pickle.loads(unfitted)
-    assert "mine" in sys.modules and np.array_equal(copy.fit(X, y).predict_proba(X), expected)
-    assert 'plugins=["mine.py"]' in (hub / "README.md").read_text() and load_network(hub, plugins="mine.py")
+    assert "mine" in sys.modules
+    assert np.array_equal(copy.fit(X, y).predict_proba(X), expected)
+    assert 'plugins=["mine.py"]' in (hub / "README.md").read_text()
+    assert load_network(hub, plugins="mine.py")
     change(fresh)
     joblib.load("both.joblib")  # the module is here as it was
     with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; start Python anew"):
@@ -115,7 +118,8 @@ def test_a_spawned_worker_imports_plug_ins_and_refuses_a_changed_file(fresh, mon
     change(fresh)
     monkeypatch.setattr(workers, "get_worker_info", lambda: mock.Mock(id=0))
     ((error, _),) = pickle.loads(sent)
-    assert isinstance(error, ConfigError) and "mine.py has changed since" in str(error)
+    assert isinstance(error, ConfigError)
+    assert "mine.py has changed since" in str(error)
 
 
 def test_an_actor_on_another_machine_gets_the_content_of_the_file(fresh):
@@ -139,7 +143,8 @@ def test_runs_of_a_sweep_and_jobs_get_absolute_paths_with_hashes(fresh, monkeypa
     submit.return_value.paths.stdout = fresh / "log"
     plan = make_plan([*SMOKE, "prior=ring", "prior.radius=1.1,1.2"])
     (argument,) = plugins.arguments()
-    assert argument.startswith(f"plugins=[{fresh}/mine.py#") and f"'plugins=[{fresh}/mine.py]'" in plan.text()
+    assert argument.startswith(f"plugins=[{fresh}/mine.py#")
+    assert f"'plugins=[{fresh}/mine.py]'" in plan.text()
     jobs.start(plan, ["seed=0"], fresh / "run", "", 1)
     assert argument in start.call_args.args[0]
     assert command("submit", *SMOKE, "prior=ring", "run_dir=job").returncode == 0
@@ -184,7 +189,8 @@ def test_a_resume_refuses_another_network_rule_objective_or_optimizer_and_warns_
     forget_plugins()
     change(fresh)
     resumed = command("train", *settings, "trainer.max_steps=2")
-    assert resumed.returncode == 0 and "warning   the hash of the callbacks of mine was " in resumed.stderr
+    assert resumed.returncode == 0
+    assert "warning   the hash of the callbacks of mine was " in resumed.stderr
     (record,) = last_checkpoint(fresh / "run")["run"]["plugins"]
     values = last_checkpoint(fresh / "run")["config"]
     with pytest.raises(ConfigError, match=r"has model.gone=1, which the plug-in mine as it is now does not have"):
@@ -210,13 +216,16 @@ def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fre
     assert written.returncode == 0, written.stderr
     (path,) = shard_paths(fresh / "tables")
     metadata = Shard(path).metadata
-    assert str(fresh) not in str(metadata) and '"place": "a.csv"' in metadata["options"] and metadata["name"] == "ring"
+    assert str(fresh) not in str(metadata)
+    assert '"place": "a.csv"' in metadata["options"]
+    assert metadata["name"] == "ring"
     kept = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
     assert "1 shard kept" in kept.stdout, kept.stderr
     forget_plugins()
     (fresh / "mine.py").write_text(source + "\n")
     refused = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
-    assert refused.returncode == 2 and "belongs to another dump: its plug-in mine is " in refused.stderr
+    assert refused.returncode == 2
+    assert "belongs to another dump: its plug-in mine is " in refused.stderr
 
 
 def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):

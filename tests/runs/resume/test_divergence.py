@@ -45,9 +45,12 @@ def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(spoiled):
     run_dir, error = spoiled
     assert steps(run_dir) == [4]
     good = run_dir / "checkpoints/step-00000004.ckpt"
-    assert str(error).startswith("after step 8, 1 of 4") and f"('init_weights={good}' run_dir=...)" in str(error)
+    assert str(error).startswith("after step 8, 1 of 4")
+    assert f"('init_weights={good}' run_dir=...)" in str(error)
     status = read_status(run_dir)
-    assert status["status"] == "failed" and status["saved"] == 4 and status["cause"] == f"Diverged: {error}"
+    assert status["status"] == "failed"
+    assert status["saved"] == 4
+    assert status["cause"] == f"Diverged: {error}"
 
 
 def test_a_run_does_not_continue_from_weights_that_are_not_finite(spoiled, tmp_path):
@@ -86,7 +89,8 @@ def test_a_run_that_skips_most_steps_or_ends_with_a_bad_loss_has_failed(poisoned
         first = command("train", *arguments)
     again = command("train", *arguments)  # there is nothing left to do
     for result in (first, again):
-        assert result.returncode == 1 and result.stderr.splitlines()[-1].startswith(f"error: {cause}; ")
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith(f"error: {cause}; ")
         assert "finished" not in result.stderr
         status = read_status(tmp_path / "run")
         assert status["status"] == "failed" and status["step"] == 16
@@ -96,7 +100,8 @@ def test_a_run_that_skips_most_steps_or_ends_with_a_bad_loss_has_failed(poisoned
 def test_a_run_that_skips_some_steps_says_how_many(tmp_path):
     with extra_callbacks(Poison({0, *range(8, 15)})):  # half of them
         result = command("train", *SHORT_RUN, f"run_dir={tmp_path}/run", "trainer.log_every=1")
-    assert result.returncode == 0 and "\nfinished  16 steps, 8 of them skipped\n" in result.stderr
+    assert result.returncode == 0
+    assert "\nfinished  16 steps, 8 of them skipped\n" in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("smoke step")]
     assert "step 1/16" in lines[0] and ", 1 step skipped" in lines[0]
     assert "step 16/16" in lines[-1] and ", 8 steps skipped" in lines[-1]

@@ -64,7 +64,8 @@ def test_a_run_killed_again_and_again_ends_as_an_undisturbed_one(tmp_path):
     for name in ("scaling.csv", "validation.csv"):
         assert (torn / name).read_bytes() == (whole / name).read_bytes(), name
     names = [sorted(path.name for path in (run_dir / "checkpoints").iterdir()) for run_dir in (torn, whole)]
-    assert names[0] == names[1] and {path.name for path in torn.iterdir()} == {path.name for path in whole.iterdir()}
+    assert names[0] == names[1]
+    assert {path.name for path in torn.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,8 @@ def test_other_numbers_of_ranks_change_no_more_than_the_order_of_sums(folder):
     codes = run_ranks(train_with_faults, *settings, "stream.num_workers=0", folder=folder, size=3)
     stderr = (folder / "stderr.0").read_text()
     assert codes == [0, 0, 0], stderr
-    assert "step-00000004.ckpt is not a checkpoint" in stderr and "resumed at step 2" in stderr
+    assert "step-00000004.ckpt is not a checkpoint" in stderr
+    assert "resumed at step 2" in stderr
     assert last_checkpoint(run_dir)["run"]["ranks"] == 3
     assert tables(run_dir) == tables(whole) and len(tables(whole)) == STEPS * 8
     assert [step for step, *_ in read_exact_metrics(run_dir)] == [str(step + 1) for step in range(STEPS)]

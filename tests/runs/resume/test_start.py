@@ -47,7 +47,9 @@ def test_a_command_for_fewer_steps_than_are_done_changes_nothing(four_steps, tmp
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "lock"}
     result = command("train", *SHORT_RUN, f"run_dir={run_dir}", "trainer.max_steps=3")
     said = f"{run_dir}: nothing to do, 4 steps are done, and this command asks for 3; the run and its status stay as"
-    assert result.returncode == 0 and result.stderr.startswith(said) and result.stderr.count("\n") == 1
+    assert result.returncode == 0
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("\n") == 1
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "lock"}
 
 
@@ -86,7 +88,10 @@ def test_the_status_tells_the_step_while_a_run_is_trained_and_that_it_was_killed
     assert watch.values == [("running", -1)] * 3  # before the status of the step is written
     values = read_status(tmp_path / "run")
     assert (values["status"], values["step"], values["saved"]) == ("finished", 3, 3)
-    assert values["process"] == os.getpid() and values["host"] and values["time"] and values["launch"] is None
+    assert values["process"] == os.getpid()
+    assert values["host"]
+    assert values["time"]
+    assert values["launch"] is None
     (tmp_path / "run/status.json").write_text(json.dumps(values | {"status": "running"}))
     assert read_status(tmp_path / "run")["status"] == "killed"
     assert read_status(tmp_path) is None
@@ -117,7 +122,8 @@ def train_and_be_killed(run_dir: Path) -> None:
 def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_seed_only(tmp_path):
     run_dir = tmp_path / "run"
     assert wait_for_exit_code(forked.start_process(train_and_be_killed, run_dir)) == -signal.SIGKILL
-    assert saved(run_dir / "checkpoints") == [] and len(read_metrics(run_dir)) == 1
+    assert saved(run_dir / "checkpoints") == []
+    assert len(read_metrics(run_dir)) == 1
     with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 1; to start over, name another run_dir"):
         train_short_run(run_dir, "seed=1", "trainer.max_steps=2")
     assert train_short_run(run_dir, "trainer.max_steps=2") == "finished"
@@ -135,7 +141,8 @@ def test_a_finished_run_refuses_changes_as_others_do_and_its_status_is_made_up_f
     (four_steps / ".hub.1.tmp" / "README.md").write_text("left by a kill")
     assert train_short_run(four_steps, "trainer.max_steps=4") == "finished"
     assert "finished already, 4 steps are done" in capsys.readouterr().err
-    assert read_status(four_steps)["status"] == "finished" and not list(four_steps.glob(".*"))
+    assert read_status(four_steps)["status"] == "finished"
+    assert not list(four_steps.glob(".*"))
 
 
 def test_a_stage_after_the_last_one_is_trained(tmp_path):

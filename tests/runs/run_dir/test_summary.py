@@ -81,14 +81,16 @@ def test_runs_with_damaged_files_are_marked_and_the_others_listed(tmp_path, monk
     write_run(tmp_path / "runs/good", "finished", 7, 62)
     result = command("runs")
     shown = {line.split()[0]: line.split()[1:3] for line in result.stdout.splitlines()[1:]}
-    assert result.returncode == 0 and shown == {
+    assert result.returncode == 0
+    assert shown == {
         "runs/good": ["finished", "7"],
         "runs/rows": ["damaged", "-"],
         **{f"runs/{name}": ["finished", "7/?"] for name in CONFIGS},
         **{f"runs/{name}": ["damaged", "-"] for name in STATUSES},
     }
     warnings = result.stderr.splitlines()
-    assert len(warnings) == len(shown) - 1 and all(line.startswith("warning   runs/") for line in warnings)
+    assert len(warnings) == len(shown) - 1
+    assert all(line.startswith("warning   runs/") for line in warnings)
 
 
 @pytest.mark.parametrize(("folder", "words"), [("none", "none: there is no run"), ("run_dir=x", "give one folder")])

@@ -64,7 +64,8 @@ def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch)
     plan = make_plan(["experiment=smoke", *options])
     jobs.start(plan, ["seed=0"], tmp_path / "run", "", 1)
     arguments, given, folder, cores = submit.call_args.args
-    assert arguments == ["seed=0", "stream.num_workers=8"] and (given.gpus, given.sbatch) == (2, {"mem": "64G"})
+    assert arguments == ["seed=0", "stream.num_workers=8"]
+    assert (given.gpus, given.sbatch) == (2, {"mem": "64G"})
     assert folder == tmp_path / "run" / "jobs" and cores == 9
     assert submit.call_args.kwargs == {"OMP_NUM_THREADS": "1"}  # its workers share the cores
 
@@ -79,10 +80,12 @@ def test_a_run_on_this_machine_needs_no_submitit_and_is_found_by_a_later_call(tm
     try:
         waiting.until(lambda: is_in_use(run_dir), "the run holds its lock")
         found = jobs.find(run_dir, "local")
-        assert found.number == job.number and os.getsid(int(found.number)) == int(found.number) != os.getsid(0)
+        assert found.number == job.number
+        assert os.getsid(int(found.number)) == int(found.number) != os.getsid(0)
         found.stop()
         waiting.until(job.has_ended, "the run has ended")
-        assert job.error() == "asked to stop, with x='a b' on GPU 3" and jobs.find(run_dir, "local") is None
+        assert job.error() == "asked to stop, with x='a b' on GPU 3"
+        assert jobs.find(run_dir, "local") is None
     finally:
         job.submitted.process.kill()
         job.submitted.process.wait()

@@ -111,16 +111,21 @@ def test_a_grid_that_is_killed_twice_ends_with_the_table_of_an_undisturbed_one(t
     assert shown["95% interval"].tolist() == [f"[{low:.4f}, {high:.4f}]" for *_, low, high in expected()]
     assert sweep.text() in result.stdout and len(results(folder)) == 12
     again = command("sweep", *GRID, f"run_dir={folder}")
-    assert again.returncode == 0 and again.stdout == result.stdout and not again.stderr
+    assert again.returncode == 0
+    assert again.stdout == result.stdout
+    assert not again.stderr
 
 
 def test_a_failing_point_does_not_end_the_sweep(tmp_path):
     (tmp_path / "crash").write_text("0.95")
     result = command("train", "-m", *PAIR, f"run_dir={tmp_path}")
-    assert result.returncode == 0 and "it crashes" in result.stdout and "1 finished, 1 failed" in result.stdout
+    assert result.returncode == 0
+    assert "it crashes" in result.stdout
+    assert "1 finished, 1 failed" in result.stdout
     assert [row["status"] for row in results(tmp_path)].count("failed") == 2
     (failed,) = Page(tmp_path / "sweep.html").table("trial", "reason").values()
-    assert failed["momentum"] == "0.95" and failed["reason"].count("it crashes") == 2
+    assert failed["momentum"] == "0.95"
+    assert failed["reason"].count("it crashes") == 2
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "crash").write_text("0.9")
     result = command("train", "-m", *SETTINGS, "optimizer.momentum=0.9", f"run_dir={tmp_path}/alone")
@@ -138,11 +143,13 @@ def test_a_killed_run_is_continued_once(tmp_path, controller):
         for run in (first, second)[number - 1 :]:
             os.kill(int((run / "starts").read_text().split()[-1]), signal.SIGKILL)
     (tmp_path / "hold-0").unlink()
-    assert forked.wait_for_exit_code(process) == 1 and set(starts(tmp_path).values()) == {2}
+    assert forked.wait_for_exit_code(process) == 1
+    assert set(starts(tmp_path).values()) == {2}
     assert [read_status(run)["status"] for run in (first, second)] == ["finished", "killed"]
     assert results(tmp_path)[0]["status"] == "finished"
     (trial,) = load_study(tmp_path).get_trials()
-    assert trial.state == TrialState.FAIL and trial.user_attrs["reason"] == f"{second.name}: it was killed"
+    assert trial.state == TrialState.FAIL
+    assert trial.user_attrs["reason"] == f"{second.name}: it was killed"
 
 
 def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_repaired(tmp_path, controller):
@@ -151,7 +158,9 @@ def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_r
     process = controller(*PAIR, f"run_dir={tmp_path}")
     until_held(tmp_path, 2)
     refused = command("sweep", *PAIR, f"run_dir={tmp_path}")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "in use" in refused.stderr
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "in use" in refused.stderr
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     with open(tmp_path / "study.log", "a") as file:
@@ -162,7 +171,8 @@ def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_r
     for seed in (0, 1):
         (tmp_path / f"hold-{seed}").unlink()
     assert forked.wait_for_exit_code(process) == 0
-    assert set(starts(tmp_path).values()) == {1} and len(Sweep(tmp_path).ranked) == 2
+    assert set(starts(tmp_path).values()) == {1}
+    assert len(Sweep(tmp_path).ranked) == 2
 
 
 def test_a_stop_signal_stops_adopted_runs_too_and_the_same_command_goes_on(tmp_path, controller):
@@ -179,7 +189,8 @@ def test_a_stop_signal_stops_adopted_runs_too_and_the_same_command_goes_on(tmp_p
     assert [read_status(run)["status"] for run in tmp_path.glob("*_seed-0")] == ["preempted"] * 2
     assert "the same command continues it: tabicl-sweep experiment=smoke" in (tmp_path / "stderr.2").read_text()
     (tmp_path / "hold-0").unlink()
-    assert command("sweep", *sweep).returncode == 0 and set(starts(tmp_path).values()) == {2}
+    assert command("sweep", *sweep).returncode == 0
+    assert set(starts(tmp_path).values()) == {2}
 
 
 def test_the_pruner_stops_a_run_and_spares_its_other_seeds(tmp_path):
@@ -190,16 +201,19 @@ def test_the_pruner_stops_a_run_and_spares_its_other_seeds(tmp_path):
     result = command("sweep", *search, "sweep.trials=7")
     assert result.returncode == 0, result.stderr
     *others, last = load_study(tmp_path).get_trials()
-    assert {trial.state for trial in others} == {TrialState.COMPLETE} and last.state == TrialState.PRUNED
+    assert {trial.state for trial in others} == {TrialState.COMPLETE}
+    assert last.state == TrialState.PRUNED
     assert [row["status"] for row in results(tmp_path)[-2:]] == ["pruned", "pruned"]
-    assert len(starts(tmp_path)) == 6 * 2 + 1 and "real/loss" in last.user_attrs["reason"]
+    assert len(starts(tmp_path)) == 6 * 2 + 1
+    assert "real/loss" in last.user_attrs["reason"]
     assert [read_status(run)["status"] for run in tmp_path.glob("006*")] == ["preempted"]
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path):
     assert command("sweep", *PAIR, "seed=0", f"run_dir={tmp_path}").returncode == 0
     result = command("sweep", *PAIR, "optimizer.momentum=0.9", f"run_dir={tmp_path}")
-    assert result.returncode == 2 and "which holds another sweep (seeds was [0]" in result.stderr
+    assert result.returncode == 2
+    assert "which holds another sweep (seeds was [0]" in result.stderr
     assert load_study(tmp_path).get_trials(states=[TrialState.RUNNING]) == []
     assert command("sweep", *PAIR, "seed=0", "stream.num_workers=3", f"run_dir={tmp_path}").returncode == 0
 

@@ -80,7 +80,8 @@ def test_our_step_is_the_axis_of_all_values(tmp_path, monkeypatch):
     logger.log_metrics({"loss": 1.5}, 7)
     logger.log_metrics({"loss": 1.4}, 8)
     logger.close(1)
-    assert init.call_args.kwargs["resume"] == "allow" and init.call_args.kwargs["name"] == "rate-0.1_seed-0"
+    assert init.call_args.kwargs["resume"] == "allow"
+    assert init.call_args.kwargs["name"] == "rate-0.1_seed-0"
     assert run.method_calls == [
         mock.call.define_metric("step"),
         mock.call.define_metric("*", step_metric="step"),

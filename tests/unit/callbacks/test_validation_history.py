@@ -38,17 +38,29 @@ def test_the_end_and_the_best_step_follow_from_the_rows_up_to_a_step(losses, end
 
 
 def test_only_scores_on_the_same_tables_are_compared():
-    settings, (best,) = ValidationConfig(every=1, best="own", patience=2), rows([0.5])
-    (worse,), (better,) = rows([0.6]), rows([0.4])
-    assert not is_improvement([worse], [best], settings) and is_improvement([better], [best], settings)
+    settings = ValidationConfig(every=1, best="own", patience=2)
+    (best,), (worse,), (better,) = rows([0.5]), rows([0.6]), rows([0.4])
+    assert is_improvement([better], [best], settings)
+    assert not is_improvement([worse], [best], settings)
+    assert is_improvement([worse], [], settings)
+    assert not is_improvement(rows([NAN]), [], settings)
     assert is_improvement(rows([0.6], guess_loss=1.5), [best], settings)  # other tables of the same size
-    assert is_improvement([worse], [], settings) and not is_improvement(rows([NAN]), [], settings)
+
+    # other tables do not count as steps without an improvement
     changed = [row | {"step": str(step)} for step, row in enumerate(rows([0.9, 0.9, 0.8, 0.9], guess_loss=1.5), 2)]
-    ended = [read_history([best, *changed], settings, step).ended for step in range(1, 6)]
-    assert ended == [None] * 5
+    for step in range(1, 6):
+        assert read_history([best, *changed], settings, step).ended is None
+
+
+def test_real_tables_are_compared_by_roc_auc_alone():
+    settings = ValidationConfig(every=1, best="real")
+    (best,), (worse,), (better,) = rows([0.5]), rows([0.4]), rows([0.6])
     for row in (best, worse, better):
         row |= {"data": "iris", "roc_auc": row["loss"], "guess_loss": ""}
-    settings = ValidationConfig(every=1, best="real")
-    assert is_improvement([worse], [best], settings) and not is_improvement([better], [best], settings)
-    synthetic = [rows([1.0], guess_loss)[0] | {"data": "synthetic"} for guess_loss in (1.5, 1.6)]  # does not decide
-    assert not is_improvement([better, synthetic[0]], [best, synthetic[1]], settings)
+    assert is_improvement([better], [best], settings)
+    assert not is_improvement([worse], [best], settings)
+
+    (synthetic,) = rows([1.0], 1.5)
+    (other_synthetic,) = rows([1.0], 1.6)
+    synthetic["data"] = other_synthetic["data"] = "synthetic"  # it does not decide
+    assert not is_improvement([worse, synthetic], [best, other_synthetic], settings)

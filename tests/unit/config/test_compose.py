@@ -38,7 +38,9 @@ def test_every_yaml_composes(file):
     if group == "experiment":
         comment = file.read_text().partition("defaults:")[0]
         steps, tables = config.total_steps, config.curriculum.tables_before(config.total_steps)
-        assert f"Cost: {steps:,} steps" in comment and "FLOPs" in comment and "Hardware: " in comment
+        assert f"Cost: {steps:,} steps" in comment
+        assert "FLOPs" in comment
+        assert "Hardware: " in comment
         assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
     assert config.total_steps > 0
 
@@ -58,11 +60,13 @@ def test_a_run_composes_once_and_builds_its_prior_once():
         wrong = ["experiment=smoke", "prior=needle", "model.embed_dm=3", "trainer.devices=x", "seed=-1", "a=1"]
         with pytest.raises(ConfigError) as caught:
             compose(wrong)
-        assert len(caught.value.problems) == 4 and (composed.call_count, built.call_count) == (1, 1)
+        assert len(caught.value.problems) == 4
+        assert (composed.call_count, built.call_count) == (1, 1)
         config = compose(["experiment=smoke", "prior=needle", "seed=3"])
         start_problems(config)
         prior = build_prior(config.prior)
-        assert prior.needles == config.prior["needles"] and (composed.call_count, built.call_count) == (1, 2)
+        assert prior.needles == config.prior["needles"]
+        assert (composed.call_count, built.call_count) == (1, 2)
     assert build_prior(compose(["experiment=smoke", "prior=needle"]).prior) is not prior, "its files may have changed"
     assert build_prior(config.prior | {"needles": 2}).needles == 2
 
@@ -111,8 +115,10 @@ def test_the_task_is_a_property_of_the_model():
     assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
     assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9
     regressor, classifier = (compose([f"experiment={name}"]) for name in ("tabicl_v2_regression", "tabicl_v2"))
-    assert regressor.model == TabICLConfig(max_classes=0, bias_free_ln=True) and regressor.guard.loss == guard.loss
-    assert regressor.curriculum == classifier.curriculum and regressor.optimizer == classifier.optimizer
+    assert regressor.model == TabICLConfig(max_classes=0, bias_free_ln=True)
+    assert regressor.guard.loss == guard.loss
+    assert regressor.curriculum == classifier.curriculum
+    assert regressor.optimizer == classifier.optimizer
 
 
 def test_the_recipe_of_tabicl_v2_is_the_published_one_but_for_the_corrections_of_its_replication():

@@ -40,7 +40,8 @@ def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monk
         (tmp_path / name).write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     config = compose(["experiment=outside", "prior.radius=1.2"])
-    assert config.model.embed_dim == 8 and config.prior == {"name": "ring", "radius": 1.2}
+    assert config.model.embed_dim == 8
+    assert config.prior == {"name": "ring", "radius": 1.2}
     assert build_prior(config.prior).sample(TableSpec(200, 100, 2), 0).X.shape == (200, 2)
     printed = command("train", "experiment=outside", "--cfg", "job").stdout
     assert "  radius: 1.5\n" in printed and "  embed_dim: 8\n" in printed

@@ -31,17 +31,29 @@ def test_every_option_has_a_sentence(cls):
 
 def test_every_key_that_a_message_names_is_a_setting():
     keys = set(flatten(dataclasses.asdict(compose(["experiment=smoke"]))))
-    keys |= {f"prior.{field.name}" for cls in PRIORS for field in dataclasses.fields(cls)} | {"prior.components.disk"}
-    keys |= {
-        f"model.{field.name}" for family in register.network.values() for field in dataclasses.fields(family.settings)
-    }
-    tops = "|".join({key.partition(".")[0] for key in keys if "." in key})
-    texts = [node.value for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if is_text(node)]
-    named = {key.rstrip(".") for text in texts for key in re.findall(rf"(?<![\w./])(?:{tops})\.[a-z_][a-z_.]*", text)}
-    named = {key for key in named if not key.endswith((".csv", ".png", ".ckpt", ".json", ".safetensors"))}
+    for prior in PRIORS:
+        keys |= {f"prior.{field.name}" for field in dataclasses.fields(prior)}
+    for family in register.network.values():
+        keys |= {f"model.{field.name}" for field in dataclasses.fields(family.settings)}
+    keys.add("prior.components.disk")
+
+    sections = "|".join({key.partition(".")[0] for key in keys if "." in key})
+    pattern = re.compile(rf"(?<![\w./])(?:{sections})\.[a-z_][a-z_.]*")
+    named = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if is_text(node):
+                named |= {key.rstrip(".") for key in pattern.findall(node.value)}
+    files = (".csv", ".png", ".ckpt", ".json", ".safetensors")
+    named = {key for key in named if not key.endswith(files)}
     assert len(named) > 30
-    stages = r"curriculum\.stages(\.|$)|model\.family"
-    assert [key for key in named if not re.match(stages, key) and not any(k.startswith(key) for k in keys)] == []
+
+    wrong = []
+    for key in named:
+        is_free = re.match(r"curriculum\.stages(\.|$)|model\.family", key)
+        if not is_free and not any(setting.startswith(key) for setting in keys):
+            wrong.append(key)
+    assert wrong == []
 
 
 def is_text(node: ast.AST) -> bool:

@@ -52,7 +52,8 @@ def test_two_arms_are_compared_on_the_tasks_and_splits_that_both_have():
         (expected.mean, expected.low, expected.high)
     )
     assert found.wins.mean == pytest.approx(np.mean(np.array(leads) > 0))
-    assert paired.left_out == ["1 task without scores of every arm"] and (paired.of, found.tasks) == (8, 7)
+    assert paired.left_out == ["1 task without scores of every arm"]
+    assert (paired.of, found.tasks) == (8, 7)
 
 
 def test_seeds_are_paired_and_a_fixed_arm_is_paired_with_all_of_them():
@@ -60,7 +61,8 @@ def test_seeds_are_paired_and_a_fixed_arm_is_paired_with_all_of_them():
     b = Arm("B", {2: drawn(5), 0: drawn(6), 7: drawn(7)})
     fixed = Arm("fixed", {None: drawn(9)})
     paired = pair([a, b, fixed])
-    assert paired.seeds == [0, 2] and paired.left_out[0] == "of A the seeds 1, which another arm lacks"
+    assert paired.seeds == [0, 2]
+    assert paired.left_out[0] == "of A the seeds 1, which another arm lacks"
     of_b, of_fixed = compare(paired, "roc_auc").pairs
     for found, others in ((of_b, b.scores), (of_fixed, {0: fixed.scores[None], 2: fixed.scores[None]})):
         leads = np.array([mean_lead(a.scores[seed], others[seed]) for seed in (0, 2)])
@@ -76,17 +78,19 @@ def test_seeds_are_paired_and_a_fixed_arm_is_paired_with_all_of_them():
 
 
 def test_tasks_outside_the_trained_range_of_any_arm_count_only_if_asked_for():
-    where = [("outside" if task == "task0" else "inside") for task in TASKS for _ in range(3)]
-    elsewhere = [("outside" if task == "task5" else "unknown") for task in TASKS for _ in range(3)]
-    arms = [
-        Arm("A", {None: drawn(0, trained_range=where)}),
-        Arm("B", {None: drawn(1, trained_range=elsewhere)}),
-        Arm("forest", {None: drawn(2, trained_range=["outside"] * 24)}, is_trained=False),
-    ]
-    assert pair(arms).tasks == [task for task in TASKS if task not in ("task0", "task5")]
-    assert pair(arms, outside=True).tasks == TASKS
+    # three splits of each task
+    of_a = np.repeat(["outside" if task == "task0" else "inside" for task in TASKS], 3).tolist()
+    of_b = np.repeat(["outside" if task == "task5" else "unknown" for task in TASKS], 3).tolist()
+    everything_outside = ["outside"] * 24
+    a = Arm("A", {None: drawn(0, trained_range=of_a)})
+    b = Arm("B", {None: drawn(1, trained_range=of_b)})
+    forest = Arm("forest", {None: drawn(2, trained_range=everything_outside)}, is_trained=False)
+
+    assert pair([a, b, forest]).tasks == [task for task in TASKS if task not in ("task0", "task5")]
+    assert pair([a, b, forest], outside=True).tasks == TASKS
+    c = Arm("C", {None: drawn(1, trained_range=everything_outside)})
     with pytest.raises(ConfigError, match="outside=true takes those outside"):
-        pair([arms[0], Arm("C", {None: drawn(1, trained_range=["outside"] * 24)})])
+        pair([a, c])
 
 
 def test_a_lead_is_positive_if_the_first_is_better_and_r2_below_0_counts_as_0():
@@ -127,23 +131,29 @@ def test_what_it_says():
     assert sentence({None: base}, {None: base}) == "A and B have the same ROC AUC on 8 tasks"
     found = compare(pair([Arm("A", {None: base}), Arm("B", {None: noisy})]), "roc_auc").pairs[0]
     power = f"one of {found.smallest_shown:.4f} would have been seen with a probability of 80 %"
-    assert found.sentence.startswith("no difference between A and B is shown: ") and found.sentence.endswith(power)
+    assert found.sentence.startswith("no difference between A and B is shown: ")
+    assert found.sentence.endswith(power)
     alone = sentence({0: base}, {0: better}, by_seed=True)
     assert alone == "B leads A by 0.0500 of ROC AUC over 1 seed; more seeds are needed for an interval"
 
 
 def test_it_says_where_an_interval_is_not_one_over_tasks():
-    arms = [Arm(name, {seed: drawn(seed + shift) for seed in range(2)}) for name, shift in (("A", 0), ("B", 5))]
+    arms = [Arm("A", {0: drawn(0), 1: drawn(1)}), Arm("B", {0: drawn(5), 1: drawn(6)})]
     paired = pair(arms)
     assert "two seeds say little" in as_text(paired, [compare(paired, "roc_auc")])
-    one_task = [Arm(arm.name, {seed: each.loc[["task0"]] for seed, each in arm.scores.items()}) for arm in arms]
-    assert "over 2 seeds on a single task" in compare(pair(one_task), "roc_auc").pairs[0].sentence
+
+    on_one_task = []
+    for arm in arms:
+        on_one_task.append(Arm(arm.name, {seed: scores.loc[["task0"]] for seed, scores in arm.scores.items()}))
+    (difference,) = compare(pair(on_one_task), "roc_auc").pairs
+    assert "over 2 seeds on a single task" in difference.sentence
 
 
 def test_ranks_and_groups():
     arms = [Arm("low", {None: drawn(0)}), Arm("high", {None: drawn(0, 0.2)}), Arm("middle", {None: drawn(0, 0.1)})]
     found = compare(pair(arms), "roc_auc", reference="high")
-    assert found.names == ["high", "low", "middle"] and found.ranks.means.to_dict() == {
+    assert found.names == ["high", "low", "middle"]
+    assert found.ranks.means.to_dict() == {
         "high": 1,
         "middle": 2,
         "low": 3,
@@ -161,7 +171,9 @@ def test_arms_can_have_any_name_in_latex():
     paired = pair(arms)
     comparison = compare(paired, "roc_auc")
     text = as_latex([comparison])
-    assert r"lead of a\_b \& 50\%" in text and r"\{C\} & 0." in text and r"\toprule" in text
+    assert r"lead of a\_b \& 50\%" in text
+    assert r"\{C\} & 0." in text
+    assert r"\toprule" in text
     assert text.count("&") - text.count(r"\&") == 3 * 5
     assert "a_b & 50%" in as_text(paired, [comparison])
 
@@ -189,7 +201,8 @@ def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
     assert command("compare", "one.csv", "two.csv").returncode == 0  # again
 
     refused = command("compare", "one.csv")  # its network with its other method
-    assert refused.returncode == 2 and "compares other arms: set overwrite=true" in refused.stderr
+    assert refused.returncode == 2
+    assert "compares other arms: set overwrite=true" in refused.stderr
     result = command("compare", "one.csv", "two.csv", "two.csv:random forest", "overwrite=true", "metric=roc_auc")
     assert result.returncode == 0 and "mean ranks by ROC AUC on 7 tasks" in result.stdout, result.stderr
     assert {"ranks.pdf", "ranks.png"} < {path.name for path in (tmp_path / "comparison").iterdir()}
@@ -238,7 +251,8 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     words = ["tiny.ckpt", "half.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=2"]
     result = command("compare", *words)
     assert result.returncode == 0, result.stderr
-    assert "3 arms on 2 of 2 tasks, 2 splits" in result.stdout and "is not recorded" in result.stdout
+    assert "3 arms on 2 of 2 tasks, 2 splits" in result.stdout
+    assert "is not recorded" in result.stdout
     assert scored == ["tiny.ckpt", "half.ckpt"]
     again = command("compare", *words)
     assert again.stdout == result.stdout and len(scored) == 2
@@ -260,4 +274,5 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     assert len(scored) == 7
     save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), tmp_path / "numbers.ckpt")
     mixed = command("compare", "tiny.ckpt", "numbers.ckpt", *words[3:])
-    assert mixed.returncode == 2 and "predicts classes and numbers numbers" in mixed.stderr
+    assert mixed.returncode == 2
+    assert "predicts classes and numbers numbers" in mixed.stderr

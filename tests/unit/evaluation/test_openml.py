@@ -55,13 +55,15 @@ def test_every_protocol_runs(tasks, number, scores, labeled_rows, remark, protoc
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1].startswith(remark)
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert rows["data"].nunique() == number and set(rows.groupby(["data", "method"]).size()) == {scores}
+    assert rows["data"].nunique() == number
+    assert set(rows.groupby(["data", "method"]).size()) == {scores}
     assert set(rows["labeled_rows"]) == {labeled_rows}
 
 
 def test_a_regressor_has_the_tasks_with_numbers(protocols):
     found = listed(protocols, "tabarena_lite", numbers=True)
-    assert len(found) == 13 and {"diamonds", "wine_quality"} <= {source.name for source in found}
+    assert len(found) == 13
+    assert {"diamonds", "wine_quality"} <= {source.name for source in found}
     task = found[0].load(None)
     assert task.is_regression and task.X.shape == (60, 4)
     with pytest.raises(ConfigError, match="tasks is 'nano', all of which predict classes, and the network numbers"):
@@ -132,14 +134,16 @@ def test_a_folder_is_read_as_the_package_reads_it(form, tmp_path, monkeypatch):
     monkeypatch.setattr(openml.config, "_root_cache_directory", tmp_path)
     its_task = openml.tasks.get_task(5, download_splits=True, download_data=True)
     X, y, is_category, _ = its_task.get_dataset().get_data(target=its_task.target_name)
-    assert list(task.X) == list(X) == ["x0", "x1", "x2", "color"] and is_category == [False] * 3 + [True]
+    assert list(task.X) == list(X) == ["x0", "x1", "x2", "color"]
+    assert is_category == [False] * 3 + [True]
     assert task.X["color"].astype(str).tolist() == X["color"].astype(str).tolist()
     assert np.allclose(task.X[["x0", "x1", "x2"]], X[["x0", "x1", "x2"]].astype(float), equal_nan=True)
     assert [f"c{label}" for label in task.y] == y.astype(str).tolist()
     assert len(list(task.splits(None))) == 3 and len(task.folds) == 6  # those of the first repeat, and all
     for number, split in enumerate(task.splits(6)):
         its_labeled, its_query = its_task.get_train_test_split_indices(repeat=number // 3, fold=number % 3)
-        assert split.labeled.tolist() == its_labeled.tolist() and split.query.tolist() == its_query.tolist()
+        assert split.labeled.tolist() == its_labeled.tolist()
+        assert split.query.tolist() == its_query.tolist()
 
 
 class Trap:
@@ -169,7 +173,8 @@ def test_tasks_by_number_with_fewer_folds_and_rows(tmp_path, checkpoint, monkeyp
     assert result.returncode == 0, result.stderr
     assert "1 task of the other kind left out: the network predicts classes" in result.stderr
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert rows.groupby("data").size().to_dict() == {"made (5)": 4, "made (8)": 4} and set(rows["rows"]) == {60}
+    assert rows.groupby("data").size().to_dict() == {"made (5)": 4, "made (8)": 4}
+    assert set(rows["rows"]) == {60}
     assert set(rows["labeled_rows"]) < set(range(30, 50))
     (source,) = listed(tmp_path, "8")
     sampled, whole = source.load(60), source.load(None)
@@ -189,7 +194,9 @@ def test_whether_it_is_the_protocol_of_others_is_said(protocols, checkpoint, mon
     said = "by the protocol of nano, by which a random forest has 0.8068 (arXiv 2606.03681)"
     assert result.stdout.splitlines()[-1] == said
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert list(rows["split"]) == [0, 0] and set(rows["labeled_rows"]) == {48} and set(rows["rows"]) == {60}
+    assert list(rows["split"]) == [0, 0]
+    assert set(rows["labeled_rows"]) == {48}
+    assert set(rows["rows"]) == {60}
     monkeypatch.chdir(tmp_path)
     compared = command("compare", "rows.csv", *settings[1:], "tasks=nano", settings[0].removeprefix("checkpoint="))
     assert compared.returncode == 0 and "the same ROC AUC on 2 tasks" in compared.stdout, compared.stderr
@@ -199,7 +206,8 @@ def test_whether_it_is_the_protocol_of_others_is_said(protocols, checkpoint, mon
     assert last.endswith(": splits is 1, not 5; rows is 40, not 1000")
     assert openml_cache.CC18_D3.remark(None, None, 54, 55).endswith("of others: 54 of 55 tasks are scored")
     result = command("evaluate", *settings, "tasks=nano", "splits=6")
-    assert result.returncode == 2 and "splits is 6; a task of suite=openml has 5" in result.stderr
+    assert result.returncode == 2
+    assert "splits is 6; a task of suite=openml has 5" in result.stderr
 
 
 def test_what_is_missing_or_wrong_is_one_line(tmp_path, checkpoint):
@@ -245,7 +253,8 @@ def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch, capsys):
     package.tasks = types.SimpleNamespace(get_task=get_task)
     monkeypatch.setitem(sys.modules, "openml", package)
     openml_cache.main([f"folder={tmp_path}", "tasks=5,7"])
-    assert asked == [str(tmp_path), (7, True)] and "2 tasks of 5,7: " in capsys.readouterr().err
+    assert asked == [str(tmp_path), (7, True)]
+    assert "2 tasks of 5,7: " in capsys.readouterr().err
     for words, message in (
         ([f"folder={tmp_path}", "tasks=8"], r"task 8 cannot be downloaded \(OSError: no route\); the same command"),
         (
@@ -255,7 +264,8 @@ def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch, capsys):
     ):
         with pytest.raises(SystemExit) as ending:
             openml_cache.main(words)
-        assert ending.value.code == 2 and re.search(message, capsys.readouterr().err)
+        assert ending.value.code == 2
+        assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_table_for_bencheval_and_elo(protocols, checkpoint, tmp_path, monkeypatch, capsys):
@@ -276,7 +286,8 @@ def test_the_table_for_bencheval_and_elo(protocols, checkpoint, tmp_path, monkey
     assert "Elo" in heading and " 1000 [" in forest
 
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert list(rows) == ["method", "task", "seed", "metric_error"] and set(rows["method"]) == {"tiny", *others}
+    assert list(rows) == ["method", "task", "seed", "metric_error"]
+    assert set(rows["method"]) == {"tiny", *others}
     two = scores["classes"] == 2
     assert 0 < two.sum() < len(two) == 6 * 3
     assert np.allclose(rows["metric_error"][two], 1 - scores["roc_auc"][two])
@@ -284,6 +295,7 @@ def test_the_table_for_bencheval_and_elo(protocols, checkpoint, tmp_path, monkey
     board = BenchmarkEvaluator(seed_column="seed", columns_to_agg_extra=[]).leaderboard(
         rows, elo_kwargs={"calibration_framework": "random forest", "calibration_elo": 1000}
     )
-    assert board.loc["random forest", "elo"] == 1000 and {"improvability", "winrate"} <= set(board)
+    assert board.loc["random forest", "elo"] == 1000
+    assert {"improvability", "winrate"} <= set(board)
     with pytest.raises(ConfigError, match=r"format is 'bencheval'; name the file: output=FILE\.csv"):
         evaluation.evaluate(dataclasses.replace(options, output=None))

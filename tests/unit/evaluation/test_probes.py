@@ -36,11 +36,13 @@ def test_draws_are_fixed_and_differ():
     first, second = (Probe("lookup", 50, numbers=True) for _ in range(2))
     draws = list(first.splits(3))
     assert all(a.X.equals(b.X) and (a.y == b.y).all() for a, b in zip(draws, second.splits(3), strict=True))
-    assert not draws[0].X.equals(draws[1].X) and not draws[0].X.equals(Probe("lookup", 50, numbers=False).X)
+    assert not draws[0].X.equals(draws[1].X)
+    assert not draws[0].X.equals(Probe("lookup", 50, numbers=False).X)
     assert draws[2].y[:3] == pytest.approx([0.8925480283, -0.9995896887, -0.6069500604])
     assert first.name == "lookup (50)" and probe_of(first.name) == "lookup"
     assert first.sizes == {"labeled_rows": 50, "features": 7}
-    assert len(draws[0].labeled) == 50 and not set(draws[0].labeled) & set(draws[0].query)
+    assert len(draws[0].labeled) == 50
+    assert not set(draws[0].labeled) & set(draws[0].query)
 
 
 class Knowing:
@@ -76,7 +78,8 @@ def test_probes_of_a_network(tmp_path, monkeypatch, capsys):
     chosen = [source for source in sources("probes", None) if source.name in ("xor (50)", "xor (200)", "steps (50)")]
     monkeypatch.setattr(evaluation, "sources", lambda *_: chosen)
     results = evaluation.evaluate(EvaluateOptions(checkpoint=str(checkpoint), suite="probes", splits=2, n_estimators=1))
-    assert results.groupby("data").size().nunique() == 1 and set(results["split"]) == {0, 1}
+    assert results.groupby("data").size().nunique() == 1
+    assert set(results["split"]) == {0, 1}
     assert {"this model", POSSIBLE, *BASELINES} <= set(results["method"])
     assert "on 3 probes" in capsys.readouterr().out.splitlines()[-1]
     figure = draw_probes(results)
@@ -111,11 +114,15 @@ def test_options_of_probes():
 
 def test_probes_during_training():
     """Those of about 200 labeled rows; of numbers without the rare class, and scored by the columns of numbers."""
-    rows = {probe.probe: probe.labeled_rows for probe in probe_tasks(False)}
-    assert rows == {name: 1000 if name == "smooth" else 200 for name in KINDS}
+    of_classes = {probe.probe: probe.labeled_rows for probe in probe_tasks(False)}
+    assert of_classes == {name: 1000 if name == "smooth" else 200 for name in KINDS}
     of_numbers = {probe.probe: probe for probe in probe_tasks(True)}
     assert list(of_numbers) == [name for name in KINDS if name != "rare"]
+
     probe = of_numbers["10 levels"]
     scored = score_probe(tiny_network(TINY_REGRESSOR), probe)
-    assert scored.data == "probe 10 levels" and scored.sizes == probe.sizes and set(scored.scores) < set(NUMBER_SCORES)
-    assert scored.scores["possible"] == probe.possible(0)["r2"] and np.isfinite(list(scored.scores.values())).all()
+    assert scored.data == "probe 10 levels"
+    assert scored.sizes == probe.sizes
+    assert set(scored.scores) < set(NUMBER_SCORES)
+    assert scored.scores["possible"] == probe.possible(0)["r2"]
+    assert np.isfinite(list(scored.scores.values())).all()

@@ -45,7 +45,8 @@ def test_two_classes():
     y = np.array([0, 1, 1, 0, 1])
     p = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.6, 0.4], [0.2, 0.8]])
     scores = score(y, p)
-    assert scores["roc_auc"] == pytest.approx(5 / 6) and scores["accuracy"] == pytest.approx(0.8)
+    assert scores["roc_auc"] == pytest.approx(5 / 6)
+    assert scores["accuracy"] == pytest.approx(0.8)
     assert scores["log_loss"] == pytest.approx(-np.log([0.9, 0.6, 0.3, 0.6, 0.8]).mean())
 
 
@@ -90,7 +91,8 @@ def test_summary():
     assert math.isnan(summary.loc["ours", "win_rate"])
     for method in ("worse", "mixed"):
         row = summary.loc[method]
-        assert row.win_low < row.win_rate < row.win_high and row.lead_low < row.lead < row.lead_high
+        assert row.win_low < row.win_rate < row.win_high
+        assert row.lead_low < row.lead < row.lead_high
     assert summary["log_loss"].to_list() == pytest.approx([1 - np.mean(vs) for vs in values.values()])
 
 
@@ -111,9 +113,11 @@ def test_buckets():
     )  # fmt: skip
     by_rows = by_bucket(table, "rows")
     assert list(by_rows.index) == ["up to 199", "200 to 499", "1000 or more"]
-    assert by_rows["ours"].to_list() == [0.5, 0.7, 0.9] and by_rows["tasks"].to_list() == [1, 1, 1]
+    assert by_rows["ours"].to_list() == [0.5, 0.7, 0.9]
+    assert by_rows["tasks"].to_list() == [1, 1, 1]
     by_features = by_bucket(table, "features")
-    assert list(by_features.index) == ["up to 5", "6 to 10"] and by_features["tasks"].to_list() == [2, 1]
+    assert list(by_features.index) == ["up to 5", "6 to 10"]
+    assert by_features["tasks"].to_list() == [2, 1]
     assert by_features["other"].to_list() == pytest.approx([0.15, 0.3])
     assert list(by_bucket(table, "classes").index) == ["up to 2", "3 to 5", "11 or more"]
     assert bucket_name(20, math.inf) == "21 or more"
@@ -133,7 +137,8 @@ def test_scores_agree_with_their_definitions():
     each = [mean_pinball_loss(y, q, alpha=level) for q, level in zip(quantiles.T, LEVELS, strict=True)]
     assert scores["pinball"] == pytest.approx(np.mean(each), rel=1e-6)
     inside = [low <= value <= high for value, (low, *_, high) in zip(y, quantiles, strict=True)]
-    assert scores["coverage"] == sum(inside) / 200 and pytest.approx(0.8) == COVERAGE
+    assert scores["coverage"] == sum(inside) / 200
+    assert pytest.approx(0.8) == COVERAGE
     assert scores["width"] == pytest.approx(np.mean([high - low for low, *_, high in quantiles]))
     without = score_numbers(y, mean, None)
     assert {name for name, value in without.items() if math.isnan(value)} == {"pinball", "coverage", "width"}
@@ -191,7 +196,8 @@ def test_summary_of_regression():
     ours, ridge, marginal = (summary.loc[method] for method in (THIS_MODEL, "ridge", MARGINAL))
     assert (ours.r2, ours.r2_median) == pytest.approx((0.3, 0.0))
     assert (ridge.r2, ridge.r2_median) == pytest.approx((1.05 / 3, 0.25))
-    assert ours.relative_rmse == pytest.approx((1 + 3 + 2) / 3) and ridge.relative_rmse == pytest.approx(4 / 3)
+    assert ours.relative_rmse == pytest.approx((1 + 3 + 2) / 3)
+    assert ridge.relative_rmse == pytest.approx(4 / 3)
     assert ours.below_marginal == pytest.approx(1 / 3)  # below, above, equal
     assert np.isnan([ridge.below_marginal, marginal.below_marginal, ridge.coverage, ours.lead]).all()
     expected = mean_interval(np.array([0.8, 0.7, 0.9]), 0, 1)
@@ -219,6 +225,9 @@ def test_text_shows_the_scores():
     ridge = [line[1:] for line in lines if line[:1] == ["ridge"]][-1]
     assert ours[:6] == ["0.300", "0.000", "2.000", "0.233", "0.33", "1.60"]
     assert ridge[:6] == ["0.350", "0.250", "1.333", "-", "-", "-"]
-    assert "its lead in R2" in text and "R2 by rows" in text and "R2 by features" in text and "classes" not in text
+    assert "its lead in R2" in text
+    assert "R2 by rows" in text
+    assert "R2 by features" in text
+    assert "classes" not in text
     assert "nan" not in text
     assert text.splitlines()[-1] == "mean R2 0.300 on 3 real tasks: below ridge 0.350"

@@ -78,12 +78,15 @@ def test_ssa(n, relevant, other):
 def test_limits_that_the_page_names():
     """SSMax tends to 1 or 0 as s D is above or below 1, and stays at one half where it is 1."""
     n = np.array([1e3, 1e6, 1e12])
-    assert (np.diff(weight(n, 2.2, 0.5 * np.log(n))) > 0).all() and (np.diff(weight(n, 1.8, 0.5 * np.log(n))) < 0).all()
+    assert (np.diff(weight(n, 2.2, 0.5 * np.log(n))) > 0).all()
+    assert (np.diff(weight(n, 1.8, 0.5 * np.log(n))) < 0).all()
     assert weight(n, 2.0, 0.5 * np.log(n)) == pytest.approx(0.5, rel=1e-3)
     assert weight(1 + math.exp(5), 5.0) == pytest.approx(0.5)
 
 
 def test_the_figure_has_every_rule():
     frame = curves(Options(folder="", small=True))
-    assert frame["rule"].nunique() == 6 and frame["n"].min() == 10 and frame["n"].max() == 10**6
+    assert frame["rule"].nunique() == 6
+    assert frame["n"].min() == 10
+    assert frame["n"].max() == 10**6
     assert frame["weight"].between(0, 1).all()

@@ -66,7 +66,8 @@ def test_measures_are_means_over_the_queries_of_each_kind(rule):
             rows = found.loc[(site.stage, site.layer, kind)]
             expected = [torch.cat(of, 1).mean(1) for of in zip(*shapes, strict=True)]
             np.testing.assert_allclose(rows[["entropy", "top_weight", "gap_mean"]], torch.stack(expected, 1), rtol=1e-4)
-            assert set(rows["n"]) == {n} and set(rows["measured"]) == {sum(len(one.q) for one in own)}
+            assert set(rows["n"]) == {n}
+            assert set(rows["measured"]) == {sum(len(one.q) for one in own)}
             base, gate = multipliers(site.attention, torch.cat([one.projected for one in own]), n)
             assert rows["base_largest"].isna().all() == (rule == "none")
             if base is not None:
@@ -88,7 +89,9 @@ def test_even_weights_and_a_single_key(monkeypatch):
             found, torch.full((3, 2), float(expected), dtype=torch.float64), rtol=1e-12, atol=1e-11
         )
     single = shape(attention, torch.randn(3, 2, 8), torch.ones(1, 2, 8))
-    assert single.top.eq(1).all() and single.gap.eq(0).all() and single.entropy.isnan().all()
+    assert single.top.eq(1).all()
+    assert single.gap.eq(0).all()
+    assert single.entropy.isnan().all()
 
 
 def test_samples_of_queries_are_as_large_as_asked_for():

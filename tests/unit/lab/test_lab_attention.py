@@ -71,7 +71,9 @@ def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypat
     monkeypatch.setattr(lab_attention, "SAMPLE", 11)
     network = small_network(col_scaling=rule, icl_scaling=rule, max_classes=4)
     data = data_of(network, table, layer, head, row=7)
-    assert data["rule"] == rule and data["n"] == len(data["keys"]) == 11 and data["rest"] is None
+    assert data["rule"] == rule
+    assert data["n"] == len(data["keys"]) == 11
+    assert data["rest"] is None
     attention = network.icl_predictor.tf_icl["blocks"][layer].attn
     keys = np.array([key["token"] for key in data["keys"]])
     query = np.array(data["query"]["token"])
@@ -92,31 +94,42 @@ def test_every_number_is_what_numpy_computes(rule, layer, head, table, monkeypat
         agrees([key[name] for key in data["keys"]], values)
     weights = np.array([key["weight"] for key in data["keys"]])
     agrees(weights, w[:11])
-    assert (np.diff(weights) <= 0).all() and math.isclose(weights.sum(), 1, rel_tol=1e-12)
+    assert (np.diff(weights) <= 0).all()
+    assert math.isclose(weights.sum(), 1, rel_tol=1e-12)
     assert [row["weight"] for row in data["hidden"]] == w[11:].tolist() == [0.0] * 4
-    assert data["root"] == math.sqrt(data["d"]) and data["log_n"] == math.log(11)
+    assert data["root"] == math.sqrt(data["d"])
+    assert data["log_n"] == math.log(11)
     agrees(data["context"], w[:11] @ v)
     assert math.isclose(data["entropy"], -(w[:11] * np.log(w[:11])).sum() / math.log(11), rel_tol=1e-4)
     for one in data["by_label"]:
         own = [key["weight"] for key in data["keys"] if key["label"] == one["label"]]
-        assert one["rows"] == len(own) and math.isclose(one["weight"], sum(own), rel_tol=1e-12)
+        assert one["rows"] == len(own)
+        assert math.isclose(one["weight"], sum(own), rel_tol=1e-12)
 
 
 def test_rows_and_prediction_are_those_of_the_table(table):
+    frame = pd.read_csv(table)
+    X = frame.drop(columns="class")
+    y = frame["class"]
     network = small_network(max_classes=4)
     data = data_of(network, table, 0, 0, row=7)
-    frame = pd.read_csv(table)
-    X, y = frame.drop(columns="class"), frame["class"]
+
     hidden = [row["row"] for row in data["hidden"]]
-    assert hidden[0] == 7 and len(set(hidden)) == 4 and data["n"] == 76 and data["query"]["label"] == y[7]
-    labeled = [i for i in range(80) if i not in hidden]
-    plain = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X.iloc[labeled], y[labeled])
-    assert [one["label"] for one in data["prediction"]] == list(plain.classes_)
-    alone = plain.predict_proba(X.iloc[[7]])[0]  # query rows do not see each other
-    np.testing.assert_allclose([one["p"] for one in data["prediction"]], alone, atol=1e-6)
+    assert hidden[0] == 7
+    assert len(set(hidden)) == 4
+    assert data["n"] == 76
+    assert data["query"]["label"] == y[7]
+    labeled = [row for row in range(80) if row not in hidden]
     for key in data["keys"]:
-        assert key["label"] == y[key["row"]] and key["row"] in labeled
-        assert key["cells"][1] == X["color"][key["row"]] and key["cells"][0] == f"{X['height'][key['row']]:.4g}"
+        row = key["row"]
+        assert row in labeled
+        assert key["label"] == y[row]
+        assert key["cells"][:2] == [f"{X['height'][row]:.4g}", X["color"][row]]
+
+    plain = TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X.iloc[labeled], y[labeled])
+    alone = plain.predict_proba(X.iloc[[7]])[0]  # query rows do not see each other
+    assert [one["label"] for one in data["prediction"]] == list(plain.classes_)
+    np.testing.assert_allclose([one["p"] for one in data["prediction"]], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +152,9 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
     network = small_network(max_classes=4)
     data = data_of(network, table, 0, 1, row=7)
     weights = [key["weight"] for key in data["keys"]]
-    assert len(weights) == 12 and sorted(weights, reverse=True) == weights and data["rest"]["count"] == 76 - 12
+    assert len(weights) == 12
+    assert sorted(weights, reverse=True) == weights
+    assert data["rest"]["count"] == 76 - 12
     assert math.isclose(sum(weights) + data["rest"]["weight"], 1, rel_tol=1e-12)
     assert math.isclose(sum(one["weight"] for one in data["by_label"]), 1, rel_tol=1e-12)
     assert sum(one["rows"] for one in data["by_label"]) == 76
@@ -162,4 +177,6 @@ def test_many_keys_are_the_largest_two_others_and_the_rest_together(table):
 def test_mistakes_are_named(settings, problem, run_dir, table, tmp_path):
     settings = [text.replace("FILE", str(table)) for text in settings]
     result = command("lab", "attention", f"folder={tmp_path}/page", f"checkpoint={run_dir}", *settings)
-    assert result.returncode == 2 and problem in result.stderr and not (tmp_path / "page").exists()
+    assert result.returncode == 2
+    assert problem in result.stderr
+    assert not (tmp_path / "page").exists()

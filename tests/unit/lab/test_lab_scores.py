@@ -45,10 +45,12 @@ def test_scores_go_on_where_they_were_stopped(tmp_path, monkeypatch):
     assert len(pd.read_csv(tmp_path / "scores.csv")) == 6
     stop.asked = False
     found = score_all(folder, runs, ["table"], [(0,), (1,)], score)
-    assert made[3:] == [("bbb", "Rb", 1)] and found["value"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert made[3:] == [("bbb", "Rb", 1)]
+    assert found["value"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
     assert list(found) == ["run", "table", "rule", "value", "part"]
     fewer = score_all(folder, {"b": runs["b"]}, ["table"], [(0,), (1,)], score)  # others stay in the file
-    assert fewer["value"].tolist() == [3, 3, 4, 4] and len(pd.read_csv(tmp_path / "scores.csv")) == 8
+    assert fewer["value"].tolist() == [3, 3, 4, 4]
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 8
 
 
 def needle_scores(gain: float, noise: float) -> pd.DataFrame:
@@ -68,7 +70,8 @@ def test_needle_claims_only_what_the_interval_supports():
     assert "which decides nothing" in needle.findings(needle_scores(gain=0.1, noise=0.2))
     assert "which decides nothing" not in clear
     gaps = needle.differences(needle_scores(gain=0.3, noise=0.0))
-    assert list(gaps.index) == ["QASSMax"] and gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
+    assert list(gaps.index) == ["QASSMax"]
+    assert gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
 
 
 def test_shorter_tables_have_the_same_query_rows_and_the_labeled_rows_before_them(monkeypatch):
@@ -76,7 +79,8 @@ def test_shorter_tables_have_the_same_query_rows_and_the_labeled_rows_before_the
     table = curriculum.TestTable(torch.arange(rows, dtype=torch.float32)[:, None], torch.arange(rows) % 3)
 
     def predict_logits(network, pack, classes):
-        assert pack.X.tolist() == list(range(30, rows)) and pack.shapes[0][:2] == (rows - 30, 10)
+        assert pack.X.tolist() == list(range(30, rows))
+        assert pack.shapes[0][:2] == (rows - 30, 10)
         return 2.0 * F.one_hot(table.y[40:], classes)
 
     monkeypatch.setattr(curriculum, "predict_logits", predict_logits)
@@ -108,7 +112,8 @@ def test_curriculum_answers_in_two_sentences():
     assert found.means.loc[("growing_rows", "QASSMax"), 4096].mean == pytest.approx(1.155, abs=0.003)
     assert [found.growing.loc[rule, 4096].mean for rule in curriculum.RULES] == pytest.approx([0, 0.1, -0.2], abs=0.003)
     text = curriculum.verdict(found, 16)
-    assert text.startswith("On tables 16 times as long") and text.endswith("so the curriculum favors QASSMax.")
+    assert text.startswith("On tables 16 times as long")
+    assert text.endswith("so the curriculum favors QASSMax.")
     worse = curriculum.effects(curriculum_scores({"softmax": 0.0, "SSMax": -0.1, "QASSMax": 0.2}))
     assert curriculum.verdict(worse, 16).endswith("so the curriculum favors SSMax.")
     same = curriculum.effects(curriculum_scores(dict.fromkeys(curriculum.RULES, 0.1)))
@@ -155,7 +160,8 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
     ):
         scores = sequence_scores(linear, share, noise)
         page = linear.findings(scores)
-        assert f"- with MLP: {words}" in page and "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |  |" in page
+        assert f"- with MLP: {words}" in page
+        assert "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |  |" in page
         assert "| SSA, with MLP, largest output | 1 [1, 1] | 5 [5, 5] | 5 [5, 5] | 100 [100, 100] |" in page
     assert "No claim is made" in linear.verdict(scores[scores["seed"] < 2])
 
@@ -167,16 +173,19 @@ def test_the_claim_about_quantifiers_is_judged_by_its_intervals():
     assert lines[3].startswith("- with MLP, as drawn, one number times 100: confirmed by -7")
     assert "numbers: refuted by +0.0" in quantifiers.verdict(sequence_scores(quantifiers, 2.0, 0.01))
     same = quantifiers.verdict(sequence_scores(quantifiers, 1.0, 0.2))
-    assert "numbers: not decided at this size by " in same and "where softmax has an error of 0.025." in same
+    assert "numbers: not decided at this size by " in same
+    assert "where softmax has an error of 0.025." in same
 
 
 @pytest.mark.parametrize("share", [0.3, 2.0])
 def test_networks_that_have_not_learned_the_task_decide_nothing(share):
     text = linear.verdict(sequence_scores(linear, share, 0.01, inside=0.004))
-    assert "- with MLP: not decided at this size" in text and "of at most 0.0002 would" in text
+    assert "- with MLP: not decided at this size" in text
+    assert "of at most 0.0002 would" in text
     assert "the error is 0.004 [0.004, 0.004] with softmax and 0.004 [0.004, 0.004] with SSA" in text
     lines = quantifiers.verdict(sequence_scores(quantifiers, share, 0.01, inside=20)).splitlines()[2:]
-    assert len(lines) == 4 and all(": not decided at this size: in the trained range" in line for line in lines)
+    assert len(lines) == 4
+    assert all(": not decided at this size: in the trained range" in line for line in lines)
 
 
 def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks():
@@ -185,7 +194,8 @@ def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks(
     assert torch.equal(pack.X, again.X) and pack.shapes == ((40, 20, 1),) * 3
     normal = sequences.draw(3, 0, dict.fromkeys(test, 1), "linear_functions", 0)
     scales = (pack.X / normal.X).view(3, 40)
-    assert torch.allclose(scales[:, 1:], torch.tensor(2.0)) and torch.allclose(scales[:, 0], torch.tensor(20.0))
+    assert torch.allclose(scales[:, 1:], torch.tensor(2.0))
+    assert torch.allclose(scales[:, 0], torch.tensor(20.0))
     assert not torch.equal(pack.X, sequences.draw(3, 1, test, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError, match="quantifiers is 'evry'; it must be one of every, some"):
         quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))

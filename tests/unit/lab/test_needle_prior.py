@@ -33,13 +33,15 @@ def test_where_the_rows_lie():
     plan = prior.plan(TableSpec(20_000, 19_000, 3), (1,))
     columns, labels, _ = prior.execute(plan)
     radius = columns[:19_000].norm(dim=1).sort().values
-    assert radius[-4:].numpy() == pytest.approx(DISTANCE) and radius[-5] <= CROWD
+    assert radius[-4:].numpy() == pytest.approx(DISTANCE)
+    assert radius[-5] <= CROWD
     shares = [(radius <= CROWD * share ** (1 / 3)).double().mean() for share in (0.1, 0.5, 0.9)]
     assert shares == pytest.approx([0.1, 0.5, 0.9], abs=0.02)
     products = plan.directions @ plan.directions.T  # orthogonal or opposite
     np.testing.assert_allclose(products[products > -0.5], np.eye(4)[products > -0.5], atol=1e-12)
     queries = columns[19_000:].double().numpy() - DISTANCE * plan.directions[labels[19_000:]]
-    assert queries.std() == pytest.approx(NOISE, rel=0.05) and abs(queries.mean()) < 0.02
+    assert queries.std() == pytest.approx(NOISE, rel=0.05)
+    assert abs(queries.mean()) < 0.02
 
 
 def test_there_are_fewer_needles_where_there_is_no_room_for_four():

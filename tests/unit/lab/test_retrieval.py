@@ -100,7 +100,8 @@ def test_retrieval_is_its_closed_form_and_the_scaling_rule_sees_the_true_n():
     expected = learner.decoder(rows[T + n :]) + decoder.weight * (p + SMALLEST).log()
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     predict(built, Pack.of([(X, y, n)]))  # by what is kept of the labeled rows
-    assert len(seen) == 6 and all(value.tolist() == pytest.approx([math.log(n)]) for value in seen)
+    assert len(seen) == 6
+    assert all(value.tolist() == pytest.approx([math.log(n)]) for value in seen)
 
 
 def test_gradients_reach_all_weights_and_muon_takes_the_projections():
@@ -116,8 +117,10 @@ def test_gradients_reach_all_weights_and_muon_takes_the_projections():
             torch.testing.assert_close(p.grad, gradients[name])
     own = {name: built.is_hidden_matrix(name, p) for name, p in built.named_parameters()}
     prefix = "icl_predictor."
-    assert own[f"{prefix}retrieval.query.weight"] and own[f"{prefix}tf_icl.blocks.0.linear1.weight"]
-    assert not own[f"{prefix}thinking_rows"] and not own[f"{prefix}decoder.0.weight"]
+    assert own[f"{prefix}retrieval.query.weight"]
+    assert own[f"{prefix}tf_icl.blocks.0.linear1.weight"]
+    assert not own[f"{prefix}thinking_rows"]
+    assert not own[f"{prefix}decoder.0.weight"]
 
 
 @torch.no_grad()

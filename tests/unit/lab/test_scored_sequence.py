@@ -89,7 +89,8 @@ def test_with_the_default_score_it_is_the_transformer_whose_outputs_and_bound_ar
 
 def test_mistakes_are_named():
     found = ScoredSequenceConfig(score="cosine", output_scale=0).problems()
-    assert found[0].startswith("score is 'cosine', must be one of scaling, absent, cosformer") and len(found) == 2
+    assert found[0].startswith("score is 'cosine', must be one of scaling, absent, cosformer")
+    assert len(found) == 2
     (problem,) = ScoredSequenceConfig(score="sa_softmax", scaling="ssa").problems()
     assert "no effect with score=sa_softmax" in problem
     (problem,) = ScoredSequenceConfig(score="cosformer").problems()

@@ -104,7 +104,8 @@ def test_nothing_later_changes_a_prediction(name):
         changed_y[row] = 1 - changed_y[row]
         assert torch.equal(made(Pack.of([(X, changed_y, n)]))[: row + 1], before[: row + 1])
         after = made(Pack.of([(changed_X, y, n)]))
-        assert torch.equal(after[:row], before[:row]) and not torch.isclose(after[row:], before[row:]).all(1).any()
+        assert torch.equal(after[:row], before[:row])
+        assert not torch.isclose(after[row:], before[row:]).all(1).any()
     assert torch.equal(made(Pack.of([(X, y, 1)])), before)  # the number of labeled rows has no effect
 
 
@@ -151,7 +152,8 @@ def test_kept_values_are_about_those_that_autograd_keeps(name):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         predictions = made(Pack.of([(X, y, n)]))
     values = sum(size for place, size in kept.items() if place not in weights)
-    assert len(predictions) == 100 and 0.7 < values / SequenceModel.kept_values(config, 100, n, 2) < 1.1
+    assert len(predictions) == 100
+    assert 0.7 < values / SequenceModel.kept_values(config, 100, n, 2) < 1.1
 
 
 def test_impossible_settings_and_tables_are_told():
@@ -165,7 +167,8 @@ def test_impossible_settings_and_tables_are_told():
     )
     for word in (*words, "dropout is 1.0", "scaling is 'ssmax'", "ssa_exponent is 1.0"):
         assert any(problem.startswith(word) for problem in wrong.problems()), word
-    assert SMALL.problems() == [] and "no effect" in replace(SMALL, ssa_exponent=2.0).problems()[0]
+    assert SMALL.problems() == []
+    assert "no effect" in replace(SMALL, ssa_exponent=2.0).problems()[0]
     with pytest.raises(ValueError, match="21 rows of 2 numbers and a label are 63 tokens, more than"):
         network(SMALL)(Pack.of(tables(SMALL, (21, 2))))
     with pytest.raises(ValueError, match=r"labels int64, are torch.float32 and torch.float32"):

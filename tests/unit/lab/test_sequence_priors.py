@@ -1,5 +1,7 @@
 """The priors of the SSA paper against brute force and least squares."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -15,15 +17,24 @@ SPECS = [TableSpec(rows, rows // 2, features, 2) for rows in (10, 40) for featur
 @pytest.mark.parametrize("deviant", [1.0, 50.0])
 def test_a_row_tells_the_truth_about_all_numbers_so_far(spec, quantifier, holds, undecided, deviant):
     options = {"quantifier": quantifier, "undecided": undecided}
-    prior, last = build_prior("quantifiers", deviant=deviant, **options), set()
+    prior = build_prior("quantifiers", deviant=deviant, **options)
+    without_deviant = build_prior("quantifiers", **options)
+    last = set()
     for seed in range(20):
         table = prior.sample(spec, seed)
-        assert table.X.shape == (spec.num_rows, spec.num_features) and table.train_size == spec.train_size
-        numbers = table.X.tolist()
-        factors = table.X / build_prior("quantifiers", **options).sample(spec, seed).X
+        assert table.X.shape == (spec.num_rows, spec.num_features)
+        assert table.train_size == spec.train_size
+        factors = table.X / without_deviant.sample(spec, seed).X
         assert torch.allclose(factors[0 if undecided else -1], torch.tensor(deviant))
-        expected = [holds(x > 0 for row in numbers[: i + 1] for x in row) for i in range(spec.num_rows)]
-        assert table.y.tolist() == expected and table.y.dtype == torch.int64 and table.num_classes == 2
+
+        is_positive = (table.X > 0).tolist()
+        expected = []
+        for row in range(spec.num_rows):
+            so_far = itertools.chain.from_iterable(is_positive[: row + 1])
+            expected.append(holds(so_far))
+        assert table.y.tolist() == expected
+        assert table.y.dtype == torch.int64
+        assert table.num_classes == 2
         if undecided:
             assert set(expected[:-1]) == {quantifier == "every"}
             last.add(expected[-1])
@@ -46,8 +57,11 @@ def test_least_squares_finds_the_function_of_a_table(features):
         table = build_prior("linear_functions", sigma=10.0, deviant=9.0).sample(TableSpec(30, 5, features, 0), seed)
         points = np.column_stack([table.X.double(), np.ones(30)])
         found, residual, _, _ = np.linalg.lstsq(points, table.y.double(), rcond=None)
-        assert found == pytest.approx([*table.plan.a, table.plan.b], abs=1e-4) and residual < 1e-6
-        assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.train_size == 5
+        assert found == pytest.approx([*table.plan.a, table.plan.b], abs=1e-4)
+        assert residual < 1e-6
+        assert table.y.dtype == torch.float32
+        assert table.num_classes == 0
+        assert table.train_size == 5
 
 
 def test_wrong_options_and_targets_are_refused():

@@ -157,8 +157,11 @@ def test_more_sequences_than_a_launch_takes_are_divided_at_their_boundaries(grid
 
     def kernel(q, k, v, query_ends, key_ends, most_queries, most_keys):
         sizes.append(len(query_ends) - 1)
-        assert len(q) == query_ends[-1] and len(k) == len(v) == key_ends[-1] and query_ends[0] == key_ends[0] == 0
-        assert len(query_ends) == len(key_ends) and most_queries >= query_ends.diff().max()
+        assert len(q) == query_ends[-1]
+        assert len(k) == len(v) == key_ends[-1]
+        assert query_ends[0] == key_ends[0] == 0
+        assert len(query_ends) == len(key_ends)
+        assert most_queries >= query_ends.diff().max()
         bounds = zip(query_ends[:-1], query_ends[1:], key_ends[:-1], key_ends[1:], strict=True)
         parts = [(q[a:b].transpose(0, 1), k[c:d].transpose(0, 1), v[c:d].transpose(0, 1)) for a, b, c, d in bounds]
         return torch.cat([softmax_attention(*part).transpose(0, 1).float() for part in parts])

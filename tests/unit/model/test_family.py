@@ -118,17 +118,17 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     gradients = Gradients(list(module.model.parameters()), [])
     losses = module.add_gradients(gradients, pack, 1.0)
     predictions = module.model(pack).view(3, 8)
-    assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1)) and gradients.flat.abs().sum() > 0
+    assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1))
+    assert gradients.flat.abs().sum() > 0
 
     lines = run_plan(config)
-    assert lines[0] == "model     4 parameters" and lines[2] != run_plan(smoke)[2]
+    assert lines[0] == "model     4 parameters"
+    assert lines[2] != run_plan(smoke)[2]
 
     save_public(config.model, module.model.state_dict(), tmp_path / "line.ckpt")
     content = torch.load(tmp_path / "line.ckpt", weights_only=True)
-    assert (
-        content["config"] == {"family": "line"}
-        and content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
-    )
+    assert content["config"] == {"family": "line"}
+    assert content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
 
 
 def test_an_unknown_family_is_refused_with_the_list_of_families():

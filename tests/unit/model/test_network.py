@@ -151,7 +151,9 @@ def test_losses_are_means_over_the_query_rows_of_each_table_in_fp32():
     pack = Pack.of(tables)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         losses, predictions = query_losses(network, pack), network(pack)
-    assert predictions.dtype == torch.bfloat16 and losses.dtype == torch.float32 and losses.shape == (3,)
+    assert predictions.dtype == torch.bfloat16
+    assert losses.dtype == torch.float32
+    assert losses.shape == (3,)
     found = predictions.double().split([N - n for N, n, _ in shapes])
     expected = [pinball_in_float64(q, y[n:]).mean() for q, (_, y, n) in zip(found, tables, strict=True)]
     torch.testing.assert_close(losses.double(), torch.stack(expected), rtol=1e-6, atol=0)

@@ -68,30 +68,45 @@ def test_a_pack_is_its_tables_one_by_one(options, shapes, repeated):
 def test_a_pack_holds_its_tables(shapes):
     tables = fill(shapes)
     pack = Pack.of(iter(tables))
-    assert len(pack) == len(tables) and pack.shapes == tuple(shape[:3] for shape in shapes)
-    assert pack.sizes.tolist() == [list(shape) for shape in pack.shapes] and pack.sizes.dtype == torch.int64
+    assert len(pack) == len(tables)
+    assert pack.shapes == tuple(shape[:3] for shape in shapes)
+    assert pack.sizes.tolist() == [list(shape) for shape in pack.shapes]
+    assert pack.sizes.dtype == torch.int64
     assert pack.cells == sum(N * M for N, _, M, _ in shapes) == len(pack.X)
-    for (X, y, n), (own_X, own_y, own_n) in zip(pack.tables(), tables, strict=True):
-        assert torch.equal(X, own_X) and torch.equal(y, own_y) and n == own_n
+    for (X, y, n), (expected_X, expected_y, expected_n) in zip(pack.tables(), tables, strict=True):
+        assert torch.equal(X, expected_X)
+        assert torch.equal(y, expected_y)
+        assert n == expected_n
     assert torch.equal(pack.queries(), torch.cat([y[n:] for _, y, n in tables]))
+
     values = torch.rand(len(pack.queries()), generator=torch.Generator().manual_seed(1))
-    expected = [own.mean() for own in values.split([N - n for N, n, _, _ in shapes])]
-    torch.testing.assert_close(pack.means(values), torch.stack(expected), rtol=1e-6, atol=0)
-    if len(tables) > 1:
-        first, second = pack.halves()
-        assert 0 <= len(first) - len(second) <= 1
-        for half, own in ((first, tables[: len(first)]), (second, tables[len(first) :])):
-            expected = Pack.of(own)
-            assert half.shapes == expected.shapes
-            assert all(torch.equal(getattr(half, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
+    of_tables = values.split([N - n for N, n, _, _ in shapes])
+    expected = torch.stack([of_table.mean() for of_table in of_tables])
+    torch.testing.assert_close(pack.means(values), expected, rtol=1e-6, atol=0)
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(st.lists(a_table(), min_size=2, max_size=7))
+def test_halves_of_a_pack_are_packs_of_its_first_and_last_tables(shapes):
+    tables = fill(shapes)
+    first, second = Pack.of(iter(tables)).halves()
+    assert 0 <= len(first) - len(second) <= 1
+    for half, expected in ((first, Pack.of(tables[: len(first)])), (second, Pack.of(tables[len(first) :]))):
+        assert half.shapes == expected.shapes
+        for name in ("X", "y", "sizes"):
+            assert torch.equal(getattr(half, name), getattr(expected, name))
 
 
 def test_a_stack_is_a_pack_of_equal_tables():
-    X, y = torch.rand(3, 8, 2), torch.randint(5, (3, 6))
+    X = torch.rand(3, 8, 2)
+    y = torch.randint(5, (3, 6))
+    pack = Pack.stack(X, y)
+
     labels = torch.cat([y, torch.zeros(3, 2, dtype=torch.int64)], 1)
-    expected, pack = Pack.of((X[i], labels[i], 6) for i in range(3)), Pack.stack(X, y)
+    expected = Pack.of((X[table], labels[table], 6) for table in range(3))
     assert pack.shapes == expected.shapes
-    assert all(torch.equal(getattr(pack, name), getattr(expected, name)) for name in ("X", "y", "sizes"))
+    for name in ("X", "y", "sizes"):
+        assert torch.equal(getattr(pack, name), getattr(expected, name))
 
 
 def test_the_layouts_of_two_tables_are_those_of_the_example():
@@ -150,7 +165,8 @@ def test_gradients_of_repeated_rows_are_summed_in_order_and_in_fp32_on_a_gpu(mon
     with Operators() as called:
         (gradient,) = torch.autograd.grad((taken * weights).sum(), base)
     torch.testing.assert_close(gradient, expected)
-    assert "aten::mm" in called.names and not {n for n in called.names if "index_" in n or "scatter" in n}
+    assert "aten::mm" in called.names
+    assert not {n for n in called.names if "index_" in n or "scatter" in n}
 
 
 class InTF32(TorchDispatchMode):
@@ -183,4 +199,5 @@ def test_shared_queries_are_taken_by_a_rule_with_repeatable_gradients():
         node = left.pop()
         names.add(node.name())
         left += [following for following, _ in node.next_functions if following is not None]
-    assert "TakeRowsBackward" in names and not {name for name in names if name.startswith("Index")}
+    assert "TakeRowsBackward" in names
+    assert not {name for name in names if name.startswith("Index")}

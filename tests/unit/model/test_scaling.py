@@ -139,7 +139,8 @@ def test_gates_are_summed_where_asked_for_and_change_nothing():
     plain = rescaled(layer, q, 700)
     assert layer.gate_sums is None
     layer.gate_sums = torch.zeros(3)
-    assert torch.equal(rescaled(layer, q, 700), plain) and torch.equal(rescaled(layer, q, 700), plain)
+    assert torch.equal(rescaled(layer, q, 700), plain)
+    assert torch.equal(rescaled(layer, q, 700), plain)
     gate = 1 + torch.tanh(mlp(layer.query_mlp, q.double()))
     expected = 2 * torch.stack([gate.mean(), gate.square().mean(), torch.tensor(1.0)])
     torch.testing.assert_close(layer.gate_sums.double(), expected, rtol=1e-6, atol=0)

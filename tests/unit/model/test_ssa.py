@@ -161,12 +161,14 @@ def test_it_is_a_sound_operation_of_torch(shared):
 def test_parameters_start_as_documented_and_stay_in_range():
     fixed, trained = averaging_layer(), averaging_layer(exponent=1.25, trainable=True)
     assert {name for name, _ in fixed.named_parameters()} == {"log_b"}
-    assert torch.equal(fixed.multipliers(9), torch.ones(3, 1)) and torch.equal(fixed.exponents(), torch.full((3,), 1.5))
+    assert torch.equal(fixed.multipliers(9), torch.ones(3, 1))
+    assert torch.equal(fixed.exponents(), torch.full((3,), 1.5))
     torch.testing.assert_close(trained.exponents(), torch.full((3,), 1.25))
     for value in (-60.0, 20.0):  # whatever training does
         with torch.no_grad():
             trained.log_b.fill_(value), trained.log_excess.fill_(value)
-        assert (trained.multipliers(9) > 0).all() and (trained.exponents() >= 1).all()
+        assert (trained.multipliers(9) > 0).all()
+        assert (trained.exponents() >= 1).all()
 
 
 def test_the_factor_b_scales_scores_and_multiplies_queries():

@@ -70,7 +70,8 @@ def test_an_optimizer_of_torch_skips_a_step_without_a_trace_and_resumes_to_the_b
     for steps in (3, 5):
         train_short_run(tmp_path / "parts", *settings, f"trainer.max_steps={steps}", callbacks=(Poison({1}),))
     for whole, parts in zip(states(tmp_path / "whole"), states(tmp_path / "parts"), strict=True):
-        assert len(whole) > 10 and all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+        assert len(whole) > 10
+        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
     train_short_run(tmp_path / "ours", *SHORT, "optimizer=adamw", callbacks=(Poison({1}),))
     for a, b in zip(states(tmp_path / "ours")[0], states(tmp_path / "whole")[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -97,7 +98,8 @@ def test_options_are_checked(settings, words):
 def test_settings_are_read_again_from_a_checkpoint_and_name_the_file_that_registers_a_class_of_torch():
     config = compose([*SHORT_RUN, "optimizer=sgd", "optimizer.momentum=0.5"])
     (record,) = config.plugins_used()
-    assert record["uses"] == [["optimizer", "sgd"]] and record["files"] == ["test_optimizers.py"]
+    assert record["uses"] == [["optimizer", "sgd"]]
+    assert record["files"] == ["test_optimizers.py"]
     assert from_values(dataclasses.asdict(config)).optimizer == config.optimizer
     assert [state_bytes(config.optimizer), state_bytes(compose(SHORT_RUN).optimizer)] == [4, 8]
     optimizer = build_optimizer(untrained_module(config).model, config.optimizer)

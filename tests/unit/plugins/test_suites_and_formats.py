@@ -49,8 +49,10 @@ def test_a_suite_lists_its_tasks_and_reads_them_later(fresh):
 
     of_classes = sources("lines", None)
     of_numbers = sources("lines", "elsewhere", numbers=True)
-    assert read == [] and [source.name for source in of_numbers] == ["one", "two", "elsewhere"]
-    assert not of_classes[1].load(100).is_regression and of_numbers[0].load(100).is_regression
+    assert read == []
+    assert [source.name for source in of_numbers] == ["one", "two", "elsewhere"]
+    assert not of_classes[1].load(100).is_regression
+    assert of_numbers[0].load(100).is_regression
     assert read == ["two", "one"]
     with pytest.raises(ConfigError, match="suite=lines has two tasks of the name 'one'"):
         sources("lines", "one")
@@ -58,7 +60,8 @@ def test_a_suite_lists_its_tasks_and_reads_them_later(fresh):
         sources("line", None)
     with pytest.raises(ConfigError, match="tasks is 'two'"):
         sources("lines", None, tasks="two")
-    assert "Plug-ins add lines." in help_text(EvaluateOptions) and "Plug-ins" not in help_text(ExportOptions)
+    assert "Plug-ins add lines." in help_text(EvaluateOptions)
+    assert "Plug-ins" not in help_text(ExportOptions)
 
 
 def test_a_format_is_chosen_by_its_suffix_and_always_compared(fresh, tmp_path, monkeypatch):
@@ -101,7 +104,9 @@ def test_onnx_of_another_network_is_one_line(tmp_path, monkeypatch):
         with pytest.raises(ConfigError) as caught:
             write_onnx(Pretrained(TINY, {}), network, tmp_path / "m.onnx", lambda path: None)
         (problem,) = caught.value.problems
-        assert words in problem and problem.endswith("format=hub takes every network") and "\n" not in problem
+        assert words in problem
+        assert problem.endswith("format=hub takes every network")
+        assert "\n" not in problem
 
     def fail(*arguments):
         raise RuntimeError("no such operation\nin many lines")

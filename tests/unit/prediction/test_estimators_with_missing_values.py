@@ -43,7 +43,8 @@ def test_a_gap_is_seen_by_a_network_that_learned_them(config):
     gaps = X.copy()
     gaps.loc[[3, 12, 45], "a"], gaps.loc[[5, 50], "kind"] = np.nan, None
     found = outputs(network, gaps, y)
-    assert np.isfinite(found).all() and not np.allclose(found, outputs(blind, gaps, y), atol=1e-4)
+    assert np.isfinite(found).all()
+    assert not np.allclose(found, outputs(blind, gaps, y), atol=1e-4)
     filled = gaps.assign(a=gaps["a"].fillna(gaps["a"][:40].mean()))
     assert np.array_equal(outputs(blind, gaps, y), outputs(blind, filled, y))
     assert not np.allclose(found, outputs(network, filled, y), atol=1e-4)
@@ -68,7 +69,8 @@ def test_columns_that_only_gaps_make_vary_and_rows_of_gaps_alone_are_predicted()
     # Each count includes the copy of "kind" with its categories in the order of their targets.
     for model, columns in ((network, 6), (blind, 5)):
         fitted = TabICLClassifier(model, n_estimators=2).fit(X[:40], y[:40])
-        assert fitted.X_.shape == (40, columns) and np.isnan(fitted.X_).any() == (model is network)
+        assert fitted.X_.shape == (40, columns)
+        assert np.isnan(fitted.X_).any() == (model is network)
         assert np.isfinite(fitted.predict_proba(X[40:])).all()
 
 
@@ -92,9 +94,12 @@ def test_a_network_without_gaps_sees_those_that_tell_the_target(config):
 
 
 def test_labeled_rows_are_not_told_their_own_targets_by_effects_of_levels():
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame({"level": np.repeat([f"level {i}" for i in range(60)], 2)})
-    fitted = TabICLClassifier(tiny_network(TINY), n_estimators=4).fit(X, y := rng.integers(0, 2, 120))
+    levels = np.repeat([f"level {number}" for number in range(60)], 2)
+    X = pd.DataFrame({"level": levels})
+    y = np.random.default_rng(0).integers(0, 2, 120)
+    fitted = TabICLClassifier(tiny_network(TINY), n_estimators=4).fit(X, y)
     column = fitted.encoder_.views[0][0]
-    told, kept = fitted.encoder_.transform(X)[:, column], fitted.X_[:, column]
-    assert abs(np.corrcoef(told, y)[0, 1]) > 0.5 and abs(np.corrcoef(kept, y)[0, 1]) < 0.2
+    as_query = fitted.encoder_.transform(X)[:, column]
+    as_labeled = fitted.X_[:, column]
+    assert abs(np.corrcoef(as_query, y)[0, 1]) > 0.5
+    assert abs(np.corrcoef(as_labeled, y)[0, 1]) < 0.2

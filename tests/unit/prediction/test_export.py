@@ -153,7 +153,8 @@ def test_a_network_that_the_public_format_lacks_goes_to_the_hub_only(options, se
     write_untrained_run(tmp_path / "run", options)
     with pytest.raises(ConfigError, match=rf"{setting}.*; format=hub and format=onnx can") as caught:
         export(str(tmp_path / "run"), str(tmp_path / "m.ckpt"))
-    assert len(caught.value.problems) == 1 and [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert len(caught.value.problems) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
     export(str(tmp_path / "run"), str(tmp_path / "m"))
     X, y_train, _ = draw_batch(1, 30, 3, 20)
     networks = [load_model(str(tmp_path / name)) for name in ("run", "m")]
@@ -221,7 +222,9 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
 def test_wrong_arguments_end_with_2_and_no_trace(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = command("export", "checkpoint=nowhere", *arguments)
-    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -84,7 +84,8 @@ def test_what_follows_a_rule_gets_better_also_on_rows_that_took_no_part(learned,
     again = TabICLClassifier(tmp_path / "tuned.ckpt", n_estimators=2).fit(X, y)
     assert np.array_equal(again.predict_proba(X), learned.predict_proba(X))
     loaded = pickle.loads(pickle.dumps(learned))
-    assert loaded.fine_tuning_ == found and np.array_equal(loaded.predict_proba(X), learned.predict_proba(X))
+    assert loaded.fine_tuning_ == found
+    assert np.array_equal(loaded.predict_proba(X), learned.predict_proba(X))
 
 
 def test_training_that_only_does_harm_leaves_the_start_to_the_bit(monkeypatch):
@@ -186,7 +187,8 @@ def test_two_fits_are_equal_to_the_bit_and_draw_no_numbers_of_torch(monkeypatch)
     with torch.no_grad():  # fit turns gradients on
         first, second = (TabICLRegressor(network, **options).fit(X, X[:, 0]) for _ in range(2))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert equal(weights(first), weights(second)) and not equal(weights(first), network.state_dict())
+    assert equal(weights(first), weights(second))
+    assert not equal(weights(first), network.state_dict())
     losses = [[check.loss for check in one.fine_tuning_.history] for one in (first, second)]
     assert losses[0] == losses[1]
     other = TabICLRegressor(network, **options, random_state=1).fit(X, X[:, 0])
@@ -203,7 +205,8 @@ def test_the_default_type_of_torch_does_not_matter():
             found += [model.predict(X), np.array([check.loss for check in model.fine_tuning_.history])]
         finally:
             torch.set_default_dtype(torch.float32)
-    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[3])
 
 
 def test_scikit_learns_conventions():
@@ -302,8 +305,10 @@ def test_an_interruption_leaves_the_best_weights_so_far(learned, monkeypatch):
         model.fit(X, y)
     assert equal(weights(model), weights(learned))
     found = model.fine_tuning_
-    assert found.ended_by == "interrupt" and [check.step for check in found.history] == [0, 10, 20]
-    assert found.result.startswith("better by ") and "rows by which the weights were chosen" in found.result
+    assert found.ended_by == "interrupt"
+    assert [check.step for check in found.history] == [0, 10, 20]
+    assert found.result.startswith("better by ")
+    assert "rows by which the weights were chosen" in found.result
 
 
 def test_tables_that_cannot_be_trained_on_are_told():

@@ -57,7 +57,8 @@ def test_its_files_say_where_the_weights_are_from(run_dir, tmp_path):
         "trained_range": "12 to 72 labeled rows, 2 to 6 features, up to 10 classes",
     }
     description = json.loads((tmp_path / "hub" / "config.json").read_text(), parse_constant=pytest.fail)
-    assert description["library_name"] == "tabicl-train" and description["model"]["embed_dim"] == 16
+    assert description["library_name"] == "tabicl-train"
+    assert description["model"]["embed_dim"] == 16
     assert description["origin"]["config"]["curriculum"]["stages"]["smoke"]["steps"] == 20
     assert str(tmp_path) not in json.dumps(description)  # a folder of this machine
 
@@ -68,7 +69,8 @@ def test_an_empty_folder_and_a_link_to_a_folder_are_written_to(run_dir, hub, tmp
     for name in ("empty", "link"):
         export(str(run_dir), str(tmp_path / name), weights="best")
         assert load_hub(tmp_path / name).origin["weights"] == "best"
-    assert (tmp_path / "link").is_symlink() and load_hub(hub).origin["weights"] == "best"
+    assert (tmp_path / "link").is_symlink()
+    assert load_hub(hub).origin["weights"] == "best"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,8 @@ def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, 
     with pytest.raises(ConfigError) as caught:
         export(str(run_dir), str(output), weights="ema")
     assert caught.value.problems == [f"output is '{output}'; it cannot be written (No space left on device)"]
-    assert files(hub) == before and {path.name for path in tmp_path.iterdir()} == {"run", "hub"}
+    assert files(hub) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "hub"}
 
 
 @pytest.mark.parametrize("name", sorted(FILES - {"README.md"}))
@@ -199,8 +202,10 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         scores("random forest", "iris", 0, 0.95),
     )
     read = exported_card(tmp_path / "run", tmp_path / "m")
-    assert read.data.license == "bsd-3-clause" and read.data.library_name == "tabicl-train"
-    assert read.data.pipeline_tag == "tabular-classification" and "synthetic-data" in read.data.tags
+    assert read.data.license == "bsd-3-clause"
+    assert read.data.library_name == "tabicl-train"
+    assert read.data.pipeline_tag == "tabular-classification"
+    assert "synthetic-data" in read.data.tags
     card = read.content
     for line in (
         "# m\n",
@@ -224,7 +229,9 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
         "| torch | 2.13.0 |",
     ):
         assert f"\n{line}" in card, line
-    assert str(tmp_path) not in card and "started from" not in card and "| later |" not in card
+    assert str(tmp_path) not in card
+    assert "started from" not in card
+    assert "| later |" not in card
 
 
 def test_scores_outside_the_trained_range_are_marked(tmp_path):
@@ -243,7 +250,9 @@ def test_scores_outside_the_trained_range_are_marked(tmp_path):
 def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypatch):
     write_untrained_run(tmp_path / "run")
     best = exported_card(tmp_path / "run", tmp_path / "best", "best").content
-    assert "after step 5 of 20" in best and "After step 5, on validation" in best and "| 0.3125 |" in best
+    assert "after step 5 of 20" in best
+    assert "After step 5, on validation" in best
+    assert "| 0.3125 |" in best
     monkeypatch.chdir(tmp_path / "run/checkpoints")  # a checkpoint is in its run whatever its path looks like
     assert exported_card("best.ckpt", tmp_path / "inside").content == best.replace("# best\n", "# inside\n", 1).replace(
         "the best by validation", "as trained"
@@ -267,7 +276,8 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
         numbers("ridge regression", "diabetes", 0, 0.5, None),
     )
     card = exported_card(tmp_path / "run", tmp_path / "m")
-    assert card.data.pipeline_tag == "tabular-regression" and "tabular-classification" not in card.data.tags
+    assert card.data.pipeline_tag == "tabular-regression"
+    assert "tabular-classification" not in card.data.tags
     for line in (
         "A TabICL-style tabular foundation model for regression.",
         "regressor = TabICLRegressor(folder).fit(X, y)\n",
@@ -302,7 +312,8 @@ def test_it_leaves_out_what_is_not_known(tmp_path):
     save_public(TINY, tiny_network().state_dict(), tmp_path / "released.ckpt")
     card = exported_card(tmp_path / "released.ckpt", tmp_path / "m").content
     headings = [line for line in card.splitlines() if line.startswith("#")]
-    assert headings == ["# m", "## Use", "## Limits"] and "Trained on" not in card
+    assert headings == ["# m", "## Use", "## Limits"]
+    assert "Trained on" not in card
     assert "output=model.ckpt` writes a file for the `tabicl` package" in card
     write_untrained_run(tmp_path / "bounded", "model.scaling_bound=5")
     card = exported_card(tmp_path / "bounded", tmp_path / "b").content

@@ -114,6 +114,7 @@ def test_hundreds_of_classes_in_bounded_parts(monkeypatch):
     network = small_network(embed_dim=16, col_num_blocks=1, row_num_blocks=1, icl_num_blocks=1).eval()
     X, y = draw_many(300, 500, 1000, M=4)
     p = predicted(network, X, y, 300, 1.0, 2000).exp()
-    assert p.shape == (1, 1000, 300) and torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
+    assert p.shape == (1, 1000, 300)
+    assert torch.allclose(p.sum(-1), torch.ones(1), atol=2e-3)
     assert max(columns * rows for columns, rows in seen) <= 2000
     assert max(rows for _, rows in seen) <= 2 * 500  # labeled ones, and as many queries

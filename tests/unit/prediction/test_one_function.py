@@ -48,7 +48,10 @@ def test_the_pair_counts_unless_a_more_derived_class_overrides_forward_alone():
     class Further(Wrong):
         pass
 
-    assert encodes(TabICL) and encodes(Wrong) and encodes(Further) and not encodes(Doubled)
+    assert encodes(TabICL)
+    assert encodes(Wrong)
+    assert encodes(Further)
+    assert not encodes(Doubled)
 
 
 def test_a_subclass_that_overrides_forward_is_scored_by_it_everywhere():
@@ -75,7 +78,8 @@ def test_a_subclass_that_overrides_forward_is_scored_by_it_everywhere():
 
 
 def test_a_pair_that_predicts_something_else_is_named():
-    assert disagreement(of_class(TabICL)) is None and disagreement(of_class(TabICL), perturbed=True) is None
+    assert disagreement(of_class(TabICL)) is None
+    assert disagreement(of_class(TabICL), perturbed=True) is None
     assert disagreement(of_class(Doubled)) is None  # only one way
     assert "Wrong.encode and decode predict something else" in disagreement(of_class(Wrong))
 

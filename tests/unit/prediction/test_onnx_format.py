@@ -64,7 +64,8 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*model.graph.input, *model.graph.output)
     }
-    assert sizes["X"] == ["tables", "rows", "columns"] and sizes["y_train"] == ["tables", "labeled_rows"]
+    assert sizes["X"] == ["tables", "rows", "columns"]
+    assert sizes["y_train"] == ["tables", "labeled_rows"]
     assert sizes["logits"] == ["tables", "rows - labeled_rows", 10]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     expected = {"run": "run", "step": "5", "weights": "best", "commit": "first", "classes": "10"}

@@ -78,7 +78,8 @@ def test_pyarrow_is_not_needed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow", None)  # its import fails
         found = as_pandas(X)
-    assert (found.isna() == expected.isna()).all(axis=None) and not found.isna().all(axis=None)
+    assert (found.isna() == expected.isna()).all(axis=None)
+    assert not found.isna().all(axis=None)
 
 
 @pytest.mark.parametrize("name", sorted(COLUMNS.keys() - {"float"}))
@@ -86,7 +87,8 @@ def test_types_do_not_depend_on_the_columns_beside_them(name):
     expected, X = frames(["float", name], missing=False)
     y = np.arange(ROWS) % 7
     found, same = (regressor(n_estimators=1).fit(table, y) for table in (X, expected))
-    assert found.encoder_.kinds == same.encoder_.kinds and np.array_equal(found.X_, same.X_)
+    assert found.encoder_.kinds == same.encoder_.kinds
+    assert np.array_equal(found.X_, same.X_)
     assert np.array_equal(found.predict(X[:5]), same.predict(expected[:5]))
 
 

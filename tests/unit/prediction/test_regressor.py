@@ -59,15 +59,19 @@ def at_levels(q: np.ndarray) -> list[float]:
 
 
 def test_an_ensemble_averages_what_each_member_says_of_the_distribution(fitted):
-    of_members = quantiles_of_members(fitted)
     assert len({(member.norm_method, tuple(member.features)) for member in fitted.members_}) == 3
-    assert all((np.diff(q) < 0).any() for q in of_members)  # they do cross
-    means = np.mean([q.mean(1) for q in of_members], axis=0)
-    assert np.std([q.mean(1) for q in of_members], axis=0).max() > 1e-3
-    assert np.allclose(fitted.predict(QUERIES), Y.mean() + Y.std() * means, atol=1e-4)
-    quantiles = Y.mean() + Y.std() * np.mean([[at_levels(row) for row in q] for q in of_members], axis=0)
+    of_members = quantiles_of_members(fitted)
+    for quantiles in of_members:
+        assert (np.diff(quantiles) < 0).any()  # they do cross
+    means = [quantiles.mean(1) for quantiles in of_members]
+    assert np.std(means, axis=0).max() > 1e-3
+
+    assert np.allclose(fitted.predict(QUERIES), Y.mean() + Y.std() * np.mean(means, axis=0), atol=1e-4)
+    at_wanted = [[at_levels(row) for row in quantiles] for quantiles in of_members]
+    expected = Y.mean() + Y.std() * np.mean(at_wanted, axis=0)
     found = fitted.predict_quantiles(QUERIES, LEVELS)
-    assert found.shape == (20, len(LEVELS)) and np.allclose(found, quantiles, atol=1e-4)
+    assert found.shape == (20, len(LEVELS))
+    assert np.allclose(found, expected, atol=1e-4)
     assert np.array_equal(fitted.predict_median(QUERIES), found[:, 0])
 
 
@@ -76,7 +80,9 @@ def test_levels_come_in_any_order_and_their_quantiles_do_not_cross(fitted):
         [10.0 ** np.arange(-12, -3), np.linspace(0.0005, 0.9995, 4001), 1 - 10.0 ** np.arange(-4, -13, -1)]
     )
     q = fitted.predict_quantiles(QUERIES, levels)
-    assert (np.diff(q) >= 0).all() and (np.diff(q[:, :9]) > 0).all() and (np.diff(q[:, -9:]) > 0).all()
+    assert (np.diff(q) >= 0).all()
+    assert (np.diff(q[:, :9]) > 0).all()
+    assert (np.diff(q[:, -9:]) > 0).all()
     order = np.random.default_rng(0).permutation(len(levels))
     assert np.array_equal(fitted.predict_quantiles(QUERIES, levels[order]), q[:, order])
     own = fitted.predict_quantiles(QUERIES, np.arange(1, 1000) / 1000)
@@ -86,9 +92,11 @@ def test_levels_come_in_any_order_and_their_quantiles_do_not_cross(fitted):
 def test_intervals_grow_with_their_coverage_around_the_median(fitted):
     intervals = np.stack([fitted.predict_interval(QUERIES, c) for c in (0.1, 0.5, 0.8, 0.99, 0.9999)])
     assert intervals.shape == (5, 20, 2)
-    assert (np.diff(intervals[..., 0], axis=0) < 0).all() and (np.diff(intervals[..., 1], axis=0) > 0).all()
+    assert (np.diff(intervals[..., 0], axis=0) < 0).all()
+    assert (np.diff(intervals[..., 1], axis=0) > 0).all()
     median = fitted.predict_median(QUERIES)
-    assert (intervals[0, :, 0] < median).all() and (median < intervals[0, :, 1]).all()
+    assert (intervals[0, :, 0] < median).all()
+    assert (median < intervals[0, :, 1]).all()
     assert np.array_equal(fitted.predict_interval(QUERIES), intervals[2])
     assert np.allclose(intervals[2], fitted.predict_quantiles(QUERIES, [0.1, 0.9]), rtol=1e-12)
 
@@ -122,7 +130,8 @@ def test_memory_limit_and_parts_change_nothing(monkeypatch):
         monkeypatch.setattr(module, "PART", part)  # values that are averaged at a time
         model = regressor(n_estimators=4, memory_gb=gb).fit(X[:LABELED], y)
         found.append(model.predict_quantiles(X[LABELED:], LEVELS))
-    assert np.array_equal(found[0], found[1]) and np.allclose(found[0], found[2], atol=1e-5)
+    assert np.array_equal(found[0], found[1])
+    assert np.allclose(found[0], found[2], atol=1e-5)
     assert 300 % model._sizes(0).rows != 0  # the last pass has padding
 
 
@@ -145,5 +154,6 @@ def test_half_precision_gives_nearly_the_same_numbers(fitted):
     half = small_network(max_classes=0, bias_free_ln=True).bfloat16()
     of_half = TabICLRegressor(half, n_estimators=3).fit(X[:LABELED], Y).predict_interval(QUERIES)
     for found in (inside, of_half):
-        assert found.dtype == float and 0 < np.abs(found - expected).max() < 0.05 * Y.std()
+        assert found.dtype == float
+        assert 0 < np.abs(found - expected).max() < 0.05 * Y.std()
     assert next(half.parameters()).dtype == torch.bfloat16

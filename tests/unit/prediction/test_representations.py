@@ -29,7 +29,8 @@ def test_embeddings_are_what_in_context_learning_gets_of_query_rows(classes):
     kind = TabICLClassifier if classes else TabICLRegressor
     estimator = kind(network, n_estimators=3, norm_methods="none").fit(X, y)
     found = estimator.embed(queries)
-    assert found.shape == (3, 150, network.config.row_dim) and found.dtype == np.float32
+    assert found.shape == (3, 150, network.config.row_dim)
+    assert found.dtype == np.float32
     assert np.array_equal(found[:, :20], estimator.embed(queries[:20]))  # no row depends on the others
 
     seen = []

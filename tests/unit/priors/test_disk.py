@@ -69,9 +69,11 @@ def assert_serves(folder: Path, requested: list, prior: Prior = PRIOR) -> None:
         table, live = disk.sample(spec, address), prior.sample(spec, address)
         assert table.X.dtype == torch.float32 and torch.equal(table.X, live.X)
         dtype = torch.int64 if live.num_classes else torch.float32
-        assert table.y.dtype == live.y.dtype == dtype and torch.equal(table.y, live.y)
+        assert table.y.dtype == live.y.dtype == dtype
+        assert torch.equal(table.y, live.y)
         assert (table.train_size, table.num_classes) == (live.train_size, live.num_classes)
-        assert table.rejections == live.rejections and isinstance(table.rejections, Counter)
+        assert table.rejections == live.rejections
+        assert isinstance(table.rejections, Counter)
         assert table.plan == str(live.plan) and table.missing == live.missing
 
 
@@ -290,7 +292,8 @@ def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_
     later = ["+curriculum.stages.later.steps=2", "+curriculum.stages.later.tables=4"]
     assert missing_steps(compose(mixture)) == []
     (problem,) = missing_steps(compose([*mixture, *later]))
-    assert problem.startswith("prior.components.disk.folder is ") and "tables of 2 of the run's 6 steps" in problem
+    assert problem.startswith("prior.components.disk.folder is ")
+    assert "tables of 2 of the run's 6 steps" in problem
     assert missing_steps(compose([*mixture, *later, "+curriculum.stages.later.mix.mlp_scm=1"])) == []
     stored = build_configured(compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "seed=3"]).prior)
     streams = [StepStream(prior, config.curriculum, config.model, 3, range(4)) for prior in (live, stored)]

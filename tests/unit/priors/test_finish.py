@@ -62,7 +62,8 @@ def test_columns_are_clamped_and_standardized_and_constant_ones_dropped(kinds, n
             finish(*args)
         return
     table = finish(*args)
-    assert table.X.dtype == torch.float32 and table.X.shape == (num_rows, len(expected))
+    assert table.X.dtype == torch.float32
+    assert table.X.shape == (num_rows, len(expected))
     columns = sorted(table.X.T.tolist())
     np.testing.assert_allclose(columns, sorted(expected), atol=2e-5)
 
@@ -87,7 +88,9 @@ def test_a_numeric_target_is_clamped_and_standardized(kind, num_rows, seed):
             finish(rows, raw, 0, num_rows // 2, rng_at(seed))
         return
     table = finish(rows, raw, 0, num_rows // 2, rng_at(seed))
-    assert table.y.dtype == torch.float32 and table.num_classes == 0 and table.train_size == num_rows // 2
+    assert table.y.dtype == torch.float32
+    assert table.num_classes == 0
+    assert table.train_size == num_rows // 2
     assert (table.X[:, 0].diff() > 0).all(), "rows stay in place"
     values = np.array(raw.tolist())
     expected = np.array(standardized((values - values.mean()) / values.std(ddof=1)))  # bounds do not depend on scale
@@ -124,7 +127,8 @@ def test_both_parts_hold_exactly_the_same_classes(num_rows, num_classes, skew, s
         return
     y, kept = table.y.numpy(), len(set(labels))
     assert table.train_size == train_size and table.num_classes == num_classes
-    assert set(y[:train_size]) == set(y[train_size:]) and len(set(y)) == kept >= 2
+    assert set(y[:train_size]) == set(y[train_size:])
+    assert len(set(y)) == kept >= 2
     assert y.min() >= 0 and y.max() < num_classes
     order = table.X[:, 0].argsort().numpy()  # the raw row of every row, since the feature counts them
     renamed = set(zip(labels.tolist(), y[order].tolist(), strict=True))
@@ -141,7 +145,8 @@ def test_rows_stay_in_place_unless_the_split_needs_another_order():
     whole = finish(rows, alternating(40), 2, 20, rng_at(0)).X[:, 0]
     assert (whole.diff() > 0).all()
     parted = finish(rows, (torch.arange(40) < 20).long(), 2, 20, rng_at(0)).X[:, 0]
-    assert not (parted.diff() > 0).all() and torch.allclose(parted.sort().values, whole)
+    assert not (parted.diff() > 0).all()
+    assert torch.allclose(parted.sort().values, whole)
 
 
 def test_every_order_of_features_and_classes_is_equally_likely():
@@ -155,4 +160,5 @@ def test_every_order_of_features_and_classes_is_equally_likely():
         for raw, name in enumerate(table.y[:3].tolist()):
             names[raw, name] += 1
     for counts in (orders, names):
-        assert (counts.sum(0) == 900).all() and abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
+        assert (counts.sum(0) == 900).all()
+        assert abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)

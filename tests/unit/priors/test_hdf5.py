@@ -68,8 +68,10 @@ def test_loaders_of_others_read_the_tables_that_were_drawn(size, path):
             address, spec = next(drawn)
             table = PRIOR.sample(spec, address)
             M = table.X.shape[1]
-            assert np.array_equal(columns[:, :M], table.X) and not columns[:, M:].any()
-            assert np.array_equal(labels, table.y) and labeled == table.train_size
+            assert np.array_equal(columns[:, :M], table.X)
+            assert not columns[:, M:].any()
+            assert np.array_equal(labels, table.y)
+            assert labeled == table.train_size
     assert next(drawn, None) is None
 
 
@@ -82,7 +84,9 @@ def test_the_prior_reads_what_was_drawn_to_the_bit(max_classes, path, tmp_path):
     wanted = TableSpec(100, 50, 9, max_classes and 10)
     for number, (address, spec) in list(enumerate(requests(2, max_classes)))[::-1]:
         table, drawn = prior.sample(prior.stored_spec(number, wanted), 0), PRIOR.sample(spec, address)
-        assert torch.equal(table.X, drawn.X) and torch.equal(table.y, drawn.y) and table.y.dtype == drawn.y.dtype
+        assert torch.equal(table.X, drawn.X)
+        assert torch.equal(table.y, drawn.y)
+        assert table.y.dtype == drawn.y.dtype
         assert table.train_size == drawn.train_size
         assert table.num_classes == (int(drawn.y.max()) + 1 if max_classes else 0)
 
@@ -110,14 +114,19 @@ def contents(packs: list) -> list[bytes]:
 
 def test_a_run_reads_the_file_in_its_order_whatever_its_seed_and_ranks(path):
     prior = build_prior("hdf5", file=str(path))
-    rest = iter(requests(12))
+    remaining = iter(requests(12))
     for step, tables in enumerate([6, 6, 6, 2, 2, 2, 2]):
-        drawn = [PRIOR.sample(spec, address) for address, spec in itertools.islice(rest, tables)]
-        expected = sorted(table.X.numpy().tobytes() + table.y.numpy().tobytes() for table in drawn)
-        whole = StepStream(prior, CURRICULUM, TabICLConfig(), 3, range(7)).draw(step)
-        shares = [StepStream(prior, CURRICULUM, TabICLConfig(), 4, range(7), rank, 2).draw(step) for rank in (0, 1)]
-        assert contents(whole.packs) == contents(shares[0].packs + shares[1].packs) == expected
-        assert {shape[:2] for pack in whole.packs for shape in pack.shapes} <= set(SIZES)
+        stored = [PRIOR.sample(spec, address) for address, spec in itertools.islice(remaining, tables)]
+        expected = sorted(table.X.numpy().tobytes() + table.y.numpy().tobytes() for table in stored)
+
+        packs = StepStream(prior, CURRICULUM, TabICLConfig(), 3, range(7)).draw(step).packs
+        assert contents(packs) == expected
+        for pack in packs:
+            assert {(rows, labeled) for rows, labeled, _ in pack.shapes} <= set(SIZES)
+        of_ranks = []
+        for rank in (0, 1):
+            of_ranks += StepStream(prior, CURRICULUM, TabICLConfig(), 4, range(7), rank, 2).draw(step).packs
+        assert contents(of_ranks) == expected
 
 
 def test_a_stream_ends_with_the_file_unless_it_repeats(path):
@@ -217,8 +226,11 @@ def test_raw_tables_of_other_programs_are_standardized_and_keep_their_order(tmp_
     filled[3] = np.nanmean(X[:25, 0])
     for keeps_missing in (False, True):
         table = read(tmp_path / "raw.h5", 2, keeps_missing=keeps_missing)
-        assert table.X.shape == (40, 2) and table.train_size == 25 and table.num_classes == 2
-        assert table.missing == pytest.approx(1 / 120) and table.y.tolist() == y.tolist()
+        assert table.X.shape == (40, 2)
+        assert table.train_size == 25
+        assert table.num_classes == 2
+        assert table.missing == pytest.approx(1 / 120)
+        assert table.y.tolist() == y.tolist()
         known = np.delete(np.arange(40), 3) if keeps_missing else np.arange(40)
         expected = (filled - filled.mean()) / filled.std(ddof=1)
         np.testing.assert_allclose(table.X[known, 0], expected[known], atol=1e-4)
@@ -226,12 +238,15 @@ def test_raw_tables_of_other_programs_are_standardized_and_keep_their_order(tmp_
         assert table.X[30, 1] == table.X[:, 1].max() < 10
     numbers = read(tmp_path / "raw.h5", 1, max_classes=0)
     assert numbers.y.dtype == torch.float32 and numbers.num_classes == 0
-    assert abs(numbers.y.mean()) < 1e-5 and numbers.y.std() == pytest.approx(1, abs=1e-5)
+    assert abs(numbers.y.mean()) < 1e-5
+    assert numbers.y.std() == pytest.approx(1, abs=1e-5)
 
 
 def test_what_a_file_does_not_say_is_found_in_its_labels(tmp_path):
     prior = build_prior("hdf5", file=str(write(tmp_path / "raw.h5")))
-    assert prior.classes and prior.numeric_targets and prior.contents.most_classes == 2
+    assert prior.classes
+    assert prior.numeric_targets
+    assert prior.contents.most_classes == 2
     limited = write(tmp_path / "limited.h5", max_num_classes=np.array([4]))
     assert not build_prior("hdf5", file=str(limited)).numeric_targets
     numbers = build_prior("hdf5", file=str(write(tmp_path / "numbers.h5", problem_type="regression")))

@@ -26,13 +26,16 @@ def test_statistics_of_a_numeric_target():
     y[X[:, 0] > 1.5] = 5.0
     found = statistics(make_table(X, y, 300))
     assert (found["rows"], found["labeled share"], found["features"]) == (400, 0.75, 3)
-    assert found["distinct targets"] == 3 and found["lowest target"] == -0.5 and found["highest target"] == 5
+    assert found["distinct targets"] == 3
+    assert found["lowest target"] == -0.5
+    assert found["highest target"] == 5
     assert found["commonest target"] == np.unique(y, return_counts=True)[1].max() / 400
     assert found["skewness of target"] == pytest.approx((y**3).mean())
     assert found["kurtosis of target"] == pytest.approx((y**4).mean())
     assert 0.4 < found["skill of ridge regression"] < 0.8 < found["skill of extra trees"] <= 1
     noise = statistics(make_table(X, rng_at("noise").standard_normal(400), 300))
-    assert 0 <= noise["skill of ridge regression"] < 0.1 and 0 <= noise["skill of extra trees"] < 0.1
+    assert 0 <= noise["skill of ridge regression"] < 0.1
+    assert 0 <= noise["skill of extra trees"] < 0.1
     constant = np.append(rng_at("noise").standard_normal(300), np.zeros(100))  # among the query rows
     assert statistics(make_table(X, constant, 300))["skill of ridge regression"] == 0
 
@@ -48,7 +51,8 @@ def test_the_share_of_tables_that_can_be_learned():
     assert followed > 0.97 and all(abs(value - 0.5) < 0.1 for value in noise)
     text = describe(tables)
     lines = dict(re.findall(r"^  (\d\.\d\d) +([\d.]+)% ?#*$", text, re.MULTILINE))
-    assert lines["0.95"] == "33.3" and float(lines["0.50"]) + float(lines["0.55"]) == pytest.approx(66.7)
+    assert lines["0.95"] == "33.3"
+    assert float(lines["0.50"]) + float(lines["0.55"]) == pytest.approx(66.7)
 
 
 def test_the_informative_columns_are_those_that_a_number_depends_on():
@@ -74,7 +78,8 @@ def test_labels_of_a_causal_graph_do_not_overlap(layers, columns):
     plot_graph(ax, nodes)
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in ax.texts]
-    assert len(boxes) == layers and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert len(boxes) == layers
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 def test_missing_cells_do_not_hide_a_column():

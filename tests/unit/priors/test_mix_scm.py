@@ -48,9 +48,8 @@ def test_a_mix_replaces_the_weights(mix):
             share / sum(mix.values()), abs=0.1
         )
     mixed, plain = prior.mixed(mix), prior.mixed({})
-    assert plain is prior and mixed.shares == {
-        name: mix.get(name, 0) / sum(mix.values()) for name in sorted(components)
-    }
+    assert plain is prior
+    assert mixed.shares == {name: mix.get(name, 0) / sum(mix.values()) for name in sorted(components)}
     for seed in range(20):  # the same draws as of a mixture with these weights
         assert torch.equal(mixed.sample(SPEC, seed).X, drawn[seed].X)
 
@@ -61,7 +60,8 @@ def test_tables_of_a_group_come_from_one_component():
         {component(mix.sample(dataclasses.replace(SPEC, group_seed=(5, group)), (group, i))) for i in range(4)}
         for group in range(30)
     ]
-    assert all(len(group) == 1 for group in groups) and set().union(*groups) == {"dummy", "tree_scm"}
+    assert all(len(group) == 1 for group in groups)
+    assert set().union(*groups) == {"dummy", "tree_scm"}
     assert component(mix.sample(dataclasses.replace(SPEC, group_seed=7), 1)) == component(
         mix.sample(dataclasses.replace(SPEC, group_seed=(7,)), 2)
     )
@@ -73,7 +73,9 @@ def test_a_table_is_the_components_own_table_at_that_address():
     alone = build_prior("graph_scm", **options)
     for seed in range(5):
         mixed, own = mix.sample(SPEC, seed), alone.sample(SPEC, seed)
-        assert torch.equal(mixed.X, own.X) and torch.equal(mixed.y, own.y) and mixed.rejections == own.rejections
+        assert torch.equal(mixed.X, own.X)
+        assert torch.equal(mixed.y, own.y)
+        assert mixed.rejections == own.rejections
 
 
 def test_the_order_of_the_components_does_not_matter():

@@ -118,7 +118,9 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
     seen = set()
     for _ in range(400):
         features, target = pick_variables(rng, 4, 15, group)
-        assert len({*features, target}) == 5 and 0 <= min(features) and max(features) < 14
+        assert len({*features, target}) == 5
+        assert 0 <= min(features)
+        assert max(features) < 14
         assert (target == 14) == target_last
         if in_clique:
             assert max(features) - min(features) <= 4
@@ -133,15 +135,22 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
 def test_tables_of_a_group_share_their_hyper_parameters(causal):
     prior = build_prior("mlp_scm", causal=causal)
 
-    def shared(plan):
-        return [(one.num_inputs, one.num_units, one.weight_std, one.dropout, one.noise) for one in plan.layers]
+    def hyper_parameters(table):
+        return [
+            (layer.num_inputs, layer.num_units, layer.weight_std, layer.dropout, layer.noise)
+            for layer in table.plan.layers
+        ]
 
     tables = [prior.sample(SPEC, seed) for seed in range(8)]
-    assert all(shared(table.plan) == shared(tables[0].plan) for table in tables)
+    activations = set()
+    for table in tables:
+        assert hyper_parameters(table) == hyper_parameters(tables[0])
+        assert (table.plan.features is not None) == causal  # units of the network, or its inputs
+        activations.add(tuple(layer.activation for layer in table.plan.layers))
+    assert len(activations) == 8
     assert len({table.plan.discretization.num_classes for table in tables}) > 1
-    assert {table.plan.features is not None for table in tables} == {causal}  # units of the network, or its inputs
-    assert len({tuple(one.activation for one in table.plan.layers) for table in tables}) == 8
-    other = prior.sample(replace(SPEC, group_seed=6), 0)
-    assert shared(other.plan) != shared(tables[0].plan)
-    alone = [prior.sample(replace(SPEC, group_seed=None), seed) for seed in range(2)]
-    assert shared(alone[0].plan) != shared(alone[1].plan)
+
+    of_another_group = prior.sample(replace(SPEC, group_seed=6), 0)
+    assert hyper_parameters(of_another_group) != hyper_parameters(tables[0])
+    without_group = replace(SPEC, group_seed=None)
+    assert hyper_parameters(prior.sample(without_group, 0)) != hyper_parameters(prior.sample(without_group, 1))

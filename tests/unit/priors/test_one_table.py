@@ -1,5 +1,6 @@
 """The prior of the rows of one real table."""
 
+import itertools
 import os
 import pickle
 from dataclasses import replace
@@ -30,26 +31,37 @@ def file(tmp_path):
 @pytest.mark.parametrize("spec", [SPEC, NUMBERS], ids=["classes", "numbers"])
 def test_rows_for_validation_and_test_are_never_drawn_in_training(spec, file):
     """Nor their copies; and each row is drawn for one purpose."""
-    frame = pd.read_csv(file).fillna(-1).to_numpy()
     training = build_prior("one_table", file=file, target="label" if spec.max_classes else "price")
-    drawn: list[set[int]] = []
-    for prior in (training, training.for_validation(), training.for_test()):
-        own = prior.rows(numeric=spec.max_classes == 0)
-        drawn.append(set())
-        for seed in range(25 if prior is training else 5):
-            table = prior.sample(spec, seed)
-            assert prior.clusters(table) == own.numbers[table.plan.queries].tolist()
-            drawn[-1].update(prior.clusters(table))
-            context = set(own.numbers[table.plan.labeled].tolist())
-            if prior is training:
-                drawn[0] |= context
-            else:  # every held-out row, from at most num_rows training rows
-                assert set(prior.clusters(table)) == drawn[-1] and len(prior.clusters(table)) == len(drawn[-1])
-                assert context <= drawn[0] and len(context) == 60 == table.train_size
-    assert sorted(number for side in drawn for number in side) == list(range(200))
-    values = [{tuple(frame[number]) for number in side} for side in drawn]
-    assert not values[0] & (values[1] | values[2]) and not values[1] & values[2]
-    assert all(len(side) >= 5 for side in drawn)
+    numbers = training.rows(numeric=spec.max_classes == 0).numbers
+    in_training = set()
+    for seed in range(25):
+        table = training.sample(spec, seed)
+        queries = numbers[table.plan.queries].tolist()
+        assert training.clusters(table) == queries
+        in_training.update(queries, numbers[table.plan.labeled].tolist())
+
+    held_out = []
+    for prior in (training.for_validation(), training.for_test()):
+        numbers = prior.rows(numeric=spec.max_classes == 0).numbers
+        tables = [prior.sample(spec, seed) for seed in range(5)]
+        rows = set(prior.clusters(tables[0]))
+        held_out.append(rows)
+        for table in tables:  # every held-out row, from at most num_rows training rows
+            queries = numbers[table.plan.queries].tolist()
+            assert prior.clusters(table) == queries
+            assert sorted(queries) == sorted(rows)
+            labeled = set(numbers[table.plan.labeled].tolist())
+            assert labeled <= in_training
+            assert len(labeled) == 60 == table.train_size
+
+    sides = [in_training, *held_out]
+    assert min(map(len, sides)) >= 5
+    assert sorted(itertools.chain(*sides)) == list(range(200))
+    frame = pd.read_csv(file).fillna(-1).to_numpy()
+    of_training, of_validation, of_test = [{tuple(frame[number]) for number in side} for side in sides]
+    assert of_training.isdisjoint(of_validation)
+    assert of_training.isdisjoint(of_test)
+    assert of_validation.isdisjoint(of_test)
 
 
 def test_draws_for_validation_differ_and_are_those_of_their_address(file):
@@ -68,7 +80,8 @@ def test_a_short_table_gives_all_of_its_rows_and_a_wide_one_some_of_its_features
     prior = build_prior("one_table", file=file)
     table = prior.sample(TableSpec(1000, 800, 3), 0)
     count = len(prior.rows(False).sides["training"])
-    assert table.X.shape == (count, 3) and table.train_size == round(0.8 * count)
+    assert table.X.shape == (count, 3)
+    assert table.train_size == round(0.8 * count)
     assert prior.for_validation().sample(TableSpec(1000, 800, 3), 0).X.shape[1] == 7
     assert prior.eligible(10**6, False) is None  # so no curriculum is too long for it
 
@@ -76,7 +89,8 @@ def test_a_short_table_gives_all_of_its_rows_and_a_wide_one_some_of_its_features
 def test_options_choose_the_target_and_the_features(file):
     prior = build_prior("one_table", file=file, target="group", drop=["x", "day"], categorical=["size"])
     rows = prior.rows(False).rows
-    assert list(rows.X) == ["gaps", "flag", "size", "price", "label"] and rows.num_classes == 3
+    assert list(rows.X) == ["gaps", "flag", "size", "price", "label"]
+    assert rows.num_classes == 3
     assert rows.X["size"].dtype == "category"
     assert prior.describe() == [
         f"{file}: 200 rows, 5 features, target 'group'",
@@ -102,7 +116,8 @@ def test_it_may_be_part_of_a_mixture(file):
     mix = build_prior("mix_scm", components=components)
     assert {mix.sample(SPEC, seed).X.shape[1] == 7 for seed in range(20)} == {True, False}
     real = real_tables(mix)
-    assert mix.priors["one_table"].fingerprint() == real.fingerprint() and real.ineligible(10) == []
+    assert mix.priors["one_table"].fingerprint() == real.fingerprint()
+    assert real.ineligible(10) == []
     assert real.ineligible(0)[0].startswith("component one_table: the target 'label' of")
 
 

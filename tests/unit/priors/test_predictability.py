@@ -152,14 +152,18 @@ def test_rare_values_of_a_long_table_are_not_overlooked():
 
 
 def test_the_skill_is_that_of_the_votes():
-    trees = trees_of(table := draw_table("classes", 1, 1.0, 200, 4), "skill").grow(2)
-    seen = trees.counts > 0
-    votes = trees.votes[seen] / trees.counts[seen, None]
-    aucs = [roc_auc_score(table.y.numpy()[seen] == label, vote) for label, vote in enumerate(votes.T)]
+    table = draw_table("classes", 1, 1.0, 200, 4)
+    trees = trees_of(table, "skill").grow(2)
+    has_votes = trees.counts > 0
+    votes = trees.votes[has_votes] / trees.counts[has_votes, None]
+    y = table.y.numpy()[has_votes]
+    aucs = [roc_auc_score(y == label, of_label) for label, of_label in enumerate(votes.T)]
     assert trees.skill() == pytest.approx(2 * np.mean(aucs) - 1)
-    numbers = trees_of(table := draw_table("numeric", 1, 1.0, 200, 4), "skill").grow(2)
-    mean, model = errors_of(numbers, table)
-    assert numbers.skill() == pytest.approx(1 - model.sum() / mean.sum())
+
+    table = draw_table("numeric", 1, 1.0, 200, 4)
+    trees = trees_of(table, "skill").grow(2)
+    errors_of_mean, errors_of_trees = errors_of(trees, table)
+    assert trees.skill() == pytest.approx(1 - errors_of_trees.sum() / errors_of_mean.sum())
 
 
 @pytest.mark.parametrize("classes", [10, 0])
@@ -177,4 +181,5 @@ def test_min_skill_keeps_tables_that_teach(classes):
     for name, least in {"mlp_scm": 0.4, "tree_scm": -1.0}.items():  # other trees agree but for noise
         assert min(s for s, own in zip(filtered, sources[0.5], strict=True) if own == name) > least
     own = [name == "tree_scm" for name in sources[0.0]]  # a component with an own value is left alone
-    assert np.equal(filtered, all_tables)[own].all() and not np.equal(filtered, all_tables)[np.invert(own)].all()
+    assert np.equal(filtered, all_tables)[own].all()
+    assert not np.equal(filtered, all_tables)[np.invert(own)].all()

@@ -56,7 +56,8 @@ def test_heavy_tails_keep_the_order_of_values_and_raise_the_kurtosis_with_the_st
         for seed in range(10):
             raw, before = raw_table(seed=seed), raw_table(seed=seed).columns.astype(float)
             text = make_tails_heavy(raw, strength, rng_at("tails", seed))
-            assert (raw.columns[:, 4] == before[:, 4]).all() and raw.columns.dtype == np.float32
+            assert (raw.columns[:, 4] == before[:, 4]).all()
+            assert raw.columns.dtype == np.float32
             changed = np.flatnonzero((raw.columns != before).any(0))
             named = text.replace("; ", ", ").replace(": columns", ",").split(", ")
             assert sorted(int(word) for word in named if word.strip().isdigit()) == changed.tolist()
@@ -65,7 +66,10 @@ def test_heavy_tails_keep_the_order_of_values_and_raise_the_kurtosis_with_the_st
                 assert (np.diff(raw.columns[inside, j][np.argsort(before[inside, j])]) >= 0).all()
             gains[-1] += (kurtosis(raw.columns[:, changed]) - kurtosis(before[:, changed])).tolist()
     weak, strong = map(np.array, gains)
-    assert len(weak) > 20 and (weak > 0.05).all() and np.median(strong) > 5 and weak.mean() < 3
+    assert len(weak) > 20
+    assert (weak > 0.05).all()
+    assert np.median(strong) > 5
+    assert weak.mean() < 3
 
 
 def test_rounded_columns_have_few_values_near_the_ones_they_had():
@@ -75,12 +79,14 @@ def test_rounded_columns_have_few_values_near_the_ones_they_had():
         for seed in range(20):
             raw, before = raw_table(seed=seed), raw_table(seed=seed).columns
             text = round_numbers(raw, strength, rng_at("rounding", seed))
-            assert (raw.columns[:, 4] == before[:, 4]).all() and ("round" in text or "no numeric" in text)
+            assert (raw.columns[:, 4] == before[:, 4]).all()
+            assert "round" in text or "no numeric" in text
             for j in np.flatnonzero((raw.columns != before).any(0)):
                 assert np.corrcoef(raw.columns[:, j], before[:, j])[0, 1] > (0.7 if strength else 0.99)
                 counts.append(len(np.unique(raw.columns[:, j])))
         distinct[strength] = np.array(counts)
-    assert distinct[0.0].max() < 1200 and np.median(distinct[1.0]) < 60 < np.median(distinct[0.0])
+    assert distinct[0.0].max() < 1200
+    assert np.median(distinct[1.0]) < 60 < np.median(distinct[0.0])
 
 
 def test_levels_are_groups_of_neighboring_values_and_never_see_the_target_of_query_rows():
@@ -118,7 +124,8 @@ def test_irrelevant_columns_are_independent_of_the_target_and_of_the_others():
         columns = rng.standard_normal((2000, 2)).astype(np.float32)
         raw = Raw(columns, (columns.sum(1) > 0).astype(int), 2, spec)
         text = add_irrelevant(raw, 1.0, rng_at("irrelevant", seed))
-        assert raw.columns.shape == (2000, 40) and text == "columns 2 to 39 are irrelevant"
+        assert raw.columns.shape == (2000, 40)
+        assert text == "columns 2 to 39 are irrelevant"
         np.testing.assert_array_equal(raw.columns[:, :2], columns)
         together = np.column_stack([raw.target, raw.columns])
         correlations.append(np.corrcoef(together.T)[:3, 3:])
@@ -162,7 +169,8 @@ def test_shift_leaves_the_same_classes_on_both_sides_or_rejects_the_table():
         except Rejected:
             continue
         sides += 1
-        assert len(set(small.target[:10])) >= 2 and set(small.target[:10]) == set(small.target[10:])
+        assert len(set(small.target[:10])) >= 2
+        assert set(small.target[:10]) == set(small.target[10:])
     assert sides > 90
 
 
@@ -187,7 +195,8 @@ def test_every_class_keeps_four_rows():
     raw.target[:15] = np.repeat([1, 2, 3, 4, 5], 3)
     raw.target[15:40] = 5
     unbalance(raw, 1.0, rng_at("imbalance"))
-    assert np.bincount(raw.target)[1:5].tolist() == [3, 3, 3, 3] and np.bincount(raw.target)[5] >= 4
+    assert np.bincount(raw.target)[1:5].tolist() == [3, 3, 3, 3]
+    assert np.bincount(raw.target)[5] >= 4
 
 
 @pytest.mark.parametrize(("strength", "share"), [(0.0, 0.02), (1.0, 0.4)])
@@ -208,7 +217,9 @@ def test_duplicates_are_counted(strength, share):
         assert abs(counts[0] - counts[1] - exact) <= 0.2 * counts[1] + 1  # the value of another row may be the same
         changed_shares.append(counts[1] / counts[0])
         across = close[:250, 250:].any()
-    assert across and min(changed_shares) < 0.2 and max(changed_shares) > 0.8
+    assert across
+    assert min(changed_shares) < 0.2
+    assert max(changed_shares) > 0.8
 
 
 def test_ranks_break_ties_at_random():
@@ -224,7 +235,8 @@ def test_options_that_are_off_change_no_bit(name, max_classes):
     for options in ({}, {"strength": 0.5}, {"imbalance": 1.0} if max_classes == 0 else {}):
         for seed in range(3):
             table, plain = (build_prior(name, **more).sample(spec, seed) for more in ({"realism": options}, {}))
-            assert torch.equal(table.X, plain.X) and torch.equal(table.y, plain.y)
+            assert torch.equal(table.X, plain.X)
+            assert torch.equal(table.y, plain.y)
             assert str(table.plan) == str(plain.plan)
 
 
@@ -241,7 +253,8 @@ def test_an_option_leaves_the_table_beneath_it_as_it_was():
         torch.testing.assert_close(torch.tensor(plain), torch.tensor(reordered), atol=1e-5, rtol=0)
         for option in ("tails", "rounding"):
             table = drawn[(option,)]
-            assert torch.equal(table.y, drawn[()].y) and table.X.shape == drawn[()].X.shape
+            assert torch.equal(table.y, drawn[()].y)
+            assert table.X.shape == drawn[()].X.shape
             line = str(table.plan).splitlines()[-1]
             changed = int((table.X != drawn[()].X).any(0).sum())
             assert changed == sum(word.strip(",;").isdigit() for word in line.split())
@@ -261,15 +274,20 @@ def test_tables_of_any_spec_and_options_are_valid(data):
     options = {name: data.draw(st.sampled_from([0.0, 0.5, 1.0])) for name in OPTIONS}
     options["strength"] = data.draw(st.sampled_from([None, 0.0, 1.0]))
     table = build_prior(data.draw(st.sampled_from(["mlp_scm", "tree_scm"])), realism=options).sample(spec, 3)
-    assert table.X.shape[0] == rows and 1 <= table.X.shape[1] <= spec.num_features and table.X.dtype == torch.float32
+    assert table.X.shape[0] == rows
+    assert 1 <= table.X.shape[1] <= spec.num_features
+    assert table.X.dtype == torch.float32
     gaps = table.X.isnan()
     assert not table.X.isinf().any() and not gaps[:train_size].all(0).any()
     assert gaps.float().mean().item() == pytest.approx(table.missing if spec.keeps_missing else 0, abs=1e-6)
     if max_classes:
         labeled, query = set(table.y[:train_size].tolist()), set(table.y[train_size:].tolist())
-        assert labeled == query and len(labeled) >= 2 and max(labeled) < table.num_classes <= max_classes
+        assert labeled == query
+        assert len(labeled) >= 2
+        assert max(labeled) < table.num_classes <= max_classes
     else:
-        assert abs(table.y.double().mean()) < 1e-6 and abs(table.y.double().std() - 1) < 1e-6
+        assert abs(table.y.double().mean()) < 1e-6
+        assert abs(table.y.double().std() - 1) < 1e-6
 
 
 MISSING_SPEC = TableSpec(num_rows=120, train_size=70, num_features=6, max_classes=4)
@@ -288,20 +306,25 @@ def test_columns_with_missing_values_have_the_rate_of_the_strength(mechanism, st
     tables = drawn_by(mechanism, 30, strength)
     rates = np.concatenate([missing.mean(0)[missing.any(0)] for missing in tables])
     rate = RATES[1] if strength else RATES[0]
-    assert rates.mean() == pytest.approx(rate, rel=0.08) and rates.min() > 0.2 * rate and rates.max() < 1.9 * rate
+    assert rates.mean() == pytest.approx(rate, rel=0.08)
+    assert rates.min() > 0.2 * rate
+    assert rates.max() < 1.9 * rate
     assert {missing.any(0).all() for missing in tables} == {True, False}
 
 
 def test_missing_values_by_value_rise_with_the_rank_of_one_column():
     for missing in drawn_by(MECHANISMS[1], 15):
-        for j in np.flatnonzero(missing.any(0)):
-            others = [abs(correlation(missing[:, j], X[:, k])) for k in range(6) if k != j]
-            assert abs(correlation(missing[:, j], X[:, j])) > 0.15 > max(others)
-    drivers = {
-        (j, int(np.argmax([abs(correlation(missing[:, j], X[:, k])) for k in range(6)])))
-        for missing in drawn_by(MECHANISMS[2])
-        for j in np.flatnonzero(missing.any(0))
-    }
+        for column in np.flatnonzero(missing.any(0)):
+            with_columns = [abs(correlation(missing[:, column], X[:, other])) for other in range(6)]
+            with_itself = with_columns.pop(column)
+            assert with_itself > 0.15
+            assert max(with_columns) < 0.15
+
+    drivers = set()
+    for missing in drawn_by(MECHANISMS[2]):
+        for column in np.flatnonzero(missing.any(0)):
+            with_columns = [abs(correlation(missing[:, column], X[:, other])) for other in range(6)]
+            drivers.add((column, int(np.argmax(with_columns))))
     assert len(drivers) == 36  # any column may decide about any, itself too
 
 
@@ -312,9 +335,11 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 def test_blocks_are_runs_of_rows():
     for missing in drawn_by(MECHANISMS[3]):
         starts = (np.diff(missing.astype(int), axis=0, prepend=0) == 1).sum(0)
-        assert 1 <= starts.max() <= 3 and missing.sum() / max(1, starts.sum()) > 20
+        assert 1 <= starts.max() <= 3
+        assert missing.sum() / max(1, starts.sum()) > 20
     strongest = np.array([missing.mean(0).max() for missing in drawn_by(MECHANISMS[3], strength=1.0)])
-    assert 0.25 < strongest.mean() < RATES[1] and strongest.max() <= 1.5 * RATES[1]
+    assert 0.25 < strongest.mean() < RATES[1]
+    assert strongest.max() <= 1.5 * RATES[1]
 
 
 @pytest.mark.parametrize("name", ["graph_scm", "mlp_scm", "tree_scm", "mix_scm"])
@@ -329,9 +354,14 @@ def test_missing_values_change_nothing_else(name, max_classes):
         table, filled = plain.sample(spec, seed), changed.sample(spec, seed)
         kept = changed.sample(replace(spec, keeps_missing=True), seed)
         missing = kept.X.isnan()
-        assert torch.equal(kept.y, table.y) and torch.equal(filled.y, table.y) and table.missing == 0
-        assert torch.equal(kept.X[~missing], table.X[~missing]) and torch.equal(filled.X[~missing], table.X[~missing])
-        assert kept.missing == filled.missing == missing.float().mean() and missing.any() and filled.X.isfinite().all()
+        assert torch.equal(kept.y, table.y)
+        assert torch.equal(filled.y, table.y)
+        assert table.missing == 0
+        assert torch.equal(kept.X[~missing], table.X[~missing])
+        assert torch.equal(filled.X[~missing], table.X[~missing])
+        assert kept.missing == filled.missing == missing.float().mean()
+        assert missing.any()
+        assert filled.X.isfinite().all()
         for j in range(table.X.shape[1]):
             known = table.X[: table.train_size, j][~missing[: table.train_size, j]]
             assert len(known)

@@ -57,7 +57,8 @@ def test_choices_have_the_probabilities_of_their_definition(rng, num_options):
     assert counts["a"] / 10000 == pytest.approx(first, abs=0.015)
     assert counts["b"] / 10000 == pytest.approx((1 - first) / (num_options - 1), abs=0.015)
     weights = np.array([choice_weights(rng, num_options) for _ in range(2000)])
-    assert np.allclose(weights.sum(1), 1) and np.log(weights[:, 1] / weights[:, 0]).min() > -4
+    assert np.allclose(weights.sum(1), 1)
+    assert np.log(weights[:, 1] / weights[:, 0]).min() > -4
     assert np.log(weights[:, 1] / weights[:, 0]).max() < 4
 
 
@@ -133,8 +134,11 @@ def test_a_numeric_target_is_the_one_that_is_cut_into_classes(name, options):
             (columns, labels, num_classes), (same, target, none) = map(prior.execute, plans)
         except Rejected:
             continue
-        assert torch.equal(columns, same) and num_classes >= 2 and none == 0
-        assert target.dtype == torch.float32 and len(target.unique()) > SPEC.num_rows / 2
+        assert torch.equal(columns, same)
+        assert num_classes >= 2
+        assert none == 0
+        assert target.dtype == torch.float32
+        assert len(target.unique()) > SPEC.num_rows / 2
         assert (labels[target.argsort()].diff() >= 0).all()
         text = str(plans[1]).splitlines()[-1]
         assert text.startswith("numeric target") and "classes" not in text
@@ -151,7 +155,11 @@ def test_categories_cut_a_column_by_rank(rng):
     ordered = [codes[values.argsort()] for codes, values in zip(columns.T[:3], before.T[:3], strict=True)]
     assert (ordered[0].diff() >= 0).all() and (ordered[1].diff() <= 0).all()
     changes = ordered[2].diff()
-    assert (changes < 0).any() and (changes > 0).any() and (changes != 0).sum() == len(ordered[2].unique()) - 1
+    assert (changes < 0).any()
+    assert (changes > 0).any()
+    assert (changes != 0).sum() == len(ordered[2].unique()) - 1
     assert ordered[2].max() == len(ordered[2].unique()) - 1
     for codes in ordered:
-        assert 8 <= len(codes.unique()) <= 12 and 0 <= codes.min() and codes.max() <= 11
+        assert 8 <= len(codes.unique()) <= 12
+        assert 0 <= codes.min()
+        assert codes.max() <= 11

@@ -43,8 +43,10 @@ def test_a_draw_is_what_its_plan_says(spec, folder):
         plan = table.plan
         frame = pd.read_csv(folder / plan.task.entry.path)
         target = plan.target.rpartition(": ")[2]
-        assert len(set(plan.rows)) == spec.num_rows and len(set(plan.features)) == len(plan.features) == 5
-        assert target not in plan.features and frame[target].iloc[plan.rows].notna().all()
+        assert len(set(plan.rows)) == spec.num_rows
+        assert len(set(plan.features)) == len(plan.features) == 5
+        assert target not in plan.features
+        assert frame[target].iloc[plan.rows].notna().all()
         X = frame.assign(day=pd.to_datetime(frame["day"])).iloc[plan.rows][plan.features]
         encoder = FeatureEncoder().fit(X[:40])
         numbers = encoder.transform(X)
@@ -53,7 +55,8 @@ def test_a_draw_is_what_its_plan_says(spec, folder):
         values = frame[target].iloc[plan.rows].to_numpy()
         pairs = pd.DataFrame({"value": values, "y": table.y})
         if spec.max_classes == 0:
-            assert values.dtype == float and np.corrcoef(values, table.y)[0, 1] > 0.9
+            assert values.dtype == float
+            assert np.corrcoef(values, table.y)[0, 1] > 0.9
         elif "cut" in plan.target:
             spans = pairs.groupby("y")["value"].agg(["min", "max"]).sort_values("min")
             merged = len(spans) < plan.target.count(".")
@@ -68,11 +71,13 @@ def test_gaps_are_kept_where_that_is_asked_for(spec, folder):
     prior, missing = prior_of(folder), 0
     for seed in range(20):
         filled, kept = prior.sample(spec, seed), prior.sample(replace(spec, keeps_missing=True), seed)
-        assert str(filled.plan) == str(kept.plan) and torch.equal(filled.y, kept.y)
+        assert str(filled.plan) == str(kept.plan)
+        assert torch.equal(filled.y, kept.y)
         frame = pd.read_csv(folder / kept.plan.task.entry.path).iloc[kept.plan.rows][kept.plan.features]
         assert np.array_equal(kept.X.isnan(), frame.isna())
         whole = ~kept.X.isnan().any(0)
-        assert torch.equal(filled.X[:, whole], kept.X[:, whole]) and filled.X.isfinite().all()
+        assert torch.equal(filled.X[:, whole], kept.X[:, whole])
+        assert filled.X.isfinite().all()
         labeled = kept.X[:40, ~whole].double()
         assert torch.allclose(labeled.nanmean(0), torch.zeros(1, dtype=torch.float64), atol=1e-5)
         assert filled.missing == kept.missing == pytest.approx(float(kept.X.isnan().double().mean()))
@@ -99,22 +104,29 @@ def test_draws_do_not_depend_on_paths_formats_of_others_nor_on_what_was_drawn_be
 
 def test_rows_columns_and_tables_are_drawn_uniformly(folder):
     """Tables by the square root of their rows."""
-    prior, draws = prior_of(folder), 600
-    plans = [prior.sample(replace(SPEC, num_features=3), seed).plan for seed in range(draws)]
+    prior = prior_of(folder)
+    spec = replace(SPEC, num_features=3)
+    plans = [prior.sample(spec, seed).plan for seed in range(600)]
+
     paths = [plan.task.entry.path for plan in plans]
     weights = np.sqrt([150, 200, 250, 300])
     for number, share in enumerate(weights / weights.sum()):
-        assert paths.count(f"table{number}.csv") / draws == pytest.approx(share, abs=0.06)
-    first = [plan for plan in plans if plan.task.entry.path == "table0.csv" and "gaps" not in plan.target]
-    counts = np.bincount(np.concatenate([plan.rows for plan in first]), minlength=150)
-    expected = len(first) * 60 / 150
+        assert paths.count(f"table{number}.csv") / 600 == pytest.approx(share, abs=0.06)
+
+    # 60 of the 150 rows of a table: chi-squared of the counts, with the correction for draws without replacement
+    of_first = [plan for plan in plans if plan.task.entry.path == "table0.csv" and "gaps" not in plan.target]
+    counts = np.bincount(np.concatenate([plan.rows for plan in of_first]), minlength=150)
+    expected = len(of_first) * 60 / 150
     chi_squared = ((counts - expected) ** 2 / (expected * (1 - 60 / 150))).sum()
     assert abs(chi_squared - 149) < 4 * np.sqrt(2 * 149)
-    own = [plan for plan in plans if plan.target.endswith(": label")]
-    features = pd.Series(np.concatenate([plan.features for plan in own])).value_counts(normalize=True)
-    assert len(features) == 7 and np.allclose(features, 1 / 7, atol=0.05)
-    others = pd.Series([plan.target.rpartition(": ")[2] for plan in plans]).value_counts(normalize=True)
-    assert others["label"] == pytest.approx(0.5, abs=0.08) and len(others) == 7
+
+    of_label = [plan for plan in plans if plan.target.endswith(": label")]
+    features = pd.Series(np.concatenate([plan.features for plan in of_label])).value_counts(normalize=True)
+    assert len(features) == 7
+    assert np.allclose(features, 1 / 7, atol=0.05)
+    targets = pd.Series([plan.target.rpartition(": ")[2] for plan in plans]).value_counts(normalize=True)
+    assert targets["label"] == pytest.approx(0.5, abs=0.08)
+    assert len(targets) == 7
 
 
 def test_only_long_enough_tables_are_drawn(folder):
@@ -142,7 +154,8 @@ def test_numbers_are_cut_at_quantiles():
     assert set(sizes) == {2, 3, 4, 5}
     few = np.repeat(np.arange(12.0), 10)
     labels, text = draw_classes(few, True, 5, np.random.default_rng(0))  # categories of numbers
-    assert text.startswith("12 classes") and np.bincount(labels).tolist() == [10, 10, 10, 10, 80]
+    assert text.startswith("12 classes")
+    assert np.bincount(labels).tolist() == [10, 10, 10, 10, 80]
     assert draw_classes(few % 9, False, 10, np.random.default_rng(0))[1] == "9 classes, 9 in this table"
 
 
@@ -177,26 +190,46 @@ def test_tables_for_validation_and_test_are_never_drawn_in_training(folder):
     training = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
     priors = (training, training.for_validation(), training.for_test())
     sides = [paths_of(prior) for prior in priors]
-    assert set().union(*sides) == {path.name for path in folder.glob("*.csv")} and sum(map(len, sides)) == 16
+    assert set().union(*sides) == {path.name for path in folder.glob("*.csv")}
+    assert sum(map(len, sides)) == 16
+
+    bounds = {"training": (0.5, 1), "validation": (0, 0.25), "test": (0.25, 0.5)}  # of a number made of the content
     for prior, side in zip(priors, sides, strict=True):
-        place = [int(task.entry.content, 16) / 2**64 for task in prior.tasks]
-        low, high = {"training": (0.5, 1), "validation": (0, 0.25), "test": (0.25, 0.5)}[prior.side]
-        assert place and low <= min(place) and max(place) < high
-        tables = [prior.sample(SPEC, seed) for seed in range(15)]
-        assert {table.plan.task.entry.path for table in tables} <= side
-        assert all(prior.clusters(table) == [table.plan.task.entry.path] * 20 for table in tables)
-    for path in sides[1] | sides[2]:  # a copy is on the side of the original
+        low, high = bounds[prior.side]
+        places = [int(task.entry.content, 16) / 2**64 for task in prior.tasks]
+        assert places
+        assert low <= min(places) and max(places) < high
+        for seed in range(15):
+            table = prior.sample(SPEC, seed)
+            path = table.plan.task.entry.path
+            assert path in side
+            assert prior.clusters(table) == [path] * 20
+
+
+def test_a_copy_is_on_the_side_of_the_original(folder):
+    for number in range(10, 22):
+        build_frame(number, 80).to_csv(folder / f"more{number}.csv", index=False)
+    training = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
+    sides = [paths_of(prior) for prior in (training, training.for_validation(), training.for_test())]
+    for path in sides[1] | sides[2]:
         pd.read_csv(folder / path).sample(frac=1, random_state=0).to_parquet(folder / f"{path}.parquet")
-    again = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
-    copies = (again, again.for_validation(), again.for_test())
-    assert [{path.removesuffix(".parquet") for path in paths_of(prior)} for prior in copies] == sides
+
+    training = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
+    for prior, side in zip((training, training.for_validation(), training.for_test()), sides, strict=True):
+        assert {path.removesuffix(".parquet") for path in paths_of(prior)} == side
+
+
+def test_a_mixture_holds_out_what_its_real_tables_hold_out(folder):
     mix = build_prior("mix_scm", components={"dummy": {"weight": 1}, "tables": {"weight": 1, "folder": str(folder)}})
     real = real_tables(mix)
-    of_mix = [prior.priors["tables"].side for prior in (mix, real.for_validation(), real.for_test())]
-    assert of_mix == ["training", "validation", "test"]
-    table = next(t for t in (mix.sample(SPEC, seed) for seed in range(99)) if t.source[0] == "tables")
-    assert real.clusters(table) == [table.source[1]] * 20 and real.clusters(mix.priors["dummy"].sample(SPEC, 0)) is None
-    assert real.fingerprint() and real.eligible(100, False) == mix.priors["tables"].eligible(100, False)
+    sides = [prior.priors["tables"].side for prior in (mix, real.for_validation(), real.for_test())]
+    assert sides == ["training", "validation", "test"]
+    drawn = (mix.sample(SPEC, seed) for seed in range(99))
+    table = next(table for table in drawn if table.source[0] == "tables")
+    assert real.clusters(table) == [table.source[1]] * 20
+    assert real.clusters(mix.priors["dummy"].sample(SPEC, 0)) is None
+    assert real.fingerprint()
+    assert real.eligible(100, False) == mix.priors["tables"].eligible(100, False)
 
 
 def paths_of(prior) -> set[str]:
@@ -207,12 +240,15 @@ def test_tables_that_are_few_are_for_validation(folder):
     lowest = min(prior_of(folder).tasks, key=lambda task: task.place)
     half = lowest.place / 2**65 + 1e-9
     prior = prior_of(folder, validation_fraction=half, test_fraction=half)  # it alone, and it would be for the test
-    assert paths_of(prior.for_validation()) == {lowest.entry.path} and len(prior.tasks) == 3
-    assert prior.for_test().tasks == [] and prior.for_test().eligible(60, False) == (0, 0)
+    assert paths_of(prior.for_validation()) == {lowest.entry.path}
+    assert len(prior.tasks) == 3
+    assert prior.for_test().tasks == []
+    assert prior.for_test().eligible(60, False) == (0, 0)
     assert f"1 for validation: {lowest.entry.path}" in prior.describe()
     assert "none for the final test: raise prior.test_fraction, or add tables" in prior.describe()
     only = prior_of(folder, validation_fraction=0.0, test_fraction=2 * half)
-    assert only.for_validation().tasks == [] and paths_of(only.for_test()) == {lowest.entry.path}
+    assert only.for_validation().tasks == []
+    assert paths_of(only.for_test()) == {lowest.entry.path}
     assert not any("validation" in line for line in prior_of(folder).describe())
 
 
@@ -222,16 +258,22 @@ def test_families_stay_together(folder):
     listed = [f"more{number}.csv,label,study {number % 10}" for number in range(10, 40)]
     (folder / "tasks.csv").write_text("\n".join(["item,target,family", *listed, "table0.csv,label,"]))
     prior = prior_of(folder, validation_fraction=0.25, test_fraction=0.25)
-    priors = (prior, prior.for_validation(), prior.for_test())
+    sides = [paths_of(side) for side in (prior, prior.for_validation(), prior.for_test())]
     for number in range(10):
-        family = {f"more{10 * i + number}.csv" for i in (1, 2, 3)}
-        assert sum(family <= paths_of(side) for side in priors) == 1
+        family = {f"more1{number}.csv", f"more2{number}.csv", f"more3{number}.csv"}
+        assert sum(family <= side for side in sides) == 1
+
     alone = {task.entry.path: task.place for task in prior_of(folder).contents[1] if not task.family}
-    assert alone.keys() == {f"table{number}.csv" for number in range(4)} and len(set(alone.values())) == 4
-    table = next(t for t in (prior.sample(SPEC, seed) for seed in range(99)) if t.plan.task.family)
-    assert prior.clusters(table) == [table.plan.task.family] * 20
+    assert alone.keys() == {f"table{number}.csv" for number in range(4)}
+    assert len(set(alone.values())) == 4
+
+    tables = (prior.sample(SPEC, seed) for seed in range(99))
+    of_family = next(table for table in tables if table.plan.task.family)
+    assert prior.clusters(of_family) == [of_family.plan.task.family] * 20
+
     before = prior.fingerprint()
-    (folder / "tasks.csv").write_text("\n".join(["item,target", *(line.rpartition(",")[0] for line in listed)]))
+    without_families = [line.rpartition(",")[0] for line in listed]
+    (folder / "tasks.csv").write_text("\n".join(["item,target", *without_families]))
     assert prior_of(folder).fingerprint() != before
 
 
@@ -275,7 +317,8 @@ def test_memory_for_tables_is_bounded(folder):
         assert cache.columns(entries[path]) is held
     assert list(cache.held) == ["table1.csv", "table0.csv"]
     cache.columns(entries["table2.csv"])
-    assert "table1.csv" not in cache.held and cache.bytes == sum(size[path] for path in cache.held) <= cache.most_bytes
+    assert "table1.csv" not in cache.held
+    assert cache.bytes == sum(size[path] for path in cache.held) <= cache.most_bytes
     tiny = TableCache(folder, 10)
     assert len(tiny.columns(entries["table0.csv"])) == 8 and tiny.bytes == 0
 

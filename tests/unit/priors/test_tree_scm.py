@@ -50,7 +50,9 @@ def test_boosting_agrees_with_its_definition(num_rows, num_columns, num_outputs,
     targets = rng.standard_normal((num_rows, num_outputs)).astype(np.float32)
     before = targets.copy()
     predictions = fit_predict(X, targets, num_trees, depth)
-    assert predictions.dtype == np.float32 and predictions.shape == targets.shape and (targets == before).all()
+    assert predictions.dtype == np.float32
+    assert predictions.shape == targets.shape
+    assert (targets == before).all()
     expected = slow_boosting(X.astype(float), targets.astype(float), num_trees, depth)
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
@@ -92,13 +94,17 @@ def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[to
 
 def test_features_are_the_causes_and_the_target_steps_with_them():
     columns, target = execute(3, 0.0)
-    assert columns.shape == (800, 5) and abs(columns.mean()) < 0.1 and abs(columns.std() - 1) < 0.05
+    assert columns.shape == (800, 5)
+    assert abs(columns.mean()) < 0.1
+    assert abs(columns.std() - 1) < 0.05
     steps = [(target[column.argsort()].diff() != 0).sum().item() for column in columns.T]
     assert len(target.unique()) == 2 and steps.count(1) == 1
 
 
 def test_noise_is_added_to_the_target():
     noise = torch.stack([execute(seed, 0.5)[1] - execute(seed, 0.0)[1] for seed in range(20)])
-    assert noise.std() == pytest.approx(0.5, abs=0.02) and noise.std(1).std() < 0.03
+    assert noise.std() == pytest.approx(0.5, abs=0.02)
+    assert noise.std(1).std() < 0.03
     varied = torch.stack([execute(seed, 0.5, True)[1] - execute(seed, 0.0)[1] for seed in range(200)])
-    assert varied.std() == pytest.approx(0.5, abs=0.1) and varied.std(1).min() < 0.05 < 0.8 < varied.std(1).max()
+    assert varied.std() == pytest.approx(0.5, abs=0.1)
+    assert varied.std(1).min() < 0.05 < 0.8 < varied.std(1).max()

@@ -106,22 +106,32 @@ def written(runs, tmp_path_factory) -> Path:
 
 def test_a_page_is_self_contained(written):
     page = Page(written)
-    assert page.ids == SECTIONS and page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 9 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
-    assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
-    assert "default-src 'none'" in page.source and page.source.isascii()
+    assert page.ids == SECTIONS
+    assert page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
+    assert len(page.pictures) == 9
+    for picture in page.pictures:
+        assert min(picture.shape[:2]) > 200
+        assert picture.std() > 0.05  # it shows something
+    without_pictures = re.sub(r"base64,[^\"]*", "", page.source)
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", without_pictures)
+    assert "default-src 'none'" in page.source
+    assert page.source.isascii()
 
 
 def test_a_page_shows_the_content_of_the_files(runs, written):
     page = Page(written)
     facts = {key: row["one & <only>"] for key, row in page.table("", "one & <only>").items()}
-    assert facts["status"] == "finished" and facts["steps done"] == "160" and facts["incidents"] == "2"
+    assert facts["status"] == "finished"
+    assert facts["steps done"] == "160"
+    assert facts["incidents"] == "2"
     late = METRICS_CSV["loss"][METRICS_CSV["step"] > 144]
     assert float(facts["mean loss, last 10% of the steps"]) == pytest.approx(late.mean(), rel=1e-3)
     *_, changed, settings = page.tables
-    assert ["prior.name", "dummy"] in changed and "differ from experiment=smoke:" in page.text
+    assert ["prior.name", "dummy"] in changed
+    assert "differ from experiment=smoke:" in page.text
     assert not {"guard.loss", "seed", "name", "curriculum.stages.smoke.rows"} & dict(changed[1:]).keys()
-    assert ["guard.loss", "0.9"] in settings and ["curriculum.stages.smoke.rows", "[40, 80]"] in settings
+    assert ["guard.loss", "0.9"] in settings
+    assert ["curriculum.stages.smoke.rows", "[40, 80]"] in settings
     assert "the <loss> is not finite" in page.table("time", "reason")["now"]["reason"]
     best = {name: row["best at step"] for name, row in page.table("", "best at step").items()}
     assert best == {"loss on own tables": "40", "loss on synthetic tables": "40", "ROC AUC on real data": "20"}
@@ -134,7 +144,8 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     expected = summarize(counting)
     assert list(scores) == ["this model", "random <forest>"]
     assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
-    assert scores["random <forest>"]["win rate"] == "1" and scores["this model"]["win rate"] == ""
+    assert scores["random <forest>"]["win rate"] == "1"
+    assert scores["this model"]["win rate"] == ""
     by_task = page.table("data", "this model")
     assert list(by_task) == TASKS
     assert [row["trained range"] for row in by_task.values()] == ["", "", "", "", "outside"]
@@ -185,11 +196,13 @@ def test_the_page_of_a_run_is_replaced_and_other_files_only_if_asked_to(runs, tm
     other = f"output={tmp_path}/page.html"
     assert command("report", f"run_dir={run}", other).returncode == 0
     refused = command("report", f"run_dir={run}", other)
-    assert refused.returncode == 2 and "page.html', which is there already: set overwrite=true" in refused.stderr
+    assert refused.returncode == 2
+    assert "page.html', which is there already: set overwrite=true" in refused.stderr
     assert command("report", f"run_dir={run}", other, "overwrite=true").returncode == 0
     (tmp_path / "link.html").symlink_to(run / "config.yaml")
     refused = command("report", f"run_dir={run}", f"output={tmp_path}/link.html", "overwrite=true")
-    assert refused.returncode == 2 and "which is the input run_dir" in refused.stderr
+    assert refused.returncode == 2
+    assert "which is the input run_dir" in refused.stderr
     assert (run / "config.yaml").read_bytes() == (runs[0] / "config.yaml").read_bytes()
 
 
@@ -249,10 +262,12 @@ def test_scores_of_regression(runs, tmp_path):
     write_report([tmp_path], tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
     scores = page.table("method", "R2")
-    assert scores["this model"]["R2"] == "0.5" and scores["marginal quantiles"]["R2"] == "0"
+    assert scores["this model"]["R2"] == "0.5"
+    assert scores["marginal quantiles"]["R2"] == "0"
     assert scores["this model"]["below marginal"] == scores["marginal quantiles"]["win rate"] == "1"
     assert scores["marginal quantiles"]["RMSE to the best"] == "2"
-    assert list(page.table("data", "this model")) == ["houses", "cars"] and "An R2 below 0 counts as 0" in page.text
+    assert list(page.table("data", "this model")) == ["houses", "cars"]
+    assert "An R2 below 0 counts as 0" in page.text
     assert "mean R2 on 2 real tasks" in str(page.tables[0])
     assert "ROC AUC" not in page.source and len(page.pictures) == 2
 
@@ -318,28 +333,29 @@ def test_a_page_is_whole_or_absent(runs, tmp_path, monkeypatch):
     result = command(*arguments)
     assert result.returncode == 2
     assert result.stderr == f"error: output is '{page}'; it cannot be written (No space left on device)\n"
-    assert page.read_bytes() == before and {path.name for path in tmp_path.iterdir()} == {"page.html", "run"}
+    assert page.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "run"}
 
 
 def test_folders_without_runs_are_all_named(tmp_path):
     wrong = command("report", f"run_dir=[{tmp_path}/a,{tmp_path}/b]")
-    assert wrong.returncode == 2 and wrong.stderr.count("there is no run in it") == 2
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("there is no run in it") == 2
 
 
 def test_the_model_stands_out_among_the_bars(runs):
     results = pd.read_csv(runs[0] / "evaluation.csv")
-    for model, order in (("this model", [0, 1]), ("random <forest>", [1, 0])):  # the first method in the file
-        own = results["method"] == model
-        (axes,) = draw_standing(pd.concat([results[own], results[~own]])).axes
-        names, ends = (
-            [text.get_text() for text in axes.get_yticklabels()],
-            [bar.get_x() + bar.get_width() for bar in axes.patches],
-        )
-        assert names == ["this model", "random <forest>"]
-        assert ends == pytest.approx([results.loc[results["method"] == name, "roc_auc"].mean() for name in names])
-        assert [text.get_text() for text in axes.texts] == [f"{end:.3f}" for end in ends]
-        weights = [text.get_fontweight() for text in axes.get_yticklabels()]
-        assert [weights[i] for i in order] == ["bold", "normal"]
+    methods = ["this model", "random <forest>"]
+    means = [results.loc[results["method"] == method, "roc_auc"].mean() for method in methods]
+    for model, other in (methods, methods[::-1]):
+        is_model = results["method"] == model  # the first method in the file
+        (axes,) = draw_standing(pd.concat([results[is_model], results[~is_model]])).axes
+        labels = axes.get_yticklabels()
+        assert [label.get_text() for label in labels] == methods
+        assert [bar.get_x() + bar.get_width() for bar in axes.patches] == pytest.approx(means)
+        assert [text.get_text() for text in axes.texts] == [f"{mean:.3f}" for mean in means]
+        weights = {label.get_text(): label.get_fontweight() for label in labels}
+        assert weights == {model: "bold", other: "normal"}
 
 
 def test_the_loss_is_also_shown_relative_to_guessing():
@@ -382,7 +398,8 @@ def test_probes_inside_the_trained_range_are_a_curve_of_their_own_beside_what_is
     axes = draw_validation({"run": validation}).axes[-1]
     assert axes.get_title() == "ROC AUC on probes"
     means, possible = (line.get_ydata().tolist() for line in axes.lines)
-    assert means == pytest.approx([0.5, 0.7]) and possible == pytest.approx([0.85, 0.85])
+    assert means == pytest.approx([0.5, 0.7])
+    assert possible == pytest.approx([0.85, 0.85])
 
 
 def test_multipliers_are_lines_from_the_smallest_to_the_largest_n():
@@ -392,14 +409,18 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n():
         lines, points = axes.collections
         assert len(points.get_offsets()) == 2 * len(lines.get_segments())
         segments, steps = lines.get_segments(), lines.get_array()
-        assert len(segments) > 100 and steps[0] == 1 and steps[-1] == 160
+        assert len(segments) > 100
+        assert steps[0] == 1
+        assert steps[-1] == 160
         for (start, end), step in zip(segments, steps, strict=True):
-            assert start.tolist() == [20, step + 20] and end.tolist() == [60, step + 60]
+            assert start.tolist() == [20, step + 20]
+            assert end.tolist() == [60, step + 60]
 
 
 def test_attention_is_a_line_per_layer_and_a_band_over_heads():
     grid = draw_attention(attention_measures()).axes
-    assert len(grid) == 15 and len(draw_attention(attention_measures(gate=False)).axes) == 12
+    assert len(grid) == 15
+    assert len(draw_attention(attention_measures(gate=False)).axes) == 12
     for axes, layers in zip(grid[:3], (1, 2, 3), strict=True):
         lines = axes.get_lines()
         assert len(lines) == len(axes.collections) == layers

@@ -49,7 +49,8 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
         except DamagedCheckpoint:
             seen += 1
         else:  # the bit lay in padding or in a date
-            assert result["global_step"] == 7 and torch.equal(result["state_dict"]["w"], torch.full((300,), 7.0))
+            assert result["global_step"] == 7
+            assert torch.equal(result["state_dict"]["w"], torch.full((300,), 7.0))
     assert seen > 75
     for length in [0, 1, len(data) - 1, *(generator.randrange(len(data)) for _ in range(20))]:
         damaged.write_bytes(data[:length])
@@ -74,14 +75,16 @@ def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
 def test_a_checkpoint_describes_itself(tmp_path):
     train_short_run(tmp_path / "run", "trainer.max_steps=1")
     content = read(saved(tmp_path / "run/checkpoints")[-1])
-    assert content["config"]["model"]["embed_dim"] == 16 and content["config"]["prior"]["name"] == "dummy"
+    assert content["config"]["model"]["embed_dim"] == 16
+    assert content["config"]["prior"]["name"] == "dummy"
     facts = content["run"]
     assert (facts["step"], facts["stage"], facts["stage_step"], facts["address"]) == (1, "smoke", 1, [0, 1])
     assert facts["versions"]["torch"] == importlib.metadata.version("torch")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     assert facts["commit"] == (head.stdout.strip() or None)
     assert facts["command"] == sys.argv and "diff" in facts
-    assert content["format_version"] == FORMAT_VERSION and facts["stream_version"] == STREAM_VERSION
+    assert content["format_version"] == FORMAT_VERSION
+    assert facts["stream_version"] == STREAM_VERSION
 
 
 def test_a_ring_of_recent_checkpoints_and_permanent_ones(tmp_path):
@@ -110,7 +113,8 @@ def test_the_newest_intact_checkpoint_is_used_and_damaged_ones_are_reported(tmp_
     assert newest_valid(tmp_path)[0] == newest_valid(tmp_path, until=3)[0] == paths[0]
     assert newest_valid(tmp_path, until=2) is None
     stderr = capsys.readouterr().err
-    assert "step-00000009.ckpt is damaged" in stderr and "step-00000006.ckpt: the checksum of" in stderr
+    assert "step-00000009.ckpt is damaged" in stderr
+    assert "step-00000006.ckpt: the checksum of" in stderr
     paths[0].write_bytes(b"")
     with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         newest_valid(tmp_path)
@@ -170,7 +174,8 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path, monkeypatch):
     files.wait()
     assert [f.name for f in saved(tmp_path)] == ["step-00000002.ckpt"]
     written = torch.load(saved(tmp_path)[0], weights_only=False)
-    assert torch.equal(written["state_dict"]["w"], torch.full((10,), 2.0)) and written["callbacks"]["counts"] == [1, 2]
+    assert torch.equal(written["state_dict"]["w"], torch.full((10,), 2.0))
+    assert written["callbacks"]["counts"] == [1, 2]
     assert (tmp_path / "stage-a.ckpt").read_bytes() == saved(tmp_path)[0].read_bytes()
     assert names == ["stage-a", "step-00000002"]  # a run that is killed in between saves the step again
 

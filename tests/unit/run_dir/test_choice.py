@@ -39,7 +39,8 @@ def test_the_best_weights_are_taken_unless_others_are_chosen(made, capfd):
         ("last", "last", f"weights   {folder}: the average of the last snapshots, of step 10"),
     ):
         found = read_weights(folder, choice)
-        assert same(found.tensors, kinds[kind]) and found.origin["weights"] == kind
+        assert same(found.tensors, kinds[kind])
+        assert found.origin["weights"] == kind
         assert capfd.readouterr().err.splitlines() == ([] if line is None else [line])
     for name in ("best", f"step-{UNTRAINED_STEP:08d}"):  # a file is taken as it is
         found = read_weights(folder / f"checkpoints/{name}.ckpt").tensors
@@ -79,9 +80,11 @@ def test_runs_and_estimators_start_from_the_same_weights(made):
 
 def test_every_command_that_reads_a_run_has_the_choice():
     commands = [kind for kind in vars(options).values() if dataclasses.is_dataclass(kind)]
-    commands += [experiment.Options for experiment in (attention, classes, entropy)]
-    readers = [kind for kind in commands if "checkpoint" in {field.name for field in dataclasses.fields(kind)}]
+    commands += [attention.Options, classes.Options, entropy.Options]
+    readers = []
+    for command in commands:
+        fields = {field.name: field for field in dataclasses.fields(command)}
+        if "checkpoint" in fields:
+            readers.append(command)
+            assert fields["weights"].default is None, command
     assert len(readers) == 6
-    for kind in readers:
-        (weights,) = [field for field in dataclasses.fields(kind) if field.name == "weights"]
-        assert weights.default is None, kind

@@ -36,7 +36,8 @@ def test_a_start_on_another_cpu_or_with_other_versions_is_told_once(tmp_path, ca
 def test_several_kinds_of_cpu_give_one_warning_and_ranks_are_grouped(tmp_path, capsys):
     record_start(Records(tmp_path), 0, ORIGIN, [HERE, HERE, THERE])
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning   ") and line.endswith("Xeon (AVX512) (rank 0, 1); EPYC (AVX2) (rank 2)")
+    assert line.startswith("warning   ")
+    assert line.endswith("Xeon (AVX512) (rank 0, 1); EPYC (AVX2) (rank 2)")
     assert starts(tmp_path)[0]["machines"] == [HERE | {"ranks": [0, 1]}, THERE | {"ranks": [2]}]
 
 

@@ -40,7 +40,8 @@ def test_a_damaged_configuration_is_one_line_in_every_command_that_reads_it(cont
     report = command("report", f"run_dir={records.folder}")
     assert (report.returncode, report.stderr) == (2, f"{line}\n")
     train = command("train", "experiment=smoke", "stream.num_workers=0", f"run_dir={records.folder}")
-    assert train.returncode == 2 and train.stderr.startswith(f"{line}; to start over, name another run_dir")
+    assert train.returncode == 2
+    assert train.stderr.startswith(f"{line}; to start over, name another run_dir")
     assert train.stderr.count("\n") == 1 and path.read_bytes() == content
     replay = command("replay", f"run_dir={records.folder}", "step=0")
     assert (replay.returncode, replay.stderr) == (2, f"{line}\n")
@@ -103,4 +104,5 @@ def test_what_is_missing_or_damaged_reads_as_nothing(records):
     assert records.json("status.json") is None
     records.rewind("metrics.csv", 3)
     (records.folder / "status.json").write_text('{"step": ')
-    assert records.json("status.json") is None and os.listdir(records.folder) == ["status.json"]
+    assert records.json("status.json") is None
+    assert os.listdir(records.folder) == ["status.json"]

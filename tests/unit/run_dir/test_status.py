@@ -51,7 +51,8 @@ def test_a_second_start_ends_with_2_and_one_line_and_changes_nothing(held):
     before = {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in held.folder.rglob("*") if f.is_file()}
     result = command("train", *SETTINGS, f"run_dir={held.folder}")
     assert result.returncode == 2
-    assert result.stderr.startswith(f"error: {held.folder} is in use by process ") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: {held.folder} is in use by process ")
+    assert result.stderr.count("\n") == 1
     assert before == {f: (f.stat().st_mtime_ns, f.read_bytes()) for f in held.folder.rglob("*") if f.is_file()}
 
 

@@ -69,7 +69,8 @@ def test_forecasts_of_noisy_runs_have_intervals_with_the_truth_and_beat_no_chang
 def test_losses_without_a_floor_are_fitted_too():
     made = points()
     law = fit_law(made.parameters, made.tables, made.loss - TRUE.E)
-    assert law.E < 0.01 and [law.a, law.b] == pytest.approx([TRUE.a, TRUE.b], rel=0.05)
+    assert law.E < 0.01
+    assert [law.a, law.b] == pytest.approx([TRUE.a, TRUE.b], rel=0.05)
 
 
 @pytest.fixture
@@ -116,7 +117,8 @@ def test_the_page_of_a_ladder_has_its_figure_and_forecast(plan_of):
     sweep = invent(plan_of(LADDER), some_loss)
     write_page(sweep)
     page = Page(sweep.folder / "sweep.html")
-    assert page.table("run", "longest run of this size").keys() == {"long"} and len(page.pictures) == 5
+    assert page.table("run", "longest run of this size").keys() == {"long"}
+    assert len(page.pictures) == 5
     assert (sweep.folder / "figures/scaling_law.png").exists()
 
 
@@ -167,4 +169,5 @@ def test_scaled_steps_and_rates_are_those_of_the_run_and_are_scaled_once():
 def test_the_size_of_a_run_counts_the_steps_that_it_takes():
     half = size_of(compose(["experiment=smoke", "trainer.max_steps=10"]))
     whole = size_of(compose(["experiment=smoke"]))
-    assert (half.tables, whole.tables) == (80, 160) and half.flops == pytest.approx(whole.flops / 2)
+    assert (half.tables, whole.tables) == (80, 160)
+    assert half.flops == pytest.approx(whole.flops / 2)

@@ -81,7 +81,8 @@ def test_data_sets_of_a_sweep_lie_inside_the_range_of_every_run():
 
 def test_a_data_set_that_could_not_be_scored_makes_the_mean_nan(tmp_path):
     write_validation(tmp_path, 10, [0.5], [0.6, math.nan])
-    assert math.isnan(last(tmp_path, "real/roc_auc")) and last(tmp_path, "synthetic/loss") == 0.5
+    assert math.isnan(last(tmp_path, "real/roc_auc"))
+    assert last(tmp_path, "synthetic/loss") == 0.5
 
 
 def test_files_that_are_missing_or_only_begun(tmp_path):
@@ -117,7 +118,8 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
     }  # fmt: skip
     config.model.max_classes = 10
     config.validation.real_rows = 0
-    assert "validation.real_rows is 0" in problem("real/loss", config) and problem("synthetic/loss", config) is None
+    assert "validation.real_rows is 0" in problem("real/loss", config)
+    assert problem("synthetic/loss", config) is None
     config.validation.rows = []
     assert "validation.rows is []" in problem("synthetic/loss", config)
     assert problem("real/auc", config).endswith("did you mean real/roc_auc?")

@@ -38,9 +38,13 @@ def own_sweep(tmp_path):
 def grid_of(*overrides: str, files: tuple = ()) -> tuple[Plan, list[RunConfig]]:
     """A plan, and what tabicl-train composes from the arguments of its runs."""
     plan = make_plan(list(overrides), *files)
-    skipped = 2 if files else 0
-    runs = [plan.arguments(point, seed)[skipped:] for point in plan.points for seed in plan.sweep.seeds]
-    return plan, [compose(arguments, *files) for arguments in runs]
+    first_setting = 2 if files else 0  # after --config-dir FOLDER
+    configs = []
+    for point in plan.points:
+        for seed in plan.sweep.seeds:
+            arguments = plan.arguments(point, seed)
+            configs.append(compose(arguments[first_setting:], *files))
+    return plan, configs
 
 
 def test_runs_have_the_settings_of_their_points(tmp_path, own_sweep):
@@ -60,7 +64,9 @@ def test_runs_have_the_settings_of_their_points(tmp_path, own_sweep):
         (prior, seed) for prior in ("mlp_scm", "dummy") for seed in (3, 4)
     }
     for config in configs:
-        assert config.model.embed_dim == 32 and config.trainer.max_steps == 2 and config.optimizer.name == "muon"
+        assert config.model.embed_dim == 32
+        assert config.trainer.max_steps == 2
+        assert config.optimizer.name == "muon"
     name = plan.run_dir(7, plan.points[0], 3).name
     assert name == "007_prior-mlp_scm_rows-40-50_width-wide_seed-3"
     assert name == plan.run_dir(7, dict(reversed(plan.points[0].items())), 3).name
@@ -164,7 +170,8 @@ def test_a_file_that_cannot_be_read_is_one_line(content, words, tmp_path, own_sw
 def test_without_its_packages_a_sweep_names_the_extra(monkeypatch):
     monkeypatch.setattr("tabicl_train.errors.is_installed", lambda name: name != "optuna")
     result = command("sweep", "experiment=smoke", "seed=0,1")
-    assert result.returncode == 2 and re.search(r"sweeps need optuna: .*\[sweep\]", result.stderr)
+    assert result.returncode == 2
+    assert re.search(r"sweeps need optuna: .*\[sweep\]", result.stderr)
 
 
 def test_only_a_sweep_on_slurm_needs_submitit(monkeypatch):
@@ -192,11 +199,17 @@ def test_an_entry_that_is_no_axis(entry):
 
 
 def test_ranges_are_distributions_of_optuna():
-    whole, real = axis_of_space("a", {"low": 1, "high": 64, "log": True}), axis_of_space("b", {"low": 0, "high": 1.0})
-    assert whole.distribution == IntDistribution(1, 64, log=True) and whole.overrides(8) == ["a=8"]
-    assert real.distribution == FloatDistribution(0, 1) and real.overrides(0.1) == ["b=0.1"]
+    whole = axis_of_space("a", {"low": 1, "high": 64, "log": True})
+    assert whole.distribution == IntDistribution(1, 64, log=True)
+    assert whole.overrides(8) == ["a=8"]
+
+    real = axis_of_space("b", {"low": 0, "high": 1.0})
+    assert real.distribution == FloatDistribution(0, 1)
+    assert real.overrides(0.1) == ["b=0.1"]
+
     points = examples([whole, axis_of_space("c", ["x", "y", "z"])])
-    assert {point["a"] for point in points} == {1, 64} and {point["c"] for point in points} == {"x", "y", "z"}
+    assert {point["a"] for point in points} == {1, 64}
+    assert {point["c"] for point in points} == {"x", "y", "z"}
 
 
 @pytest.mark.parametrize("values", [[1, True], [[1, 2], [3]], [{"a": 1}, {"a": 2}], [0.5, None, "x"]])
@@ -223,7 +236,8 @@ def test_a_label_can_be_part_of_a_file_name():
 def test_every_shipped_sweep_composes(name):
     plan = make_plan([f"sweep={name}"])
     assert plan.sweep.name == name and plan.folder == Path("runs", name)
-    assert plan.total == len(plan.configs) and plan.total * len(plan.sweep.seeds) >= 6
+    assert plan.total == len(plan.configs)
+    assert plan.total * len(plan.sweep.seeds) >= 6
     if name == "learning_rate_width":
         flops = [expected_work(c.curriculum.stages["stage1"], c.model, c.seed).flops for c in plan.configs]
         assert max(flops) / min(flops) < 1.03, "the compute is not the same"

@@ -39,7 +39,8 @@ def test_neighbor_categories_are_the_nearest_of_random_rows(p: float):
     function = Linear.draw(draw_scalars(0), 3, 3, 200)
     for what in ("id", "disc", "func", "int"):
         index, flow = Categorical(f"neighbor_{what}", 7, 3, p=p, function=function)(x.clone(), rng_at("n"))
-        assert index.dtype == torch.int64 and (index == expected).float().mean() > 0.99
+        assert index.dtype == torch.int64
+        assert (index == expected).float().mean() > 0.99
         assert index[rows].tolist() == list(range(7))
         if what == "id":
             assert torch.equal(flow, x)
@@ -73,7 +74,8 @@ def test_softmax_categories_have_the_frequencies_of_the_softmax():
 def test_what_flows_on_from_softmax_categories():
     x, shares = draw_points(4, 300), Weights(4, np.array([0.1]), np.array([0.1]))
     index, flow = Categorical("softmax_int", 4, 4, shares=shares)(x, rng_at("s"))
-    assert torch.equal(flow, index.float().expand(4, 300)) and len(index.unique()) == 4
+    assert torch.equal(flow, index.float().expand(4, 300))
+    assert len(index.unique()) == 4
     embedding = Points("normal", 4, Linear.draw(draw_scalars(1), 4, 4, 4))
     index, flow = Categorical("softmax_disc", 4, 4, shares=shares, embedding=embedding)(x, rng_at("s"))
     assert flow.shape == (4, 300)

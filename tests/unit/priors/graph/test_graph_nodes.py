@@ -74,36 +74,70 @@ def is_connected(plan) -> bool:
 @pytest.mark.parametrize("max_classes", [10, 0])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_plans_hold_what_the_columns_need_the_target_first(preset: str, max_classes: int):
-    spare, modes, pruned = [], set(), 0
+    spare = []  # columns of a node that no feature uses
+    modes = set()
+    pruned = 0
     for plan in plans(preset, max_classes):
+        # The nodes are those that the columns need, and those of the target come first.
         reach = reach_of(plan)
-        holders = [node for node in plan.nodes if node.columns]
-        assert set(reach) == set().union(*(reach[node.index] for node in holders))
-        with_target = next(n for n, node in enumerate(plan.nodes) if TARGET in [c.index for c in node.columns])
-        assert {node.index for node in plan.nodes[: with_target + 1]} == reach[plan.nodes[with_target].index]
+        needed = set()
+        for node in plan.nodes:
+            if node.columns:
+                needed |= reach[node.index]
+        assert set(reach) == needed
+        has_target = [TARGET in [column.index for column in node.columns] for node in plan.nodes]
+        position = has_target.index(True)
+        assert {node.index for node in plan.nodes[: position + 1]} == reach[plan.nodes[position].index]
         assert is_connected(plan)
         pruned += len(reach) < plan.graph_nodes
+
         assert sorted(column.index for _, column in columns_of(plan)) == [TARGET, *range(8)]
         for node in plan.nodes:
+            assert_valid_node(node)
             spare.append(node.width - sum(column.converter.width for column in node.columns))
-            numeric = [isinstance(column.converter, Numeric) for column in node.columns]
-            assert numeric == sorted(numeric, reverse=True)
-            assert node.weights.size == node.width and 0.1 <= node.importance <= 10 and node.noise == 0
-            assert (node.points is not None) == (not node.parents)
-            if node.parents:
-                assert len(node.functions) == (1 if node.combine == "concat" else len(node.parents))
-        target = next(column.converter for _, column in columns_of(plan) if column.index == TARGET)
-        modes.add((target.mode, target.warp_flow) if isinstance(target, Numeric) else target.cardinality)
-        text = str(plan)
-        what = f"{plan.num_classes} classes;" if max_classes else "numeric target;"
-        assert f"60 rows, 8 features, {what}" in text.splitlines()[0]
-        assert len(text.splitlines()) == 1 + len(plan.nodes) + 9
-        assert all(f"    {name}: " in text for name in ["y", *(f"x{i}" for i in range(8))])
-        assert "object at" not in text and "array(" not in text and "Tree(" not in text
+        (target,) = [column.converter for _, column in columns_of(plan) if column.index == TARGET]
+        if isinstance(target, Numeric):
+            modes.add((target.mode, target.warp_flow))
+        else:
+            modes.add(target.cardinality)
+        assert_readable(plan, max_classes)
+
     sizes = [plan.graph_nodes for plan in plans(preset, max_classes)]
-    assert min(sizes) == 2 and 25 < max(sizes) <= 32 and pruned > 100
-    assert min(spare) == 1 and 25 < max(spare) <= 31
-    assert modes == (set(range(2, 11)) if max_classes else {("identity", False), ("warp", preset == "released")})
+    assert min(sizes) == 2
+    assert 25 < max(sizes) <= 32
+    assert pruned > 100
+    assert min(spare) == 1
+    assert 25 < max(spare) <= 31
+    if max_classes:
+        assert modes == set(range(2, 11))
+    else:
+        assert modes == {("identity", False), ("warp", preset == "released")}
+
+
+def assert_valid_node(node) -> None:
+    is_numeric = [isinstance(column.converter, Numeric) for column in node.columns]
+    assert is_numeric == sorted(is_numeric, reverse=True)
+    assert node.weights.size == node.width
+    assert 0.1 <= node.importance <= 10
+    assert node.noise == 0
+    assert (node.points is not None) == (not node.parents)
+    if node.combine == "concat" and node.parents:
+        assert len(node.functions) == 1
+    elif node.parents:
+        assert len(node.functions) == len(node.parents)
+
+
+def assert_readable(plan, max_classes: int) -> None:
+    """The text has a line for the table, each node and each column, and no memory addresses or arrays."""
+    text = str(plan)
+    lines = text.splitlines()
+    target = f"{plan.num_classes} classes;" if max_classes else "numeric target;"
+    assert f"60 rows, 8 features, {target}" in lines[0]
+    assert len(lines) == 1 + len(plan.nodes) + 9
+    for name in ("y", "x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"):
+        assert f"    {name}: " in text
+    for part in ("object at", "array(", "Tree("):
+        assert part not in text
 
 
 def test_options_of_the_graph():
@@ -121,21 +155,29 @@ def test_combinations():
     torch.testing.assert_close(combine("max", a, b), torch.where(a > b, a, b))
     torch.testing.assert_close(combine("logsumexp", a, b), (a.exp() + b.exp()).log())
     b[0, 3] = torch.nan
-    assert combine("logsumexp", a, b)[0, 3].isnan() and combine("logsumexp", b, a)[0, 3].isnan()
+    assert combine("logsumexp", a, b)[0, 3].isnan()
+    assert combine("logsumexp", b, a)[0, 3].isnan()
 
 
 def test_nodes_combine_functions_of_their_parents():
-    values = {0: draw_points(2, 40, 1), 3: draw_points(5, 40, 2)}
     with_parents = [node for plan in draw_plans(60) for node in plan.nodes if node.parents]
     assert {node.combine for node in with_parents} == {"concat", "sum", "product", "max", "logsumexp"}
+
+    values = {0: draw_points(2, 40, 1), 3: draw_points(5, 40, 2)}
     node = with_parents[0]
-    node.parents, node.combine = [0, 3], "max"
-    node.functions = [Linear.draw(draw_scalars(i), n, 4, 40) for i, n in enumerate((2, 5))]
+    node.parents = [0, 3]
+    node.combine = "max"
+    of_first = Linear.draw(draw_scalars(0), 2, 4, 40)
+    of_second = Linear.draw(draw_scalars(1), 5, 4, 40)
+    node.functions = [of_first, of_second]
     rng = rng_at("c")
-    expected = torch.maximum(node.functions[0](values[0], rng), node.functions[1](values[3], rng))
+    expected = torch.maximum(of_first(values[0], rng), of_second(values[3], rng))
     torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
-    node.combine, node.functions = "concat", [Linear.draw(draw_scalars(2), 7, 4, 40)]
-    expected = node.functions[0](torch.cat([values[0], values[3]]), rng_at("c"))
+
+    node.combine = "concat"
+    of_both = Linear.draw(draw_scalars(2), 7, 4, 40)
+    node.functions = [of_both]
+    expected = of_both(torch.cat([values[0], values[3]]), rng_at("c"))
     torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
 
 

@@ -84,7 +84,9 @@ def test_weights_scatter_with_the_spread_and_are_shuffled():
 @pytest.mark.parametrize("size", [1000, 20001])
 def test_normals_are_standard_normal(size: int):
     x = normals(rng_at(size), size).numpy()
-    assert x.shape == (size,) and x.dtype == np.float32 and kstest(x, "norm").pvalue > 1e-3
+    assert x.shape == (size,)
+    assert x.dtype == np.float32
+    assert kstest(x, "norm").pvalue > 1e-3
     half = size // 2
     for a, b in ((x[:half], x[half : 2 * half]), (x[1:], x[:-1])):  # pairs of Box and Muller, neighbors
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(half)

@@ -28,23 +28,29 @@ def test_a_draw_is_the_table_as_an_estimator_sees_it(kind):
         table = rows.draw(np.arange(20, 120), 50, 40, None, np.random.default_rng(seed))
         plan = table.plan
         drawn = np.concatenate([plan.labeled, plan.queries])
-        assert len(set(drawn)) == 50 and drawn.min() >= 20 and table.train_size == len(plan.labeled) == 40
+        assert len(set(drawn)) == 50
+        assert drawn.min() >= 20
+        assert table.train_size == len(plan.labeled) == 40
         encoder = FeatureEncoder().fit(rows.X.iloc[plan.labeled])
         encoded = encoder.transform(rows.X.iloc[drawn])
         X = Normalizer(plan.member.norm_method).fit(encoded[:40]).transform(encoded)
-        assert sorted(plan.member.features) == list(range(5)) and np.array_equal(table.X, X[:, plan.member.features])
+        assert sorted(plan.member.features) == list(range(5))
+        assert np.array_equal(table.X, X[:, plan.member.features])
         y = rows.y[drawn]
         if kind == "classes":
-            assert np.array_equal(table.y, (y + plan.member.shift) % 2) and table.num_classes == 2
+            assert np.array_equal(table.y, (y + plan.member.shift) % 2)
+            assert table.num_classes == 2
         else:
             assert np.allclose(table.y, (y - y[:40].mean()) / y[:40].std(), atol=1e-5)
             assert table.y.dtype == torch.float32 and table.num_classes == 0
         methods.add(plan.member.norm_method)
         shifts.add(plan.member.shift)
-    assert methods == {"none", "power"} and shifts == ({0, 1} if kind == "classes" else {0})
+    assert methods == {"none", "power"}
+    assert shifts == ({0, 1} if kind == "classes" else {0})
     rows.norm_methods = ["quantile"]
     table = rows.table(drawn[:40], drawn[40:], np.random.default_rng(0))
-    assert table.plan.member.norm_method == "quantile" and table.X.shape == (50, 5)
+    assert table.plan.member.norm_method == "quantile"
+    assert table.X.shape == (50, 5)
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
@@ -60,7 +66,9 @@ def test_query_rows_change_nothing_about_labeled_ones(kind):
         for each in (rows, other)
     ]
     for a, b in zip(tables[::2], tables[1::2], strict=True):
-        assert torch.equal(a.X[:40], b.X[:40]) and torch.equal(a.y[:40], b.y[:40]) and not torch.equal(a.X, b.X)
+        assert torch.equal(a.X[:40], b.X[:40])
+        assert torch.equal(a.y[:40], b.y[:40])
+        assert not torch.equal(a.X, b.X)
 
 
 def test_no_query_has_a_class_that_is_not_labeled():
@@ -69,7 +77,8 @@ def test_no_query_has_a_class_that_is_not_labeled():
     for seed in range(300):
         train_size = (14, 3)[seed % 2]  # also with fewer labeled rows than classes
         labeled, queries = draw_rows(y, 5, 20, train_size, np.random.default_rng(seed))
-        assert len(labeled) == max(train_size, 5) and len({*labeled, *queries}) == len(labeled) + len(queries) == 20
+        assert len(labeled) == max(train_size, 5)
+        assert len({*labeled, *queries}) == len(labeled) + len(queries) == 20
         assert set(y[labeled]) == set(range(5))
         queried |= set(y[queries])
     assert queried == {0, 1, 2, 3}  # the only row of class 4 is always labeled
@@ -83,7 +92,8 @@ def test_rows_are_drawn_uniformly_and_a_short_table_gives_all():
             counts[side, drawn] += 1
     assert np.allclose(counts / 2000, [[15 / 40], [5 / 40]], atol=0.05)  # more than four standard errors
     labeled, queries = draw_rows(y, 0, 1000, 800, np.random.default_rng(0))
-    assert sorted([*labeled, *queries]) == list(range(40)) and len(labeled) == 32
+    assert sorted([*labeled, *queries]) == list(range(40))
+    assert len(labeled) == 32
     with pytest.raises(PriorError, match="10 rows of 10 classes are too few: none is left for a query"):
         draw_rows(np.arange(10), 10, 100, 80, np.random.default_rng(0))
 
@@ -122,7 +132,8 @@ def test_training_has_rows_of_all_classes():
     X = pd.DataFrame({"x": np.arange(300.0)})
     y = np.append(np.repeat(np.arange(3), 90), np.arange(3, 33))  # thirty classes of one row
     training, validation, test = split_by_content(Rows(X, y, 33), 0.3, 0.3)
-    assert set(training) >= set(range(270, 300)) and len(validation) > 50 < len(test)
+    assert set(training) >= set(range(270, 300))
+    assert len(validation) > 50 < len(test)
 
 
 @pytest.mark.parametrize(

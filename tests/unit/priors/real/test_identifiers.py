@@ -42,7 +42,8 @@ OTHERS = {
 def test_names_and_row_numbers_are_named_and_other_columns_are_not():
     found = identifying_columns(pd.DataFrame({**IDENTIFIERS, **OTHERS}))
     assert list(found) == list(IDENTIFIERS)
-    assert found["names"] == "texts that differ from row to row" and found["one to n"] == "row numbers"
+    assert found["names"] == "texts that differ from row to row"
+    assert found["one to n"] == "row numbers"
 
 
 def test_few_rows_say_nothing_unless_a_column_is_called_an_identifier():

@@ -80,7 +80,8 @@ def test_dates_are_times_of_whatever_type_in_fit_and_in_queries():
     with warnings.catch_warnings(action="error"):  # who makes it a category has the texts
         kept = FeatureEncoder().fit(mixed.astype("category")).transform(mixed.astype("category"))
     assert kept[:, 0].tolist() == [0, 3, 1, 2]
-    assert np.array_equal(np.diff(codes[[0, 2, 3], 0]), [86400e6, 86400e6]) and np.isnan(codes[1, 0])
+    assert np.array_equal(np.diff(codes[[0, 2, 3], 0]), [86400e6, 86400e6])
+    assert np.isnan(codes[1, 0])
     with pytest.warns(UserWarning, match=r"'day' \(3.0 among times\)"):
         assert np.isnan(encoder.transform(pd.DataFrame({"day": [3.0]}))).all()
 
@@ -102,21 +103,40 @@ def test_pandas_categories_keep_their_order_whatever_their_type(values, order, c
 
 def test_copies_have_categories_in_the_order_of_their_targets():
     """Those of fewer than five rows, and new ones, have the mean rank; not every column has a copy."""
-    often, mean = list("abcd" * 5), {"a": 2.0, "b": -1.0, "c": 7.0, "d": 0.0}
-    target = np.array([mean[name] for name in often] + [100.0])[:, None]
-    X = pd.DataFrame({"name": [*often, "e"], "two": [name < "c" for name in often] + [True], "id": range(21)})
-    X = X.astype({"two": str, "id": str}).assign(order=pd.Categorical(X["name"], list("edcba"), ordered=True))
+    names = [*("abcd" * 5), "e"]
+    mean = {"a": 2.0, "b": -1.0, "c": 7.0, "d": 0.0, "e": 100.0}
+    target = np.array([mean[name] for name in names])[:, None]
+    X = pd.DataFrame(
+        {
+            "name": names,
+            "two": [str(name < "c" or name == "e") for name in names],
+            "id": [str(row) for row in range(21)],
+            "order": pd.Categorical(names, list("edcba"), ordered=True),
+        }
+    )
     encoder = FeatureEncoder().fit(X, target)
-    numbers, (by_target, by_name) = encoder.transform(X), encoder.views
-    assert numbers.shape == (21, 5) and by_target.tolist() == [4, 1, 2, 3] and by_name.tolist() == [0, 1, 2, 3]
-    assert numbers[:5, 4].tolist() == [2, 0, 3, 1, 2] and numbers[20, 4] == 1.5
+    by_target, by_name = encoder.views
+    assert by_target.tolist() == [4, 1, 2, 3]
+    assert by_name.tolist() == [0, 1, 2, 3]
+    numbers = encoder.transform(X)
+    assert numbers.shape == (21, 5)
+    assert numbers[:5, 4].tolist() == [2, 0, 3, 1, 2]
+    assert numbers[20, 4] == 1.5
     assert encoder.transform(X[:1].assign(name="new"))[0, 4] == 1.5
-    # With classes: b and c are told apart best, a and d have shares between theirs.
-    shares = {"a": [4, 4, 2], "b": [10, 0, 0], "c": [0, 9, 1], "d": [6, 2, 2]}
-    names, labels = zip(*((name, c) for name in shares for c in range(3) for _ in range(shares[name][c])), strict=True)
+
+
+def test_copies_with_classes_have_categories_in_the_order_of_their_shares():
+    """b and c are told apart best, a and d have shares between theirs."""
+    rows_by_class = {"a": [4, 4, 2], "b": [10, 0, 0], "c": [0, 9, 1], "d": [6, 2, 2]}
+    names = []
+    labels = []
+    for name, counts in rows_by_class.items():
+        names += [name] * sum(counts)
+        labels += np.repeat([0, 1, 2], counts).tolist()
     X = pd.DataFrame({"name": names})
-    ranks = FeatureEncoder().fit(X, np.eye(3)[list(labels)]).transform(X)[:, 1]
-    assert [ranks[names.index(name)] for name in "bdac"] in ([0, 1, 2, 3], [3, 2, 1, 0])
+    ranks = FeatureEncoder().fit(X, np.eye(3)[labels]).transform(X)[:, 1]
+    rank_of = dict(zip(names, ranks, strict=True))
+    assert [rank_of[name] for name in "bdac"] in ([0, 1, 2, 3], [3, 2, 1, 0])
 
 
 def test_effects_of_many_levels_are_shrunken_and_no_row_tells_its_own_target():
@@ -128,7 +148,8 @@ def test_effects_of_many_levels_are_shrunken_and_no_row_tells_its_own_target():
     numbers = encoder.transform(X)
     assert [len(view) for view in encoder.views] == [1] * 4
     effects = [numbers[:40, view[0]] for view in encoder.views]
-    assert np.array_equal(effects[0], effects[3]) and np.array_equal(effects[1], np.arange(40))
+    assert np.array_equal(effects[0], effects[3])
+    assert np.array_equal(effects[1], np.arange(40))
     means = target.reshape(4, 40).mean(axis=0) - target.mean()
     shares = effects[0] / (means * np.sign(effects[0][1]))  # the direction has any sign
     assert np.ptp(shares) < 1e-6 and 0.8 < shares[0] < 1
@@ -137,7 +158,8 @@ def test_effects_of_many_levels_are_shrunken_and_no_row_tells_its_own_target():
     target[7] += 0.5
     changed = FeatureEncoder().fit(X, target)
     again = changed.crossfitted(changed.transform(X), target)[:, encoder.views[0][0]]
-    assert np.isclose(again[7], crossfitted[7]) and not np.isclose(again[47], crossfitted[47])
+    assert np.isclose(again[7], crossfitted[7])
+    assert not np.isclose(again[47], crossfitted[47])
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -153,7 +175,8 @@ def test_missing_values_that_tell_the_target_have_indicators_in_half_of_the_view
     X.loc[rng.random(120) < 0.5, "b"] = np.nan  # at random
     X.loc[np.flatnonzero(gone)[:4], "c"] = np.nan  # too few
     encoder = FeatureEncoder().fit(X, target)
-    assert encoder.indicators == [0] and [len(view) for view in encoder.views] == [5, 6, 6, 5]
+    assert encoder.indicators == [0]
+    assert [len(view) for view in encoder.views] == [5, 6, 6, 5]
     assert np.array_equal(encoder.transform(X)[:, encoder.views[1][5]], gone)
     assert FeatureEncoder(keeps_missing=True).fit(X, target).indicators == []
     assert FeatureEncoder().fit(X, np.ones((120, 1))).indicators == []
@@ -165,7 +188,8 @@ def test_normalization(method):
     numbers = np.column_stack([rng.normal(5, 1e-8, 500), rng.exponential(1e7, 500), rng.random(500) < 0.5])
     normalizer = Normalizer(method).fit(numbers)
     out = normalizer.transform(numbers)
-    assert np.allclose(out.mean(axis=0), 0, atol=1e-4) and np.allclose(out.std(axis=0), 1, atol=1e-4)
+    assert np.allclose(out.mean(axis=0), 0, atol=1e-4)
+    assert np.allclose(out.std(axis=0), 1, atol=1e-4)
     assert out.dtype == np.float32
     far = normalizer.transform(np.array([[1e9, 1e30, -1e30]]))
     assert np.isfinite(far).all() and np.abs(far).max() < 10

@@ -165,7 +165,8 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
     frame = build_frame(0, 50).rename(columns={"x": "x, in mm"})
     frame["gaps"] = [f"a{mark},b"] * 25 + ["c"] * 25
     found = entry(tmp_path, frame.to_csv(index=False, sep=mark).encode())
-    assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content and len(found.columns) == 8
+    assert found.content == entry(tmp_path, frame.to_csv(index=False).encode()).content
+    assert len(found.columns) == 8
     (tmp_path / "tasks.csv").write_text(f"item{mark}target\na.csv{mark}group\n")
     assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
 
@@ -201,7 +202,8 @@ def test_columns_that_look_like_identifiers_are_named(tmp_path):
 
 def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
     found = entry(tmp_path, build_frame(0, 50).to_csv().encode())
-    assert found.left_out == {"Unnamed: 0": "no name: perhaps row numbers"} and len(found.columns) == 8
+    assert found.left_out == {"Unnamed: 0": "no name: perhaps row numbers"}
+    assert len(found.columns) == 8
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

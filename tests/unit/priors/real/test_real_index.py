@@ -52,8 +52,10 @@ def test_files_are_read_once_and_again_when_they_change(folder, read):
     build_frame(8, 100).to_csv(folder / "new.CSV", index=False)
     (folder / "table0.csv").unlink()
     changed = again(folder)
-    assert read[4:] == ["new.CSV", "table2.csv"] and list(changed) == ["new.CSV", *list(entries)[1:]]
-    assert changed["table2.csv"].rows == 100 and changed["table1.csv"] == entries["table1.csv"]
+    assert read[4:] == ["new.CSV", "table2.csv"]
+    assert list(changed) == ["new.CSV", *list(entries)[1:]]
+    assert changed["table2.csv"].rows == 100
+    assert changed["table1.csv"] == entries["table1.csv"]
 
 
 def test_what_cannot_be_read_is_named_and_tried_again(folder, monkeypatch):
@@ -90,7 +92,8 @@ def test_a_subfolder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
 
 def test_the_index_of_a_folder_that_cannot_be_written_is_in_memory(folder, read, monkeypatch):
     monkeypatch.setattr(files.os, "replace", mock.Mock(side_effect=PermissionError))
-    assert len(index_folder(folder)) == len(index_folder(folder)) == len(read) == 4 and not (folder / NAME).exists()
+    assert len(index_folder(folder)) == len(index_folder(folder)) == len(read) == 4
+    assert not (folder / NAME).exists()
 
 
 def test_a_missing_package_is_no_reason_to_leave_files_out(folder, monkeypatch):
@@ -165,7 +168,8 @@ def test_tasks_csv_names_targets(folder):
     assert task.targets(100, numeric=True) == ["x", "gaps", "price"]
     assert task.targets(140, numeric=True) == ["x", "price"]  # a fifth of "gaps" is missing
     assert task.targets(140, numeric=False) == ["x", "group", "flag", "size", "price"]
-    assert task.most_rows(numeric=True) == 150 and task.targets(151, numeric=True) == []
+    assert task.most_rows(numeric=True) == 150
+    assert task.targets(151, numeric=True) == []
 
 
 @pytest.mark.parametrize(
@@ -188,4 +192,5 @@ def test_a_faulty_tasks_csv_is_an_error(tasks, message, folder):
 def test_a_listed_file_is_preferred_to_its_copies(folder):
     (folder / "a.csv").write_bytes((folder / "table0.csv").read_bytes())
     targets, left_out = found(folder, "item,target\ntable0.csv,x\ntable0.csv,price\n")
-    assert targets["table0.csv"] == "x" and left_out == {"a.csv": "it has the rows and columns of table0.csv"}
+    assert targets["table0.csv"] == "x"
+    assert left_out == {"a.csv": "it has the rows and columns of table0.csv"}
