@@ -52,7 +52,7 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.statistics import mean_interval
 
-# What the page says, too; tests/test_speedrun.py compares them.
+# What the page says, too; tests/unit/test_speedrun.py compares them.
 CORES = 2
 LEVEL = 0.01  # of the one-sided test that the mean score of an entry exceeds the target
 SEEDS = 5  # of an entry, at least

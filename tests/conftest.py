@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from runs import run
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +11,22 @@ def smoke_run(tmp_path_factory) -> Path:
 
     Tests must not change it.
     """
+    from training_runs import train_by_command  # 5 CPU seconds, which unit tests and the parent of xdist save
+
     run_dir = tmp_path_factory.mktemp("smoke") / "run"
-    run(run_dir, "checkpoint.every=8")
+    train_by_command(run_dir, "checkpoint.every=8")
     return run_dir
+
+
+@pytest.fixture
+def own_configs(tmp_path) -> Path:
+    """A folder of a user's own configuration files."""
+    folder = tmp_path / "configs"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment/own.yaml").write_text(
+        "# @package _global_\ndefaults: [override /model: tiny, override /prior: dummy, override /curriculum: own]\n"
+        "stream: {num_workers: 0}\n"
+    )
+    (folder / "curriculum").mkdir()
+    (folder / "curriculum/own.yaml").write_text("stages: {only: {steps: 3, rows: [40, 50], tables: 4}}\n")
+    return folder

@@ -18,7 +18,7 @@ a.2, T is 3 in table a and 2 in table b:
     in-context learning  a.0 a.1 b.0 | a.2 b.1
 
 `Rows.tokens` is then 5 8 6 9 1 | 11 12 3, where the tokens of columns are among those of rows, and `Rows.order` is
-2 3 0 | 4 1, where the rows of in-context learning are among the sorted rows. `tests/model/test_pack.py` has it all.
+2 3 0 | 4 1, where the rows of in-context learning are among the sorted rows. `tests/unit/model/test_pack.py` has all.
 
 The host knows the sizes; positions are computed on the device from a copy of them, so nothing waits for a GPU.
 

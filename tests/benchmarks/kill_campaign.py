@@ -117,13 +117,15 @@ def finish(folder: Path, name: str, kills: int) -> None:
 
 
 def compare(run_dir: Path, whole: Path) -> None:
-    from runs import assert_same_end, assert_same_state, last
+    from training_runs import assert_same_end, assert_same_state, last_checkpoint
 
     from tabicl_train.run_dir.checkpoint import read
     from tabicl_train.run_dir.status import read_status
 
     assert_same_end(run_dir, whole)
-    assert_same_state(last(run_dir)["callbacks"]["Averages"], last(whole)["callbacks"]["Averages"])
+    assert_same_state(
+        last_checkpoint(run_dir)["callbacks"]["Averages"], last_checkpoint(whole)["callbacks"]["Averages"]
+    )
     for name in ("scaling.csv", "validation.csv"):
         assert (run_dir / name).read_bytes() == (whole / name).read_bytes(), name
     for name in ("best", *(f"stage-{stage}" for stage in STEPS)):

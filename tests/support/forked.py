@@ -25,7 +25,7 @@ context.set_forkserver_preload(
 )
 
 
-def start(
+def start_process(
     function: Callable, *arguments, stderr: Path | str = os.devnull, env: dict[str, str] | None = None
 ) -> ForkServerProcess:
     """A process that calls a function of a module, in a session of its own."""
@@ -49,15 +49,15 @@ def call(begun: Connection, function: Callable, arguments: tuple, stderr: str, e
     function(*arguments)
 
 
-def train(*arguments: str) -> None:
-    """tabicl-train"""
+def train_command(*arguments: str) -> None:
+    """The command tabicl-train with these settings."""
     from tabicl_train import commands
 
     sys.argv = ["tabicl-train", *arguments]
     commands.train()
 
 
-def killed_export(checkpoint: str, output: str, point: str) -> None:
+def export_and_be_killed(checkpoint: str, output: str, point: str) -> None:
     """tabicl-export in a process that kills itself at a point of kills.py."""
     import kills
 
@@ -67,7 +67,7 @@ def killed_export(checkpoint: str, output: str, point: str) -> None:
     export(checkpoint, output)
 
 
-def exit_code(process: ForkServerProcess) -> int:
+def wait_for_exit_code(process: ForkServerProcess) -> int:
     process.join(300.0)
     if process.exitcode is None:
         process.kill()  # pytest would wait for it at its end
@@ -76,7 +76,7 @@ def exit_code(process: ForkServerProcess) -> int:
 
 
 @contextlib.contextmanager
-def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterator[list[ForkServerProcess]]:
+def started_ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterator[list[ForkServerProcess]]:
     """A process for each rank, as torchrun would start them, but not ended when one of them is gone.
 
     They write to FOLDER/stderr.RANK. What is left of them is killed at the end of the block.
@@ -98,7 +98,7 @@ def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterat
     try:
         for rank in range(size):
             env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(start(function, *arguments, stderr=folder / f"stderr.{rank}", env=env))
+            processes.append(start_process(function, *arguments, stderr=folder / f"stderr.{rank}", env=env))
         yield processes
     finally:
         for process in processes:
@@ -108,5 +108,5 @@ def ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> Iterat
 
 def run_ranks(function: Callable, *arguments, folder: Path, size: int = 2) -> list[int]:
     """The exit codes of such processes. Their store serves one training."""
-    with ranks(function, *arguments, folder=folder, size=size) as processes:
-        return [exit_code(process) for process in processes]
+    with started_ranks(function, *arguments, folder=folder, size=size) as processes:
+        return [wait_for_exit_code(process) for process in processes]

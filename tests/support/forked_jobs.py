@@ -11,7 +11,7 @@ from tabicl_train.sweep import jobs
 
 def start(arguments: list[str], folder: Path, **variables: str) -> SimpleNamespace:
     """What a sweep uses of a LocalProcess."""
-    process = forked.start(forked.train, *arguments, stderr=folder / "0_0_log.out", env=variables)
+    process = forked.start_process(forked.train_command, *arguments, stderr=folder / "0_0_log.out", env=variables)
     return SimpleNamespace(job_id="0", done=lambda: process.exitcode is not None)
 
 

@@ -1,0 +1,46 @@
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from tabicl_train.distributed import processes
+from tabicl_train.distributed.processes import Stop, watch_signals
+
+
+def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_passed_on(monkeypatch, capfd):
+    stop = Stop()
+    times = iter((100.0, 100.9, 101.1))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(os, "_exit", mock.Mock(side_effect=SystemExit))
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]) as worker:
+        # loky's processes have a kill() that raises AttributeError
+        children = [SimpleNamespace(kill=mock.Mock(side_effect=AttributeError)), worker]
+        monkeypatch.setattr(processes.multiprocessing, "active_children", lambda: children)
+        try:
+            stop.handle(signal.SIGTERM)
+            stop.handle(signal.SIGTERM)  # torchrun passes on what the process group got
+            assert stop.signaled_at == 100.0
+            assert stop.cause == "SIGTERM"
+            assert not os._exit.called
+            with pytest.raises(SystemExit):
+                stop.handle(signal.SIGINT)
+            assert worker.wait(60) == -signal.SIGKILL
+        finally:
+            worker.kill()
+    os._exit.assert_called_once_with(128 + signal.SIGINT)
+    assert capfd.readouterr().err == "stop      SIGTERM: stopping after this step; signal again to kill\n"
+
+
+def test_handlers_are_put_back_and_nested_uses_are_one():
+    before = [signal.getsignal(number) for number in processes.SIGNALS]
+    with watch_signals() as outer, watch_signals() as inner:
+        assert inner is outer
+        signal.raise_signal(signal.SIGUSR1)
+        assert outer.asked
+    assert [signal.getsignal(number) for number in processes.SIGNALS] == before
+    with watch_signals() as again:
+        assert again is not outer and not again.asked

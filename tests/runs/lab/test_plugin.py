@@ -1,0 +1,134 @@
+"""The laboratory as a plug-in of this package: the rest does not know it, and finds it on the path alone."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import command
+
+import tabicl_train
+from tabicl_train import plugins, register
+from tabicl_train.errors import ConfigError
+
+PACKAGE = Path(tabicl_train.__file__).parent
+LAB = PACKAGE / "lab"
+OWN_NAMES = re.compile("sequencemodel|sequence_model|sequence_small|needle|quantifier|linear_function", re.IGNORECASE)
+OWN = '''
+from dataclasses import dataclass
+from pathlib import Path
+from omegaconf import MISSING
+from tabicl_train import register
+
+@dataclass
+class Options:
+    """tabicl-lab mine folder=DIR [times=3]
+
+    Writes a file.
+    """
+
+    folder: str = MISSING
+    """Folder to write."""
+    times: int = 3
+    """How often."""
+
+@register.experiment("mine", question="how a file is written", packages=())
+def run(options: Options) -> None:
+    Path(options.folder).mkdir()
+    (Path(options.folder) / "mine.txt").write_text("mine " * options.times)
+'''
+FROM_THE_PATH = """
+import io, contextlib, sys
+from tabicl_train import commands
+
+def printed(command, *arguments):
+    sys.argv = [command, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        getattr(commands, command)()
+    return text.getvalue()
+
+assert "quantifiers" in printed("train", "--help") and "tabicl_train.lab" not in sys.modules
+assert "needle" in printed("sweep", "--help") and "tabicl_train.lab" not in sys.modules
+assert "one matching row among thousands" in printed("lab", "--help") and "torch" not in sys.modules
+assert "family: sequence" in printed("train", "experiment=quantifiers", "--cfg", "job")
+"""
+
+
+def outside() -> list[Path]:
+    """The files of the program outside the laboratory, without compiled ones."""
+    files = [path for folder in (PACKAGE, PACKAGE.parent / "priors") for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if LAB not in path.parents and path.suffix in (".py", ".md", ".yaml", ".csv", ".j2")]
+
+
+def test_nothing_outside_names_what_the_laboratory_brings():
+    texts = {path: path.read_text() for path in [*outside(), *(PACKAGE.parent / "configs").rglob("*.*ml")]}
+    assert [f"{path}: {word}" for path, text in texts.items() for word in OWN_NAMES.findall(text)] == []
+    importers = {path.name for path, text in texts.items() if path.suffix == ".py" and "tabicl_train.lab" in text}
+    assert importers == {"plugins.py", "commands.py"}  # by name as a plug-in, and as the command
+
+
+def test_it_is_found_on_the_path_alone_and_imported_on_first_need(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", FROM_THE_PATH],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """A folder with an experiment in mine.py, which is forgotten at the end."""
+    monkeypatch.setattr(register.experiment, "_entries", dict(register.experiment))
+    monkeypatch.setattr(plugins, "_named", {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def test_an_experiment_of_a_file_is_listed_checked_and_run(own):
+    listed = command("lab", "--help", "plugins=[./mine.py]")
+    assert re.search(r"^  mine +how a file is written$", listed.stdout, re.MULTILINE)
+    wrong = command("lab", "mine", "folder=x", "time=2", "plugins=[./mine.py]")
+    assert wrong.returncode == 2
+    assert "time: no such setting; did you mean times?" in wrong.stderr
+    result = command("lab", "mine", "folder=x", "times=2", "plugins=[./mine.py]")
+    assert result.returncode == 0
+    assert (own / "x/mine.txt").read_text() == "mine mine "
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("options: Options", "options"), "the experiment mine is no function of its options; write it as def run"),
+        (("packages=()", 'packages=("no_such_package",)'), "mine needs no_such_package: pip install no_such_package"),
+        (('question="how a file is written", ', ""), r"register.experiment\('mine'\): .*'question'"),
+    ],
+)
+def test_a_mistake_of_an_experiment_is_one_line(change, words, own):
+    (own / "mine.py").write_text(OWN.replace(*change))
+    result = command("lab", "mine", "folder=x", "plugins=[./mine.py]")
+    assert result.returncode == 2
+    assert re.search(words, result.stderr)
+    assert not (own / "x").exists()
+
+
+def test_a_folder_of_configurations_inside_a_package_is_searched(own):
+    (own / "my_package/configs/prior").mkdir(parents=True)
+    (own / "my_package/__init__.py").write_text("")
+    (own / "my_package/configs/prior/mine.yaml").write_text("defaults: [schema/dummy]\n")
+    from tabicl_train.config.compose import compose
+
+    with pytest.raises(ConfigError):
+        compose(["experiment=smoke", "prior=mine"])
+    sys.path.insert(0, str(own))
+    try:
+        assert compose(["experiment=smoke", "prior=mine", "plugins=my_package"]).prior["name"] == "dummy"
+    finally:
+        sys.path.remove(str(own))
+        sys.modules.pop("my_package", None)

@@ -1,0 +1,81 @@
+"""Weights that a run starts from: those of a run, a checkpoint, a public file or a hub folder."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import export
+from tabicl_train.prediction.hub_format import save_hub
+from tabicl_train.prediction.origin import Pretrained
+from tabicl_train.resume import initial_weights
+from tabicl_train.state import untrained_module
+
+MISSING_VALUES = "col_embedder.missing_values"
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return compose(["experiment=smoke"])
+
+
+@pytest.fixture(scope="module")
+def folder(config, tmp_path_factory) -> Path:
+    """Two checkpoints of a run with different weights, and the newest one in two other formats."""
+    folder = tmp_path_factory.mktemp("weights")
+    (folder / "run/checkpoints").mkdir(parents=True)
+    for step in (2, 3):
+        module = untrained_module(dataclasses.replace(config, seed=step))
+        content = {"global_step": step, "config": dataclasses.asdict(config), "state_dict": module.state_dict()}
+        torch.save(content, folder / f"run/checkpoints/step-0000000{step}.ckpt")
+    export(str(folder / "run"), str(folder / "public.ckpt"))
+    export(str(folder / "run"), str(folder / "hub"))
+    return folder
+
+
+def assert_weights_of(step: int, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    saved = torch.load(folder / f"run/checkpoints/step-0000000{step}.ckpt")["state_dict"]
+    assert {f"model.{name}" for name in weights} == saved.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, saved[f"model.{name}"]), name
+
+
+@pytest.mark.parametrize(
+    ("start", "step"), [("run", 3), ("run/checkpoints/step-00000002.ckpt", 2), ("public.ckpt", 3), ("hub", 3)]
+)
+def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(start, step, config, folder):
+    weights = initial_weights(f"{folder}/{start}", config.model).tensors
+    assert_weights_of(step, folder, weights)
+
+
+def test_a_folder_without_checkpoints_is_one_line(config, tmp_path):
+    with pytest.raises(ConfigError, match=r"init_weights: .*holds no checkpoint of a run"):
+        initial_weights(str(tmp_path), config.model)
+
+
+def test_a_network_that_sees_missing_values_begins_as_one_that_does_not_but_not_the_other_way_round(
+    config, folder, tmp_path
+):
+    seeing = dataclasses.replace(config.model, missing_values=True)
+    weights = initial_weights(f"{folder}/run", seeing).tensors
+    assert weights[MISSING_VALUES].count_nonzero() == 0
+    assert_weights_of(3, folder, {name: weight for name, weight in weights.items() if name != MISSING_VALUES})
+
+    save_hub(Pretrained(seeing, weights), tmp_path / "seeing", lambda _: None)
+    with pytest.raises(ConfigError, match=r"than the configuration's; set model\.missing_values=True$"):
+        initial_weights(str(tmp_path / "seeing"), config.model)
+
+
+@pytest.mark.slow  # 3 CPU seconds: each shipped model is composed to find its name
+def test_another_architecture_is_named_by_its_configuration(folder):
+    small = compose(["experiment=smoke", "model=small"])
+    with pytest.raises(ConfigError, match=r"than the configuration's; set model=tiny$"):
+        initial_weights(f"{folder}/run", small.model)
+
+
+def test_a_run_that_has_begun_needs_its_start_no_more(folder):
+    assert compose(["experiment=smoke", "init_weights=gone.ckpt", f"run_dir={folder}/run"])

@@ -1,0 +1,278 @@
+"""tabicl-compare: pairing, leads and intervals against loops, what it says, and the command on files and networks."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import command
+from networks import TINY, TINY_REGRESSOR, tiny_network
+
+from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation import arms as evaluated_arms
+from tabicl_train.evaluation import evaluate as evaluation
+from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, groups_of, pair
+from tabicl_train.prediction.export import save_public
+from tabicl_train.statistics import mean_interval
+
+TASKS = [f"task{i}" for i in range(8)]
+
+
+def frame(values: dict[tuple[str, int], float], metric: str = "roc_auc", **columns) -> pd.DataFrame:
+    """Scores by task and split."""
+    index = pd.MultiIndex.from_tuples(values, names=["data", "split"])
+    return pd.DataFrame({metric: list(values.values()), **columns}, index=index)
+
+
+def drawn(seed: int, shift: float = 0.0, metric: str = "roc_auc", **columns) -> pd.DataFrame:
+    """Scores of 8 tasks and 3 splits."""
+    rng = np.random.default_rng(seed)
+    return frame(
+        {(task, split): rng.uniform(0.5, 0.7) + shift for task in TASKS for split in range(3)}, metric, **columns
+    )
+
+
+def mean_lead(a: pd.DataFrame, b: pd.DataFrame, metric: str = "roc_auc") -> list[float]:
+    """Leads by task, with loops."""
+    leads = []
+    for task in dict.fromkeys(a.index.get_level_values("data")):
+        splits = [split for data, split in a.index if data == task and (task, split) in b.index]
+        if splits:
+            leads.append(np.mean([a.loc[(task, s), metric] - b.loc[(task, s), metric] for s in splits]))
+    return leads
+
+
+def test_two_arms_are_compared_on_the_tasks_and_splits_that_both_have():
+    a = drawn(0).drop([("task1", 2), ("task3", 0), ("task3", 1), ("task3", 2)])
+    b = drawn(1).drop([("task1", 0)])
+    paired = pair([Arm("A", {None: a}), Arm("B", {None: b})])
+    (found,) = compare(paired, "roc_auc").pairs
+    leads = mean_lead(a, b)
+    expected = mean_interval(np.array(leads))
+    assert found.leads == pytest.approx(leads) and len(leads) == 7
+    assert (found.lead.mean, found.lead.low, found.lead.high) == pytest.approx(
+        (expected.mean, expected.low, expected.high)
+    )
+    assert found.wins.mean == pytest.approx(np.mean(np.array(leads) > 0))
+    assert paired.left_out == ["1 task without scores of every arm"]
+    assert (paired.of, found.tasks) == (8, 7)
+
+
+def test_seeds_are_paired_and_a_fixed_arm_is_paired_with_all_of_them():
+    a = Arm("A", {0: drawn(0), 1: drawn(1), 2: drawn(2)})
+    b = Arm("B", {2: drawn(5), 0: drawn(6), 7: drawn(7)})
+    fixed = Arm("fixed", {None: drawn(9)})
+    paired = pair([a, b, fixed])
+    assert paired.seeds == [0, 2]
+    assert paired.left_out[0] == "of A the seeds 1, which another arm lacks"
+    of_b, of_fixed = compare(paired, "roc_auc").pairs
+    for found, others in ((of_b, b.scores), (of_fixed, {0: fixed.scores[None], 2: fixed.scores[None]})):
+        leads = np.array([mean_lead(a.scores[seed], others[seed]) for seed in (0, 2)])
+        expected = mean_interval(leads)
+        assert (found.lead.mean, found.lead.low) == pytest.approx((expected.mean, expected.low))
+        assert found.spreads[2] == pytest.approx(leads.mean(1).std(ddof=1))
+    assert of_fixed.spreads[1] == pytest.approx(0, abs=1e-12)
+    by_seed = compare(pair([a, Arm("B", b.scores)]), "roc_auc", by_seed=True).pairs[0]
+    of_seeds = mean_interval(np.array([np.mean(mean_lead(a.scores[seed], b.scores[seed])) for seed in (0, 2)]))
+    assert (by_seed.lead.low, by_seed.lead.high) == pytest.approx((of_seeds.low, of_seeds.high))
+    with pytest.raises(ConfigError, match=r"no seed in common: A has 0; B has 1"):
+        pair([Arm("A", {0: drawn(0)}), Arm("B", {1: drawn(0)})])
+
+
+def test_tasks_outside_the_trained_range_of_any_arm_count_only_if_asked_for():
+    # three splits of each task
+    of_a = np.repeat(["outside" if task == "task0" else "inside" for task in TASKS], 3).tolist()
+    of_b = np.repeat(["outside" if task == "task5" else "unknown" for task in TASKS], 3).tolist()
+    everything_outside = ["outside"] * 24
+    a = Arm("A", {None: drawn(0, trained_range=of_a)})
+    b = Arm("B", {None: drawn(1, trained_range=of_b)})
+    forest = Arm("forest", {None: drawn(2, trained_range=everything_outside)}, is_trained=False)
+
+    assert pair([a, b, forest]).tasks == [task for task in TASKS if task not in ("task0", "task5")]
+    assert pair([a, b, forest], outside=True).tasks == TASKS
+    c = Arm("C", {None: drawn(1, trained_range=everything_outside)})
+    with pytest.raises(ConfigError, match="outside=true takes those outside"):
+        pair([a, c])
+
+
+def test_a_lead_is_positive_if_the_first_is_better_and_r2_below_0_counts_as_0():
+    arms = [Arm("A", {None: drawn(0, metric="log_loss")}), Arm("B", {None: drawn(0, 0.2, metric="log_loss")})]
+    (found,) = compare(pair(arms), "log_loss").pairs
+    assert found.lead.mean == pytest.approx(0.2) and found.wins.mean == 1
+    a = frame({("x", 0): 0.4, ("x", 1): 0.2, ("y", 0): -1e9}, "r2")
+    b = frame({("x", 0): 0.1, ("x", 1): 0.1, ("y", 0): -3.0}, "r2")
+    (found,) = compare(pair([Arm("A", {None: a}), Arm("B", {None: b})]), "r2").pairs
+    assert found.leads == pytest.approx([0.2, 0.0])
+
+
+def test_a_task_counts_only_if_all_scores_are_finite():
+    a, b = drawn(0), drawn(1)
+    a.loc[("task2", 1)] = np.nan
+    paired = pair([Arm("A", {None: a}), Arm("B", {None: b})])
+    comparison = compare(paired, "roc_auc")
+    assert comparison.pairs[0].leads == pytest.approx(mean_lead(a.drop("task2"), b.drop("task2")))
+    assert "left out of ROC AUC: 1 task where a score" in as_text(paired, [comparison])
+
+
+def test_tables_of_other_sizes_are_not_compared():
+    arms = [Arm("A", {None: drawn(0, rows=100)}), Arm("B", {None: drawn(1, rows=90)})]
+    with pytest.raises(ConfigError, match="task0 has 90 rows for B, and 100 for A"):
+        pair(arms)
+
+
+def test_what_it_says():
+    base, better = drawn(0), drawn(0, 0.05)
+    noisy = base + np.random.default_rng(3).normal(0, 0.1, (24, 1))
+
+    def sentence(a, b, **options) -> str:
+        return compare(pair([Arm("A", a), Arm("B", b)]), "roc_auc", **options).pairs[0].sentence
+
+    assert sentence({None: base}, {None: better}) == (
+        "B is better than A by 0.0500 [0.0500, 0.0500] of ROC AUC on 8 tasks"
+    )
+    assert sentence({None: base}, {None: base}) == "A and B have the same ROC AUC on 8 tasks"
+    found = compare(pair([Arm("A", {None: base}), Arm("B", {None: noisy})]), "roc_auc").pairs[0]
+    power = f"one of {found.smallest_shown:.4f} would have been seen with a probability of 80 %"
+    assert found.sentence.startswith("no difference between A and B is shown: ")
+    assert found.sentence.endswith(power)
+    alone = sentence({0: base}, {0: better}, by_seed=True)
+    assert alone == "B leads A by 0.0500 of ROC AUC over 1 seed; more seeds are needed for an interval"
+
+
+def test_it_says_where_an_interval_is_not_one_over_tasks():
+    arms = [Arm("A", {0: drawn(0), 1: drawn(1)}), Arm("B", {0: drawn(5), 1: drawn(6)})]
+    paired = pair(arms)
+    assert "two seeds say little" in as_text(paired, [compare(paired, "roc_auc")])
+
+    on_one_task = []
+    for arm in arms:
+        on_one_task.append(Arm(arm.name, {seed: scores.loc[["task0"]] for seed, scores in arm.scores.items()}))
+    (difference,) = compare(pair(on_one_task), "roc_auc").pairs
+    assert "over 2 seeds on a single task" in difference.sentence
+
+
+def test_ranks_and_groups():
+    arms = [Arm("low", {None: drawn(0)}), Arm("high", {None: drawn(0, 0.2)}), Arm("middle", {None: drawn(0, 0.1)})]
+    found = compare(pair(arms), "roc_auc", reference="high")
+    assert found.names == ["high", "low", "middle"]
+    assert found.ranks.means.to_dict() == {
+        "high": 1,
+        "middle": 2,
+        "low": 3,
+    }
+    # 8 of 8 tasks have the two-sided p value 2 / 2^8, times 3 pairs 0.023: all of them differ
+    assert found.ranks.groups == [] and found.ranks.p == pytest.approx(np.exp(-8))  # chi square of 16 with 2 degrees
+    alike = [Arm(name, {None: drawn(0)}) for name in "ABC"]
+    assert compare(pair(alike), "roc_auc").ranks.groups == [["A", "B", "C"]]
+    pairs = {frozenset(two) for two in ("ab", "bc", "cd", "bd")}
+    assert groups_of(list("abcd"), pairs) == [["a", "b"], ["b", "c", "d"]]
+
+
+def test_arms_can_have_any_name_in_latex():
+    arms = [Arm("a_b & 50%", {None: drawn(0)}), Arm("{C}", {None: drawn(1)})]
+    paired = pair(arms)
+    comparison = compare(paired, "roc_auc")
+    text = as_latex([comparison])
+    assert r"lead of a\_b \& 50\%" in text
+    assert r"\{C\} & 0." in text
+    assert r"\toprule" in text
+    assert text.count("&") - text.count(r"\&") == 3 * 5
+    assert "a_b & 50%" in as_text(paired, [comparison])
+
+
+def write_scores(path, shift: float, method: str = "this model", tasks=TASKS) -> None:
+    scores = drawn(0, shift).loc[list(tasks)].assign(method=method, log_loss=0.6 - shift).reset_index()
+    other = drawn(1).loc[list(tasks)].assign(method="random forest", log_loss=0.7).reset_index()
+    pd.concat([scores, other]).to_csv(path, index=False)
+
+
+def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_scores("one.csv", 0.0)
+    write_scores("two.csv", 0.1, tasks=TASKS[:7])
+    result = command("compare", "one.csv", "two.csv")
+    assert result.returncode == 0, result.stderr
+    assert "2 arms on 7 of 8 tasks, 3 splits" in result.stdout
+    assert "two is better than one by 0.1000 [0.1000, 0.1000] of ROC AUC on 7 tasks" in result.stdout
+    assert "two is better than one by 0.1000 [0.1000, 0.1000] of log loss on 7 tasks" in result.stdout
+    files = {path.name for path in (tmp_path / "comparison").iterdir()}
+    assert files == {"comparison.csv", "comparison.tex", "comparison.pdf", "comparison.png", "comparison_tasks.csv"}
+    table = pd.read_csv("comparison/comparison.csv")
+    assert table[["metric", "a", "b"]].to_numpy().tolist() == [["roc_auc", "one", "two"], ["log_loss", "one", "two"]]
+    assert table["lead"].to_numpy() == pytest.approx([-0.1, -0.1])
+    assert command("compare", "one.csv", "two.csv").returncode == 0  # again
+
+    refused = command("compare", "one.csv")  # its network with its other method
+    assert refused.returncode == 2
+    assert "compares other arms: set overwrite=true" in refused.stderr
+    result = command("compare", "one.csv", "two.csv", "two.csv:random forest", "overwrite=true", "metric=roc_auc")
+    assert result.returncode == 0 and "mean ranks by ROC AUC on 7 tasks" in result.stdout, result.stderr
+    assert {"ranks.pdf", "ranks.png"} < {path.name for path in (tmp_path / "comparison").iterdir()}
+
+
+def test_mistakes_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_scores("one.csv", 0.0)
+    pd.DataFrame({"data": ["x"], "split": [0], "method": ["this model"], "r2": [0.5]}).to_csv("numbers.csv")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for words, message in (
+        ([], "nothing to compare"),
+        (["one.csv", "other.csv"], "other.csv has no column data, split, method"),
+        (["one.csv", "one.csv:lasso"], "has no scores of 'lasso'; its methods are this model, random forest"),
+        (["one.csv", "numbers.csv"], "predicts classes and numbers numbers"),
+        (["one.csv", "random forest"], "is a baseline, which is scored beside a network"),
+        (["one.csv", "missing"], "no such file or run directory"),
+        (["mini", "missing.csv"], "missing.csv cannot be read"),
+        (["one.csv", "runs/*"], "there is no such run directory"),
+        (["one.csv", "one.csv:random forest", "metric=f1"], "metric is 'f1', of which one has no scores"),
+        (["one.csv", "one.csv:random forest", "metric=method"], "metric is 'method', of which one has no scores"),
+        (["one.csv", "one.csv:random forest", "metric=coverage"], "neither more nor less is better"),
+        (["one.csv", "one.csv"], "2 arms are called one.csv"),
+        (["one.csv", "one.csv:random forest", "suite=keel", "rows=500"], "suite, rows: no network is to be scored"),
+        (["mini", "CatBoost"], "there are no scores of CatBoost on such tasks of suite=sklearn"),
+        (["one.csv", "one.csv:random forest", "reference=x"], "reference is 'x'; there are 'one', 'random forest'"),
+        (["one.csv", "one.csv:random forest", "suit=sklearn"], "did you mean suite?"),
+    ):
+        result = command("compare", *words)
+        assert result.returncode == 2 and message in result.stderr, (words, result.stderr)
+        assert "score  " not in result.stdout + result.stderr  # nothing was scored before
+
+
+def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"]).assign(label=np.repeat([0, 1], 30))
+    table.to_csv(tmp_path / "one.csv", index=False)
+    table.assign(a=table["a"] + table["label"]).to_csv(tmp_path / "two.csv", index=False)
+    (tmp_path / "tasks.csv").write_text("item,target\none.csv,label\ntwo.csv,label\n")
+    save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
+    save_public(TINY, {k: 0.5 * v for k, v in tiny_network().state_dict().items()}, tmp_path / "half.ckpt")
+    scored = []
+    real = evaluated_arms.scored
+    monkeypatch.setattr(evaluated_arms, "scored", lambda o, b: scored.append(o.checkpoint) or real(o, b))
+    monkeypatch.chdir(tmp_path)
+    words = ["tiny.ckpt", "half.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=2"]
+    result = command("compare", *words)
+    assert result.returncode == 0, result.stderr
+    assert "3 arms on 2 of 2 tasks, 2 splits" in result.stdout
+    assert "is not recorded" in result.stdout
+    assert scored == ["tiny.ckpt", "half.ckpt"]
+    again = command("compare", *words)
+    assert again.stdout == result.stdout and len(scored) == 2
+
+    def interrupted(task, *rest):
+        tasks.append(task.name)
+        if len(tasks) == 4:  # the second task of the second network; a kill would find the same files
+            raise KeyboardInterrupt
+        return score_task(task, *rest)
+
+    tasks, score_task = [], evaluation.score_task
+    monkeypatch.setattr(evaluation, "score_task", interrupted)
+    assert command("compare", *words, "output=other").returncode != 0
+    continued = command("compare", *words, "output=other")
+    assert tasks == ["one.csv", "two.csv", "one.csv", "two.csv", "two.csv"]
+    assert continued.stdout.replace("other", "comparison") == result.stdout
+    table.assign(b=0.0).to_csv(tmp_path / "two.csv", index=False)  # other data: scored again
+    command("compare", *words)
+    assert len(scored) == 7
+    save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), tmp_path / "numbers.ckpt")
+    mixed = command("compare", "tiny.ckpt", "numbers.ckpt", *words[3:])
+    assert mixed.returncode == 2
+    assert "predicts classes and numbers numbers" in mixed.stderr

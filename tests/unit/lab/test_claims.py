@@ -1,0 +1,102 @@
+"""The page's table of claims, the example of four tokens, and the ranking of keys under the network's own rules."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tabicl_train import register
+from tabicl_train.lab.codes import code_words
+from tabicl_train.lab.four_tokens import compute_steps
+from tabicl_train.lab.ranking import crossing, multipliers, weights
+from tabicl_train.model import TabICLConfig
+from tabicl_train.model.encoding import label_digits
+from tabicl_train.model.scaling import SSMax, SSMaxMLP
+
+PAGE = Path(__file__).parents[3] / "tabicl_train/lab/README.md"
+VERDICTS = ("reproduced", "contradicted", "not decided", "out of scope")
+
+
+def claims() -> list[list[str]]:
+    """The cells of each row of the tables of claims: claim, source, repeat, figure, verdict."""
+    section = PAGE.read_text().partition("## Claims of the sources")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "claim"]
+
+
+def test_each_claim_has_a_verdict_with_a_figure_or_a_reason_and_a_command_that_exists():
+    found = claims()
+    assert len(found) > 40
+    for claim, source, repeat, figure, verdict in found:
+        assert verdict.startswith(VERDICTS), claim
+        assert figure or ":" in verdict, claim
+        assert re.fullmatch(r"\d{4}\.\d{5}|", source), claim
+        for name in re.findall(r"tabicl-lab (\w+)", f"{repeat} {verdict}"):
+            assert name in register.experiment, claim
+        for path in re.findall(r"tests/\S+\.py", repeat):
+            assert (PAGE.parents[2] / path).exists(), claim
+
+
+def softmax(a, axis=-1):
+    """As the example has it."""
+    a = a - np.max(a, axis=axis, keepdims=True)
+    exp = np.exp(a)
+    return exp / exp.sum(axis=axis, keepdims=True)
+
+
+def test_four_tokens_are_those_of_the_numpy_example():
+    """The example of the source, line by line, against the causal attention of the laboratory."""
+    rng = np.random.default_rng(7)
+    X = rng.normal(size=(4, 6))
+    Wq = rng.normal(size=(6, 4)) / np.sqrt(6)
+    Wk = rng.normal(size=(6, 4)) / np.sqrt(6)
+    Wv = rng.normal(size=(6, 4)) / np.sqrt(6)
+    scores = (X @ Wq) @ (X @ Wk).T / np.sqrt(4)
+    mask = np.tril(np.ones((4, 4), dtype=bool))
+    expected = softmax(np.where(mask, scores, -1e9))
+    steps = compute_steps()
+    np.testing.assert_allclose(steps.divided, scores, rtol=1e-12)
+    np.testing.assert_allclose(steps.weights, expected, atol=1e-12)
+    np.testing.assert_allclose(steps.context, expected @ (X @ Wv), atol=1e-12)
+    shown = [[f"{weight:.3f}" for weight in row] for row in expected]
+    for token, row in zip(("policy", "raises", "wages", "jobs"), shown, strict=True):
+        assert f"| {token} | {' | '.join(row)} |" in PAGE.read_text()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["SSMax", "element-wise"])
+def test_the_ranking_is_that_of_the_networks_rules(rule):
+    """The closed form against the layers that scale queries, with the multipliers of the page."""
+    settings = TabICLConfig()
+    n = np.array([10.0, 80.0, 100.0, 1e6])
+    if rule == "SSMax":
+        layer = SSMax(1, 2, settings).double()
+        layer.scales.fill_(0.43)
+    else:
+        layer = SSMaxMLP(1, 2, settings, elementwise=True).double()
+        first, _, last = layer.mlp
+        for parameter in layer.parameters():
+            parameter.zero_()
+        # Far to the right of 0, GELU is the identity: the first hidden unit holds log n + 50.
+        first.weight[0], first.bias[0] = 1.0, 50.0
+        last.weight[:, 0] = torch.tensor([0.1, 0.43])
+        last.bias[:] = torch.tensor([1 - 0.1 * 50, -0.43 * 50])
+    for count, expected in zip(n, weights(n, multipliers(n)[rule]), strict=True):
+        query = layer(torch.tensor([[[4.0, 3.0]]], dtype=torch.float64), torch.tensor([math.log(count)]).double())
+        odds = torch.exp(query.flatten())
+        np.testing.assert_allclose((odds / (odds.sum() + count - 2)).numpy(), expected, rtol=1e-5)
+        keeps_its_rank = rule == "SSMax" or count < crossing()
+        assert (expected[0] > expected[1]) == keeps_its_rank
+
+
+@pytest.mark.parametrize(("classes", "passes"), [(20, 3), (57, 7), (300, 41)])
+def test_words_tell_classes_apart_from_the_first_digits_on_and_use_all_symbols_alike(classes, passes):
+    words = code_words(classes, passes, 10, seed=1)
+    digits = len(label_digits(torch.arange(classes), classes, 10))
+    assert words.shape == (classes, passes) and words.max() < 10
+    for start in range(0, passes - digits + 1, digits):
+        assert len({tuple(word) for word in words[:, start : start + digits]}) == classes
+    assert not (words[:, :digits] == words[:, digits : 2 * digits]).all()

@@ -1,0 +1,149 @@
+"""Training, planning and export ask nothing of a network but the interface of a family."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tabicl_train import register
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.sequence_config import SequenceConfig
+from tabicl_train.model.config import family_of, settings_of
+from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
+from tabicl_train.module import Gradients
+from tabicl_train.planning import run_plan
+from tabicl_train.prediction.export import load_network, save_public
+from tabicl_train.state import untrained_module
+from tabicl_train.training import train
+
+
+@dataclass
+class LineConfig:
+    family: str = "line"
+    max_classes: int = 0
+    dropout: float = 0.0
+    checkpoint_rows: int = 0
+    is_regression: ClassVar[bool] = True
+    missing_values: ClassVar[bool] = False
+    outputs: ClassVar[int] = 1
+
+    def problems(self) -> list[str]:
+        return []
+
+
+class Line(Network):
+    """A network for float targets: the mean of the labeled rows and a line through the first feature."""
+
+    parts = {"column": "slope", "icl": "intercept"}
+
+    def __init__(self, config: LineConfig):
+        super().__init__(config)
+        self.config = config
+        self.slope, self.intercept = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    @staticmethod
+    def guess_loss(y: Tensor, train_size: int) -> float:
+        return y[train_size:].var().item()
+
+    @staticmethod
+    def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
+        return 2e6 * num_rows
+
+    @staticmethod
+    def kept_values(
+        config: LineConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
+    ) -> float:
+        return 1e7 * num_rows
+
+    @staticmethod
+    def to_public(config: LineConfig) -> dict[str, Any]:
+        return {"family": "line"}
+
+    @staticmethod
+    def pack_tokens(config: LineConfig, num_rows: int, num_features: int) -> int:
+        return num_rows
+
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        lines = [self.slope(X[n:, :1]) + self.intercept(y[:n].mean()[None]) for X, y, n in pack.tables()]
+        return torch.cat(lines)  # (query rows, 1)
+
+    def row_losses(self, predictions: Tensor, pack: Pack) -> Tensor:
+        return (predictions[:, 0] - pack.queries()).square()
+
+
+@pytest.fixture
+def line(monkeypatch, tmp_path):
+    """A third family: a registered class, and a YAML file in the folder that is returned."""
+    monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
+    register.network("line", Line, settings=LineConfig)
+    (tmp_path / "configs/model").mkdir(parents=True)
+    file = "defaults:\n  - override /model/schema@_global_.model: line\n"
+    (tmp_path / "configs/model/line.yaml").write_text(file)
+    return str(tmp_path / "configs")
+
+
+def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
+    short = [f"curriculum.stages.smoke.{value}" for value in ("steps=4", "rows=[12,20]", "features=[1,1]")]
+    settings = [
+        "experiment=smoke",
+        "model=line",
+        "prior=linear_functions",
+        *short,
+        "stream.num_workers=0",
+        "trainer.log_every=1",
+    ]
+    config = compose([*settings, f"run_dir={tmp_path}/run", "trainer.accelerator=cpu"], config_dir=line)
+    assert config.model == LineConfig()
+    assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
+    metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert metrics["step"].max() == 4 and metrics["loss"].notna().all()
+    assert isinstance(load_network(f"{tmp_path}/run"), Line)
+
+
+def test_another_family_is_trained_planned_and_exported(line, tmp_path):
+    smoke = compose(["experiment=smoke", "trainer.accelerator=cpu"])
+    config = replace(smoke, model=LineConfig())
+    module = untrained_module(config)
+    stage = replace(config.curriculum.stages["smoke"], frozen=["column"])
+    assert len(module.gradients_of(stage).parameters) == 2
+    X = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))
+    y = X[..., 0] * 2 + 0.5  # float targets reach the loss as they are
+    pack = Pack.of((X[i], y[i], 12) for i in range(3))
+    gradients = Gradients(list(module.model.parameters()), [])
+    losses = module.add_gradients(gradients, pack, 1.0)
+    predictions = module.model(pack).view(3, 8)
+    assert torch.allclose(losses, ((predictions - y[:, 12:]) ** 2).mean(1))
+    assert gradients.flat.abs().sum() > 0
+
+    lines = run_plan(config)
+    assert lines[0] == "model     4 parameters"
+    assert lines[2] != run_plan(smoke)[2]
+
+    save_public(config.model, module.model.state_dict(), tmp_path / "line.ckpt")
+    content = torch.load(tmp_path / "line.ckpt", weights_only=True)
+    assert content["config"] == {"family": "line"}
+    assert content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
+
+
+def test_an_unknown_family_is_refused_with_the_list_of_families():
+    with pytest.raises(ConfigError, match="there is no network 'line'; there are tabicl, sequence"):
+        settings_of({"family": "line"})
+    with pytest.raises(
+        ConfigError, match="LineConfig is not the settings of a registered network; there are tabicl, sequence"
+    ):
+        family_of(LineConfig())
+
+
+def test_short_tables_of_a_stage_must_fit_the_network_as_well():
+    stages = {
+        share: StageConfig(rows=[10, 40], small_rows=[10, 300], small_share=share, features=[1, 1])
+        for share in (0.0, 0.5)
+    }
+    (problem,) = CurriculumConfig(stages={"half": stages[0.5], "none": stages[0.0]}).unsupported(SequenceConfig())
+    assert problem.startswith("stages.half.small_rows is [10, 300]; ")

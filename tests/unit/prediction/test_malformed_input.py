@@ -1,0 +1,138 @@
+"""What the classifier says about malformed tables and parameters."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from networks import TINY
+from sklearn.model_selection import cross_val_score
+from tiny_classifier import NETWORK, ROWS, classifier, table
+
+from tabicl_train import TabICLClassifier
+from tabicl_train.model import TabICL
+
+X, Y = table()
+FAULTS = {  # those that scikit-learn's own checks leave out
+    "too large": (X.assign(number=1e300), Y, r"Input X contains infinity or .* in column 'number'"),
+    "complex array": (np.ones((ROWS, 2)) * 1j, Y, "Complex data not supported: X has complex numbers"),
+    "complex column": (X.assign(number=X["number"] + 1j), Y, "Complex data not supported: column 'number' of X"),
+    "complex object": (X.assign(string=[1.5, 1j] * 30), Y, "Complex data not supported: column 'string' of X"),
+    "complex labels": (X, np.arange(ROWS) % 2 * 1j, "Complex data not supported: y has complex numbers"),
+    "missing label": (X, [None, *Y[1:]], "Input y contains NaN"),
+    "mixed column": (
+        X.assign(string=["a", 1] * 30),
+        Y,
+        "'string' .* int, str; each argument must be a string or a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_malformed_tables_are_refused(fault):
+    X, y, words = FAULTS[fault]
+    with pytest.raises((ValueError, TypeError), match=words) as raised:
+        classifier().fit(X, y)
+    assert "\n" not in str(raised.value)
+
+
+def test_values_that_are_no_numbers_count_as_missing_with_one_warning():
+    model = classifier().fit(X, Y)
+    strange = X.astype({"number": object, "integer": object})
+    strange.loc[[3, 7], "number"] = ["much", "more"]
+    strange.loc[5, "integer"] = "many"
+    missing = X.copy()
+    missing.loc[[3, 7], "number"] = np.nan
+    missing.loc[5, "integer"] = pd.NA
+    with pytest.warns(UserWarning) as record:
+        p = model.predict_proba(strange)
+    (message,) = [str(warning.message) for warning in record]
+    examples = "'number' ('much' among numbers), 'integer' ('many' among numbers)"
+    assert f"unlike the others of their columns: {examples}; they are treated as missing" in message
+    assert record[0].filename == __file__
+    assert np.array_equal(p, model.predict_proba(missing))
+
+
+def test_a_string_among_numbers_in_one_fold_does_not_stop_cross_validation():
+    text = X[["number"]].astype(str)
+    text.loc[4, "number"] = "unknown"
+    with pytest.warns(UserWarning, match="'number' .'unknown' among numbers.; they are treated as missing"):
+        scores = cross_val_score(classifier(), text, Y, cv=3, error_score="raise")
+    assert np.isfinite(scores).all()
+
+
+def test_texts_that_look_like_numbers_or_dates_are_named_with_an_example():
+    texts = {"dollars": "$1,0{}", "euros": "1.0{},50 \u20ac", "some": "{}", "days": "{}.1.2024", "mixed": "2024-01-{}"}
+    frame = pd.DataFrame({name: [text.format(10 + i % 20) for i in range(ROWS)] for name, text in texts.items()})
+    frame.loc[0, "some"], frame.loc[9:, "mixed"] = "?", [f"week {i}" for i in range(9, ROWS)]
+    codes = frame[["days"]].astype("category").assign(code=np.resize(["1-2", "3+", "192.168.1.1"], ROWS))
+    with pytest.warns(UserWarning) as record:
+        classifier().fit(frame, Y)
+    (message,) = [str(warning.message) for warning in record]
+    for words in (
+        "'dollars' (numbers with separators, currency or percent signs, such as '$1,010'; write",
+        "'euros' (numbers with separators, currency or percent signs, such as '1.010,50 \u20ac'",
+        "'some' (numbers beside the text '?'",
+        "'days' (dates that are not in the ISO format, such as '10.1.2024'",
+        "'mixed' (dates such as '2024-01-10' beside the text 'week 9')",
+        "for '$1,234', pd.read_csv(file, decimal=',', thousands='.') for '1.234,5'",  # not one advice for both
+    ):
+        assert words in message
+    assert record[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        classifier().fit(codes, Y)
+
+
+def test_names_and_row_numbers_are_named_once_and_used():
+    frame = X.assign(name=[f"name {i}" for i in range(ROWS)], rownames=np.arange(ROWS) + 1)
+    with pytest.warns(UserWarning) as record:
+        model = classifier().fit(frame, Y)
+        model.predict(frame)
+    (message,) = [str(warning.message) for warning in record]
+    assert "like identifiers: 'name' (texts that differ from row to row), 'rownames' (row numbers). They are" in message
+    assert record[0].filename == __file__
+    assert len(model.encoder_.varying) == frame.shape[1]
+
+
+QUERY_FAULTS = {
+    "column lacks": (X.drop(columns="number"), "The feature names should match those that were passed during fit"),
+    "numbers for strings": (X.assign(string=1.5), "Column 'string' of X held strings in fit, now it holds numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", QUERY_FAULTS)
+def test_malformed_queries_are_refused(fault):
+    query, words = QUERY_FAULTS[fault]
+    model = classifier().fit(X, Y)
+    with pytest.raises(ValueError, match=words):
+        model.predict(query)
+
+
+def test_a_network_that_predicts_numbers_is_refused():
+    network = TabICL(replace(TINY, max_classes=0))
+    with pytest.raises(ValueError, match="predicts numbers"):
+        TabICLClassifier(network).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(n_estimators=2.5), r"'n_estimators' parameter of TabICLClassifier must be an int .* Got 2.5 instead"),
+        (dict(n_estimators="3"), "'n_estimators' .* Got '3' instead"),
+        (dict(n_estimators=None), "'n_estimators' .* Got None instead"),
+        (dict(norm_methods=("robust",)), r"norm_methods is \('robust',\); it must be some of none, power, quantile"),
+        (dict(norm_methods="robust"), "'norm_methods' .* Got 'robust' instead"),
+        (dict(softmax_temperature=0.0), "'softmax_temperature' .* Got 0.0 instead"),
+        (dict(softmax_temperature="a"), r"'softmax_temperature' .* or a str among \{'auto'\}. Got 'a' instead"),
+        (dict(memory_gb=-1), "'memory_gb' .* Got -1 instead"),
+        (dict(device=0), "'device' .* Got 0 instead"),
+        (dict(device="gpu"), "device is 'gpu'; torch cannot use it: Expected one of cpu, cuda"),
+        (dict(device="cuda:99"), "device is 'cuda:99'; torch cannot use it: "),
+        (dict(model=None), "The 'model' parameter of TabICLClassifier must be .* Got None instead"),
+    ],
+)
+def test_wrong_parameters_are_refused(options, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        TabICLClassifier(**{"model": NETWORK, **options}).fit(X, Y)
+    assert "\n" not in str(raised.value)

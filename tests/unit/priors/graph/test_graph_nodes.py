@@ -1,0 +1,230 @@
+"""The causal graph: its plan, and from the plan to raw columns, node by node."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from graph_draws import PRESETS, SPEC, columns_of, draw_plans, draw_points, draw_scalars
+from scipy.stats import kstest
+
+from priors import TableSpec
+from priors.finish import Rejected
+from priors.graph import nodes
+from priors.graph.converters import Numeric
+from priors.graph.functions import Linear
+from priors.graph.nodes import TARGET, ancestors, combine, compute_node, draw_parents, execute_plan
+from priors.graph.scalars import Weights
+from priors.random import rng_at
+
+
+@cache
+def plans(preset: str, max_classes: int = 10) -> list:
+    return draw_plans(200, replace(SPEC, max_classes=max_classes), preset=preset)
+
+
+@pytest.fixture
+def any_labels(monkeypatch):
+    """Execute tables whose labels cannot be split, too."""
+    monkeypatch.setattr(nodes, "check_classes", lambda labels: None)
+
+
+# The plan
+
+
+def test_edges_have_the_cauchy_probability():
+    graphs = []
+    for seed in range(2000):
+        parents = draw_parents(rng_at("edges", seed), 6)
+        assert all(parent < child for child, of_child in enumerate(parents) for parent in of_child)
+        adjacent = np.zeros((6, 6), bool)  # [child, parent]
+        for child, of_child in enumerate(parents):
+            adjacent[child, of_child] = True
+        graphs.append(adjacent)
+    edges = np.array(graphs)
+    np.testing.assert_allclose(edges.mean(0)[np.tril_indices(6, -1)], 0.5, atol=0.04)  # A + B + C is symmetric
+
+
+def test_ancestors_are_the_transitive_closure():
+    for seed in range(50):
+        parents = draw_parents(rng_at(seed), 9)
+        reach = np.eye(9, dtype=int)
+        for child, of_child in enumerate(parents):
+            for parent in of_child:
+                reach[child] |= reach[parent]
+        masks = ancestors(parents)
+        assert [[mask >> i & 1 for i in range(9)] for mask in masks] == reach.tolist()
+
+
+def reach_of(plan) -> dict[int, set[int]]:
+    """Each computed node with its ancestors and itself; a parent that is not computed before is a KeyError."""
+    reach: dict[int, set[int]] = {}
+    for node in plan.nodes:
+        reach[node.index] = {node.index}.union(*(reach[parent] for parent in node.parents))
+    return reach
+
+
+def is_connected(plan) -> bool:
+    reach = reach_of(plan)
+    target = next(reach[node.index] for node, column in columns_of(plan) if column.index == TARGET)
+    return any(target & reach[node.index] for node, column in columns_of(plan) if column.index != TARGET)
+
+
+@pytest.mark.parametrize("max_classes", [10, 0])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_plans_hold_what_the_columns_need_the_target_first(preset: str, max_classes: int):
+    spare = []  # columns of a node that no feature uses
+    modes = set()
+    pruned = 0
+    for plan in plans(preset, max_classes):
+        # The nodes are those that the columns need, and those of the target come first.
+        reach = reach_of(plan)
+        needed = set()
+        for node in plan.nodes:
+            if node.columns:
+                needed |= reach[node.index]
+        assert set(reach) == needed
+        has_target = [TARGET in [column.index for column in node.columns] for node in plan.nodes]
+        position = has_target.index(True)
+        assert {node.index for node in plan.nodes[: position + 1]} == reach[plan.nodes[position].index]
+        assert is_connected(plan)
+        pruned += len(reach) < plan.graph_nodes
+
+        assert sorted(column.index for _, column in columns_of(plan)) == [TARGET, *range(8)]
+        for node in plan.nodes:
+            assert_valid_node(node)
+            spare.append(node.width - sum(column.converter.width for column in node.columns))
+        (target,) = [column.converter for _, column in columns_of(plan) if column.index == TARGET]
+        if isinstance(target, Numeric):
+            modes.add((target.mode, target.warp_flow))
+        else:
+            modes.add(target.cardinality)
+        assert_readable(plan, max_classes)
+
+    sizes = [plan.graph_nodes for plan in plans(preset, max_classes)]
+    assert min(sizes) == 2
+    assert 25 < max(sizes) <= 32
+    assert pruned > 100
+    assert min(spare) == 1
+    assert 25 < max(spare) <= 31
+    if max_classes:
+        assert modes == set(range(2, 11))
+    else:
+        assert modes == {("identity", False), ("warp", preset == "released")}
+
+
+def assert_valid_node(node) -> None:
+    is_numeric = [isinstance(column.converter, Numeric) for column in node.columns]
+    assert is_numeric == sorted(is_numeric, reverse=True)
+    assert node.weights.size == node.width
+    assert 0.1 <= node.importance <= 10
+    assert node.noise == 0
+    assert (node.points is not None) == (not node.parents)
+    if node.combine == "concat" and node.parents:
+        assert len(node.functions) == 1
+    elif node.parents:
+        assert len(node.functions) == len(node.parents)
+
+
+def assert_readable(plan, max_classes: int) -> None:
+    """The text has a line for the table, each node and each column, and no memory addresses or arrays."""
+    text = str(plan)
+    lines = text.splitlines()
+    target = f"{plan.num_classes} classes;" if max_classes else "numeric target;"
+    assert f"60 rows, 8 features, {target}" in lines[0]
+    assert len(lines) == 1 + len(plan.nodes) + 9
+    for name in ("y", "x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"):
+        assert f"    {name}: " in text
+    for part in ("object at", "array(", "Tree("):
+        assert part not in text
+
+
+def test_options_of_the_graph():
+    unconnected = [plan for plan in draw_plans(200, filter_unpredictable_graphs=False) if not is_connected(plan)]
+    assert 6 < len(unconnected) < 170
+
+
+# Execution
+
+
+def test_combinations():
+    a, b = draw_points(2, 40, 1), draw_points(2, 40, 2)
+    torch.testing.assert_close(combine("sum", a, b), a + b)
+    torch.testing.assert_close(combine("product", a, b), a * b)
+    torch.testing.assert_close(combine("max", a, b), torch.where(a > b, a, b))
+    torch.testing.assert_close(combine("logsumexp", a, b), (a.exp() + b.exp()).log())
+    b[0, 3] = torch.nan
+    assert combine("logsumexp", a, b)[0, 3].isnan()
+    assert combine("logsumexp", b, a)[0, 3].isnan()
+
+
+def test_nodes_combine_functions_of_their_parents():
+    with_parents = [node for plan in draw_plans(60) for node in plan.nodes if node.parents]
+    assert {node.combine for node in with_parents} == {"concat", "sum", "product", "max", "logsumexp"}
+
+    values = {0: draw_points(2, 40, 1), 3: draw_points(5, 40, 2)}
+    node = with_parents[0]
+    node.parents = [0, 3]
+    node.combine = "max"
+    of_first = Linear.draw(draw_scalars(0), 2, 4, 40)
+    of_second = Linear.draw(draw_scalars(1), 5, 4, 40)
+    node.functions = [of_first, of_second]
+    rng = rng_at("c")
+    expected = torch.maximum(of_first(values[0], rng), of_second(values[3], rng))
+    torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
+
+    node.combine = "concat"
+    of_both = Linear.draw(draw_scalars(2), 7, 4, 40)
+    node.functions = [of_both]
+    expected = of_both(torch.cat([values[0], values[3]]), rng_at("c"))
+    torch.testing.assert_close(compute_node(node, values, 40, rng_at("c")), expected)
+
+
+def test_nodes_are_standardized_weighted_and_of_unit_norm():
+    weights = Weights(4, np.array([1.0]), np.array([0.5])).compute(rng_at("w"))[0]
+    x = draw_points(4, 500) * torch.tensor([[1.0], [30.0], [1e-5], [0.0]]) + 3
+    got = x.clone()
+    nodes.scale_features(got.numpy(), weights)
+    z = x.double().numpy()
+    z = (z - z.mean(1, keepdims=True)) / (z.std(1, keepdims=True) + 1e-4)
+    z *= weights.astype(np.float64)[:, None]
+    expected = z / (np.sqrt(np.square(z).sum(0).mean()) + 1e-8)
+    assert np.sqrt(np.square(got.double().numpy()).sum(0).mean()) == pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(got[[0, 1, 3]], expected[[0, 1, 3]], atol=1e-3)
+    np.testing.assert_allclose(got[2], expected[2], atol=0.05)  # 1e-5 beside 3: float32 rounds it
+
+
+@pytest.fixture
+def read(monkeypatch, any_labels) -> dict[int, torch.Tensor]:
+    """What the children of each node read."""
+    values_read = {}
+
+    def record(node, values, num_rows, rng):
+        values_read.update({parent: values[parent].clone() for parent in node.parents})
+        return compute_node(node, values, num_rows, rng)
+
+    monkeypatch.setattr(nodes, "compute_node", record)
+    return values_read
+
+
+@pytest.mark.parametrize("std", [0.01, 1.0])
+def test_the_noise_of_a_node_is_normal_with_the_standard_deviation_of_its_plan(std: float, read):
+    added = []
+    for plan in draw_plans(30, TableSpec(400, 200, 4)):
+        first = plan.nodes[0]  # the random numbers before its noise are the same with and without noise
+        if any(first.index in node.parents for node in plan.nodes):
+            drawn = []
+            for first.noise in (0.0, std):
+                execute_plan(plan)
+                drawn.append(read[first.index].double() / first.importance)
+            added.append((drawn[1] - drawn[0]).flatten().numpy())
+    assert len(added) > 10
+    assert kstest(np.concatenate(added) / std, "norm").pvalue > 1e-3
+
+
+def test_labels_that_cannot_be_split_are_rejected():
+    for labels in ([1, 1, 1, 1], [0, 0, 0, 2], [0, 1]):
+        with pytest.raises(Rejected, match="split"):
+            nodes.check_classes(torch.tensor(labels))
+    nodes.check_classes(torch.tensor([0, 0, 3, 3, 3]))

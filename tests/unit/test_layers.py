@@ -1,0 +1,98 @@
+"""Who may import whom. Imports run downwards only, lazy ones included, and heavy libraries stay where they belong."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# From the bottom up. A file or folder of tabicl_train that is not named here belongs to training.
+LAYERS = {
+    "priors": ["priors"],
+    "networks": ["model", "errors", "console", "statistics", "outputs", "plugins", "register"],
+    # Predictions read the files of runs, so what describes these files and the settings of a run is here.
+    "use": ["prediction", "evaluation", "weights", "config", "optimizer", "run_dir"],
+    "training": [],
+    "tools": ["report", "sweep", "lab", "debugging", "gpu_check", "speedrun", "commands", "__main__"],
+}
+LAYER = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
+LEVEL = {layer: level for level, layer in enumerate(LAYERS)}
+LIBRARIES = {  # what a room must not import, directly or through others
+    "priors": {"lightning", "hydra", "omegaconf", "polars", "tabicl_train"},
+    "model": {"lightning", "hydra", "omegaconf", "numpy", "scipy", "pandas", "sklearn", "priors"},
+    "prediction": {"lightning", "hydra", "omegaconf", "polars"},
+    "evaluation": {"lightning", "hydra", "omegaconf"},
+    "run_dir": {"lightning", "hydra"},
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_name(path): path for folder in ("tabicl_train", "priors") for path in (ROOT / folder).rglob("*.py")}
+
+
+@functools.cache  # not at import: parsing takes 0.6 s, which each test process would spend
+def imports(module: str) -> set[str]:
+    """Full names of the modules that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in FILES else node.module for name in full}
+    return names - {module}
+
+
+def room_of(module: str) -> str:
+    """The folder of a module, or its file at the top of tabicl_train; or priors."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "tabicl_train" else package
+
+
+def layer_of(module: str) -> str:
+    return LAYER.get(room_of(module), "training")
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_imports_run_downwards(module):
+    if module == "tabicl_train":  # offers the estimators
+        return
+    for name in imports(module):
+        if name in FILES and name != "tabicl_train":
+            assert LEVEL[layer_of(name)] <= LEVEL[layer_of(module)], f"{module} imports {name}"
+
+
+def test_no_module_imports_itself_through_others():
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, f"import cycle: {' -> '.join([*path[path.index(module) :], module])}"
+        if module in done:
+            return
+        path.append(module)
+        for name in sorted(imports(module) & FILES.keys()):
+            visit(name)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(FILES):
+        visit(module)
+
+
+@pytest.mark.parametrize("room", LIBRARIES)
+def test_heavy_libraries_stay_where_they_belong(room):
+    reached, todo = set(), [module for module in FILES if room_of(module) == room]
+    while todo:
+        module = todo.pop()
+        for name in imports(module):
+            library = name.partition(".")[0]
+            allowed = library not in LIBRARIES[room] or (library == "priors" and room == "priors")
+            assert allowed, f"{room} reaches {name} through {module}"
+            if name in FILES and name not in reached:
+                reached.add(name)
+                todo.append(name)

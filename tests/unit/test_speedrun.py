@@ -1,0 +1,105 @@
+"""The speedrun: its test and its rules, the page that states them, and the command from start to end."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import command
+from scipy import stats
+
+from tabicl_train import speedrun
+from tabicl_train.config.options import SpeedrunOptions
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.run_dir.records import Records
+
+PAGE = Path(__file__).resolve().parents[2] / "configs/experiment/SPEEDRUN.md"
+GOOD = [0.787, 0.788, 0.786, 0.787, 0.789]
+TIMES = [(300.0, 600.0), (310.0, 590.0), (290.0, 610.0), (305.0, 600.0), (300.0, 605.0)]
+
+
+def result_of(scores=GOOD, pairs=TIMES, trial=(), preliminary=False) -> dict:
+    return {"trial": trial, "preliminary": preliminary, **speedrun.judge(scores, 0.7845, pairs)}
+
+
+def test_scores_are_tested_and_times_are_compared_by_closed_forms():
+    judged = speedrun.judge(GOOD, 0.7845, TIMES)
+    mean = sum(GOOD) / 5
+    error = math.sqrt(sum((score - mean) ** 2 for score in GOOD) / 4 / 5)
+    assert judged["p"] == pytest.approx(stats.t.sf((mean - 0.7845) / error, 4))
+    assert judged["ratio"][0] == pytest.approx(math.prod(entry / reference for entry, reference in TIMES) ** (1 / 5))
+    assert judged["ratio"][1] < judged["ratio"][0] < judged["ratio"][2] < 0.6
+    assert speedrun.target_of([1.0, 2.0, 3.0]) == pytest.approx(0.0)
+    assert speedrun.judge([0.8] * 5, 0.7845, TIMES)["p"] == 0 and speedrun.judge([0.7] * 5, 0.7845, TIMES)["p"] == 1
+
+
+def test_what_a_result_is():
+    assert speedrun.verdict(result_of()) == "a record"
+    assert "preliminary" in speedrun.verdict(result_of(preliminary=True))
+    assert "did not help" in speedrun.verdict(result_of([score - 0.002 for score in GOOD]))
+    assert "not all runs were timed" in speedrun.verdict(result_of(pairs=[(None, 600.0), *TIMES[1:]]))
+    slightly_faster = [(0.98 * reference, reference) for _, reference in TIMES]
+    noisy = [(300.0, 600.0), (840.0, 600.0), (360.0, 600.0), (780.0, 600.0), (420.0, 600.0)]
+    for pairs in (slightly_faster, noisy):
+        assert "at most 0.97" in speedrun.verdict(result_of(pairs=pairs))
+    assert "a trial" in speedrun.verdict(result_of(trial=["suites is ['sklearn']"]))
+    lucky = speedrun.Plan(SpeedrunOptions(seeds=[0, 1, 2, 3, 7]), [], [], None, RunConfig())
+    assert lucky.trial == ["the seeds are 0, 1, 2, 3, 7"]
+
+
+def test_rules_that_a_configuration_breaks():
+    plain = RunConfig(prior={"name": "mlp_scm"})
+    assert speedrun.broken_rules(plain) == []
+    broken = [
+        (replace(plain, init_weights="mini"), "from nothing"),
+        (replace(plain, prior={"name": "disk", "folder": "tables"}), "while the clock runs"),
+        (replace(plain, prior={"name": "mix_scm", "components": {"tables": {"folder": "mine"}}}), "no real ones"),
+        (replace(plain, trainer=replace(plain.trainer, max_hours=0.1)), "does not depend on time"),
+        (replace(plain, trainer=replace(plain.trainer, accelerator="cuda")), "2 CPU cores"),
+        (replace(plain, trainer=replace(plain.trainer, devices=3)), "2 CPU cores"),
+        (replace(plain, stream=replace(plain.stream, num_workers=3)), "2 CPU cores"),
+        (replace(plain, stream=replace(plain.stream, name="ray", num_workers=1)), "same 2 cores"),
+        (replace(plain, model=replace(plain.model, max_classes=0)), "does not predict classes"),
+    ]
+    for config, reason in broken:
+        (line,) = speedrun.broken_rules(config)
+        assert reason in line, line
+
+
+def test_the_page_states_what_the_command_does():
+    page = " ".join(PAGE.read_text().split())
+    scores = [f"{score:.4f}" for score in speedrun.REFERENCE.values()]
+    assert f"| `demo_long` | {' | '.join(scores)} |" in page
+    assert f"**The target is {speedrun.target_of(list(speedrun.REFERENCE.values())):.4f}." in page
+    assert ("It is preliminary" in page) == (len(speedrun.REFERENCE) < speedrun.SEEDS)
+    assert f"p < {speedrun.LEVEL}" in page and f"at least {speedrun.SMALLEST * 100:.0f} % below" in page
+
+
+@pytest.mark.slow
+def test_the_command_from_start_to_end(tmp_path):
+    arguments = ["experiment=smoke", "reference=smoke", "seeds=[0,1]", "suites=[sklearn]", "splits=1", "rows=100"]
+    arguments += ["trainer.max_steps=4", f"run_dir={tmp_path / 'a run'}"]
+    first = command("speedrun", *arguments)
+    assert first.returncode == 0, first.stderr
+    written = json.loads((tmp_path / "a run/speedrun.json").read_text())
+    assert written["ratio"][0] > 0 and [row["seed"] for row in written["seeds"]] == [0, 1]
+    assert "a trial, no entry" in first.stdout and (tmp_path / "a run/speedrun.md").read_text() == first.stdout
+    runs = {"entry-0", "entry-1", "entry-warm-up", "reference-0", "reference-1", "reference-warm-up"}
+    assert runs <= {path.name for path in (tmp_path / "a run").iterdir()}
+    assert Records(tmp_path / "a run/entry-1").config()["validation"]["every"] == 0
+
+    again = command("speedrun", *arguments)
+    assert again.stdout == first.stdout and "train  " not in again.stderr
+
+    # What is left of an interrupted run: it continues, and has no time.
+    shutil.rmtree(tmp_path / "a run/entry-1")
+    (tmp_path / "a run/entry-1").mkdir()
+    interrupted = command("speedrun", *arguments)
+    assert "remove entry-1 reference-1" in interrupted.stdout, interrupted.stderr
+
+    other = command("speedrun", *arguments, "optimizer.momentum=0.8")
+    assert other.returncode == 2 and "holds another speedrun" in other.stderr
+    refused = command("speedrun", "experiment=smoke", "init_weights=mini", "n_estimators=4", "seed=1")
+    assert refused.returncode == 2 and refused.stderr.count("error:") == 3
