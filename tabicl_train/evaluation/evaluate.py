@@ -50,7 +50,7 @@ from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
 FORMATS = ("scores", "bencheval")  # of the output
-TEXTS = ("data", "method", "trained_range")  # columns of the results; a task may be called 61
+TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
@@ -58,6 +58,7 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
+    print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:
@@ -107,7 +108,10 @@ def scored(
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
-                scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
+                for row in task_rows:
+                    row["trained_range"] = position(trained, row)
+                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else ""
+                    scores.append(row)
                 if output:
                     Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:

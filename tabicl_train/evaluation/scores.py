@@ -1,8 +1,8 @@
 """Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), and for classification classes and the METRICS, for
-regression the NUMBER_METRICS.
+seconds, trained_range (inside, outside or unknown, see origin.py), weights (which ones of the run, empty for other
+methods than the network), and for classification classes and the METRICS, for regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
 ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.

@@ -2,12 +2,14 @@
 
 These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
 of the scalable softmax, from scaling.csv; the attention of a network against the number of labeled rows, measured by
-lab/instruments.py; and the comparison of methods over tasks, whose means tabicl-evaluate also draws.
+lab/instruments.py; and the comparison of methods over tasks, whose means tabicl-evaluate also draws. What stands side
+by side on a wide page is a list of figures with one panel each, so that a narrow window puts them below each other.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,8 +37,9 @@ from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
 
 WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
+LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
-PANELS = 4  # side by side
+PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 MEASURES = {
     "entropy": "entropy / log n",
@@ -55,7 +58,13 @@ GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alo
 Runs = dict[str, pd.DataFrame]
 
 
-def draw_training(metrics: Runs, validation: Runs) -> Figure:
+def panel() -> tuple[Figure, Axes]:
+    """Return a figure with one panel."""
+    figure = Figure(figsize=PANEL, layout="constrained")
+    return figure, figure.subplots()
+
+
+def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
     """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
     ratios = {name: loss_ratios(rows) for name, rows in metrics.items() if "guess_loss" in rows}
     points = {}  # ratios of validations
@@ -63,19 +72,20 @@ def draw_training(metrics: Runs, validation: Runs) -> Figure:
         tables = inside(of_kind(rows, OWN, SYNTHETIC))
         if "guess_loss" in tables:
             points[name] = loss_ratios(tables)
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2 if ratios else 1, squeeze=False)[0]
-    draw_curves(panels[0], metrics, "loss")
-    label_steps(panels[0], "loss")
-    if ratios:
-        draw_ratios(panels[1], list(metrics), ratios, points)
-    return figure
+    loss, axes = panel()
+    draw_curves(axes, metrics, "loss")
+    label_steps(axes, "loss")
+    if not ratios:
+        return [loss]
+    ratio, axes = panel()
+    draw_ratios(axes, list(metrics), ratios, points)
+    return [loss, ratio]
 
 
-def draw_optimization(metrics: Runs) -> Figure:
+def draw_optimization(metrics: Runs) -> list[Figure]:
     """Draw gradient norm and learning rate."""
-    figure = Figure(figsize=(11, 2.8), layout="constrained")
-    norm, rate = figure.subplots(1, 2)
+    figure_of_norm, norm = panel()
+    figure_of_rate, rate = panel()
     draw_curves(norm, metrics, "grad_norm")
     label_steps(norm, "gradient norm before clipping")
     norms = np.concatenate([rows["grad_norm"] for rows in metrics.values()])
@@ -85,12 +95,12 @@ def draw_optimization(metrics: Runs) -> Figure:
         norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     draw_curves(rate, metrics, "lr", smooth=False)
     label_steps(rate, "learning rate")
-    return figure
+    return [figure_of_norm, figure_of_rate]
 
 
 def label_steps(axes: Axes, title: str) -> None:
     axes.set(title=title, xlabel="step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
 
 
 def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +119,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             # Centered: a trailing window would lag behind the points of the validations.
             windows = steps.rolling(max(1, len(steps) // WINDOWS), min_periods=1, center=True).sum()
             label = "training" if is_single else name
-            axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps.index, steps["ratio"], color=f"C{i}", **LIGHT)
             axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
         if name in points:
             color = "C1" if is_single else f"C{i}"
@@ -124,15 +134,18 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
     axes.legend(fontsize="small")
 
 
-def draw_throughput(runs: Runs) -> Figure:
+def draw_throughput(runs: Runs) -> list[Figure]:
     """Draw tables and cells per second, and the share of the time spent waiting for tables, from metrics.csv."""
-    figure = Figure(figsize=(11, 3), layout="constrained")
+    figures = []
     titles = {"tables_per_s": "tables/s", "cells_per_s": "cells/s", "data_wait": "share of time waiting for tables"}
-    for axes, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+    for column, title in titles.items():
+        figure, axes = panel()
         draw_curves(axes, runs, column)
         label_steps(axes, title)
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_ylim(bottom=0)
-    return figure
+        figures.append(figure)
+    return figures
 
 
 def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
@@ -141,8 +154,10 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
     for i, (name, metrics) in enumerate(runs.items()):
         values = metrics[column].where(np.isfinite(metrics[column]))
         if smooth:
-            axes.plot(metrics["step"], values, color=f"C{i}", alpha=0.25, linewidth=0.8)
-            values = values.rolling(window, min_periods=1).mean()
+            axes.plot(metrics["step"], values, color=f"C{i}", **LIGHT)
+            # Within a stage: the tables of the next one are others.
+            stages = values.groupby(metrics["stage"], sort=False)
+            values = stages.transform(lambda stage: stage.rolling(window, min_periods=1, center=True).mean())
         axes.plot(metrics["step"], values, color=f"C{i}", label=name)
     if len(runs) > 1:
         axes.legend(fontsize="small")
@@ -152,7 +167,7 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
         axes.axvline(step, color="0.7", linewidth=0.8, zorder=0)
 
 
-def draw_validation(runs: Runs) -> Figure:
+def draw_validation(runs: Runs) -> list[Figure]:
     """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run.
 
     Of probes, only means are drawn, below a line at what is possible.
@@ -170,19 +185,22 @@ def draw_validation(runs: Runs) -> Figure:
         if len(probe_rows):
             probes[name] = probe_rows
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = iter(figure.subplots(1, len(kinds) + len(scores) + bool(probes), squeeze=False)[0])
+    figures = []
     for kind in kinds:
-        axes = next(panels)
+        figure, axes = panel()
         draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on {kind} validation tables")
+        figures.append(figure)
     for score in scores:
-        axes = next(panels)
+        figure, axes = panel()
         draw_sets(axes, {name: rows for name, rows in real.items() if score in rows}, score)
         label_steps(axes, f"{REAL_SCORES[score]} on real data")
+        figures.append(figure)
     if probes:
-        draw_probe_means(next(panels), list(runs), probes)
-    return figure
+        figure, axes = panel()
+        draw_probe_means(axes, list(runs), probes)
+        figures.append(figure)
+    return figures
 
 
 def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
@@ -229,27 +247,21 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
         axes.legend(fontsize="small")
 
 
-def draw_multipliers(scaling: pd.DataFrame) -> Figure:
+def draw_multipliers(scaling: pd.DataFrame) -> list[Figure]:
     """Draw the largest base multiplier of each scalable softmax against n, the labeled rows, over training."""
-    # A line connects the smallest and the largest n of a logged step; its color is the step.
-    layers = list(scaling["layer"].unique())
+    # A panel for each layer. A line connects the smallest and the largest n of a logged step; its color is the step.
     steps = np.unique(scaling["step"])
     shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]
-    columns = min(PANELS, len(layers))
-    rows = math.ceil(len(layers) / columns)
-    figure = Figure(figsize=(3.2 * columns + 1, 2.7 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     colors = ScalarMappable(cmap="viridis")
     colors.set_clim(0, steps[-1])
-    for axes, layer in zip(panels, layers, strict=False):
+    figures = []
+    for layer in scaling["layer"].unique():
+        figure, axes = panel()
         draw_multiplier_lines(axes, scaling[(scaling["layer"] == layer) & scaling["step"].isin(shown)], colors)
-        axes.set_title(layer)
-    for axes in panels[len(layers) :]:
-        axes.set_axis_off()
-    figure.supxlabel("labeled rows n (log scale)")
-    figure.supylabel("largest base multiplier")
-    figure.colorbar(colors, ax=figure.axes, label="step", aspect=30)
-    return figure
+        axes.set(title=layer, xlabel="labeled rows n (log scale)", ylabel="largest base multiplier")
+        figure.colorbar(colors, ax=axes, label="step", aspect=30)
+        figures.append(figure)
+    return figures
 
 
 def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappable) -> None:
@@ -277,10 +289,17 @@ def scale_labeled_rows(axes: Axes) -> None:
     axes.tick_params(labelsize="small")
 
 
-def draw_attention(measures: pd.DataFrame) -> Figure:
+def kinds_of_queries(measures: pd.DataFrame) -> list[str]:
+    """Return which KINDS a table of measures has."""
+    return [kind for kind in KINDS if kind in set(measures["queries"])]
+
+
+def draw_attention(measures: pd.DataFrame, kinds: list[str] | None = None) -> Figure:
     """Draw means over heads and tables by measure (rows), kind of queries (columns) and layer; bands show all heads."""
+    # kinds: those to draw, of all for the colors of the layers; None draws all
     shown = [name for name in MEASURES if measures[name].notna().any()]
-    kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
+    if kinds is None:
+        kinds = kinds_of_queries(measures)
     depths = measures.groupby("stage")["layer"].max()
     figure = Figure(figsize=(3.7 * len(kinds), 2.3 * len(shown) + 0.4), layout="constrained")
     grid = figure.subplots(len(shown), len(kinds), squeeze=False, sharex=True, sharey="row")
@@ -313,23 +332,29 @@ def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> No
     scale_labeled_rows(axes)
 
 
-def draw_gates(scaling: pd.DataFrame) -> Figure | None:
+def draw_gates(scaling: pd.DataFrame) -> list[Figure] | None:
     """Draw mean and standard deviation of the gate of each layer over the steps; None if no layer has a gate."""
     gates = scaling[scaling["gate_mean"].notna()]
     if gates.empty:
         return None
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2)
+    figures = []
     layers = list(gates["layer"].unique())
     colors = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
     titles = {"gate_mean": "mean of the gate", "gate_std": "standard deviation of the gate"}
-    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+    for column, title in titles.items():
+        figure, axes = panel()
         for color, layer in zip(colors, layers, strict=True):
             rows = gates[gates["layer"] == layer]
             axes.plot(rows["step"], rows[column], color=color, linewidth=1, label=layer)
         label_steps(axes, title)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
-    return figure
+        legend_below(figure, axes)
+        figures.append(figure)
+    return figures
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the legend below the panel, where it hides no curve."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
@@ -347,7 +372,9 @@ def draw_standing(results: pd.DataFrame) -> Figure:
         text.set(color="C0", weight="bold")
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing", fontsize="small")
+    weights = results["weights"].iloc[0] if "weights" in results else ""  # files of earlier versions lack it
+    scored = f"\n{first}: {weights}" if weights else ""
+    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing{scored}", fontsize="small")
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(left=False)
@@ -397,21 +424,24 @@ def draw_probes(results: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_scores(results: pd.DataFrame) -> Figure:
+def draw_scores(results: pd.DataFrame) -> list[Figure]:
     """Draw how methods compare over tasks: means, wins and leads of the first one, and means by size of the tables."""
-    figure = Figure(figsize=(12, 7.6), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12)  # inches
-    (means, wins, leads), others = figure.subplots(2, 3)
-    draw_means(means, results)
-    draw_wins(wins, results)
-    draw_leads(leads, results)
-    quantities = [quantity for quantity in BUCKETS if quantity in results]
-    for axes, quantity in zip(others, quantities, strict=False):
-        draw_buckets(axes, results, quantity)
-    figure.legend(*others[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+    figures = []
+    for draw in (draw_means, draw_wins, draw_leads):
+        figure, axes = panel()
+        draw(axes, results)
+        figures.append(figure)
+    for quantity in BUCKETS:
+        if quantity in results:
+            figure, axes = panel()
+            draw_buckets(axes, results, quantity)
+            legend_below(figure, axes)
+            figures.append(figure)
     if "coverage" in results:
-        draw_coverage(others[-1], results)
-    return figure
+        figure, axes = panel()
+        draw_coverage(axes, results)
+        figures.append(figure)
+    return figures
 
 
 def score_name(results: pd.DataFrame) -> str:
@@ -485,6 +515,6 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     for i, method in enumerate(table):
         axes.plot(range(len(table)), table[method], "o-", color=f"C{i}", label=method)
     labels = [f"{bucket}\n({counted(count, 'task')})" for bucket, count in tasks.items()]
-    axes.set_xticks(range(len(table)), labels, fontsize="x-small")
+    axes.set_xticks(range(len(table)), labels, fontsize="small")
     axes.margins(x=0.12)
     axes.set_title(f"mean {score_name(results)} by {quantity}")
