@@ -19,7 +19,7 @@ from scipy import stats
 
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS
+from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
@@ -429,7 +429,7 @@ def weights_in_words(paired: Paired) -> list[str]:
         for seed in paired.seeds:
             frame = arm.frame(seed)
             if "weights" in frame:
-                names += [name for name in frame["weights"].dropna().unique() if name]
+                names += [name for name in frame["weights"].dropna().unique() if name != NO_WEIGHTS]
         if names:
             lines.append(f"weights of {arm.name}: {'; '.join(dict.fromkeys(names))}")
     return lines

@@ -36,6 +36,7 @@ from tabicl_train.outputs import check_output, existing_problems, input_problems
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
+    draw_importances,
     draw_multipliers,
     draw_optimization,
     draw_scores,
@@ -52,10 +53,11 @@ from tabicl_train.saved_run import SavedRun, holds_run
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 DECIMALS = 3  # of all scores; means over some dozen tasks vary by 0.01 between draws of tasks
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
+MAX_TASKS_DRAWN = 9  # whose importances are drawn; the table has all
 STAGES = "curriculum.stages."
 RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json", "entropy/entropy.csv"),
-    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
+    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv", "importances.csv"),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
@@ -82,6 +84,7 @@ class RunContent:
     scaling: pd.DataFrame | None
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
+    importances: pd.DataFrame | None  # of columns, which tabicl-evaluate importances=FILE writes
     attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
     test: dict | None  # from test.json, the final test
 
@@ -135,6 +138,7 @@ def read_run(folder: Path, name: str) -> RunContent:
         scaling=read_table(saved, "scaling.csv"),
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
+        importances=read_table(saved, "importances.csv"),
         attention=read_table(saved, "entropy/entropy.csv"),
         test=saved.test,
     )
@@ -193,6 +197,7 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "outside": sets_outside(validations),
         "unevaluated": [run for run in runs if run.evaluation is None],
         "real_data": real_data(runs),
+        "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
 
 
@@ -410,6 +415,19 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
         "figures": draw_scores(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),
+    }
+
+
+def importances(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return figures of the first tasks, all importances as a table, the score that falls, and the weights."""
+    tasks = list(dict.fromkeys(rows["data"]))
+    table = rows[["data", "column", "importance", "deviation"]].set_index("data")
+    return {
+        "figures": [draw_importances(rows[rows["data"] == task]) for task in tasks[:MAX_TASKS_DRAWN]],
+        "tasks": len(tasks),
+        "table": table.astype({"column": str}),
+        "score": REAL_SCORES[rows["score"].iloc[0]],
+        "weights": rows["weights"].iloc[0],
     }
 
 

@@ -58,6 +58,12 @@ VALIDATION_CSV = pd.DataFrame([
     )
 ])  # fmt: skip
 
+IMPORTANCES_CSV = pd.DataFrame([
+    {"data": "own", "column": column, "score": "roc_auc", "score_of_all": 0.9, "importance": 0.1234, "deviation": 0.01,
+     "weights": "the newest, step 80 of 160"}
+    for column in (7, "a <b>")
+])  # fmt: skip
+
 
 def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
     generator, rows = np.random.default_rng(0), []
@@ -69,7 +75,7 @@ def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
                 scores = dict(zip(METRICS, values, strict=True))
                 rows.append({"data": task, "split": split, "method": method, **sizes, **scores, "seconds": 1.0,
                              "trained_range": "outside" if task == tasks[-1] else "inside",
-                             "weights": WEIGHTS if method == "this model" else ""})  # fmt: skip
+                             "weights": WEIGHTS if method == "this model" else "-"})  # fmt: skip
     pd.DataFrame(rows).to_csv(run_dir / "evaluation.csv", index=False)
 
 
@@ -88,6 +94,7 @@ def runs(tmp_path_factory) -> list[Path]:
         write_scores(folder, lead=0.1 * (seed + 1))
     SCALING_CSV.to_csv(folders[0] / "scaling.csv", index=False)
     VALIDATION_CSV.to_csv(folders[0] / "validation.csv", index=False)
+    IMPORTANCES_CSV.to_csv(folders[0] / "importances.csv", index=False)
     (folders[0] / "entropy").mkdir()
     attention_measures().to_csv(folders[0] / "entropy" / "entropy.csv", index=False)
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
@@ -109,7 +116,7 @@ def written(runs, tmp_path_factory) -> Path:
 def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS and page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 24 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
+    assert len(page.pictures) == 25 and all(min(p.shape[:2]) > 200 and p.std() > 0.05 for p in page.pictures)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", page.source))
     assert "default-src 'none'" in page.source and page.source.isascii()
 
@@ -143,6 +150,11 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     by_task = page.table("data", "this model")
     assert list(by_task) == TASKS
     assert [row["trained range"] for row in by_task.values()] == ["", "", "", "", "outside"]
+    importances = page.table("data", "deviation")["own"]
+    assert (
+        importances == {"column": "a <b>", "importance": "0.123", "deviation": "0.010"}
+        and "the newest, step 80 of 160" in page.text
+    )
     assert "Means over 4 of 5 tasks" in page.text
     assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
 
@@ -170,7 +182,7 @@ def test_cells_of_tables(tmp_path):
 
 def test_several_runs_side_by_side(runs, tmp_path):
     folders = [shutil.copytree(run, tmp_path / run.name) for run in runs]
-    for name in ("scaling.csv", "validation.csv", "entropy/entropy.csv"):  # figures take time
+    for name in ("scaling.csv", "validation.csv", "importances.csv", "entropy/entropy.csv"):  # figures take time
         (folders[0] / name).unlink()
     write_report(folders, tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
@@ -285,7 +297,7 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
     run_dir = tmp_path / "run"
-    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv"))
+    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv", "importances.csv"))
     for name, kept in (("metrics.csv", ["step", "skipped"]), ("scaling.csv", ["step", "n_smallest", "n_largest"])):
         table = pd.read_csv(run_dir / name)
         numbers = [column for column in table.select_dtypes("number") if column not in kept]
@@ -440,5 +452,5 @@ def test_a_browser_displays_it(written, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse("--window-size=500,900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 24
+    assert seen["pictures"] == [True] * 25
     assert seen["overflow"] <= 0
