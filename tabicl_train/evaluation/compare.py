@@ -410,7 +410,7 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         frame = arm.frame(paired.seeds[0])
         if arm.is_trained and "trained_range" in frame and (frame["trained_range"] == "unknown").all():
             unknown.append(arm.name)
-    lines = [line, *weights_in_words(paired), *(f"left out: {reason}" for reason in paired.left_out)]
+    lines = [line, *lines_of_weights(paired), *(f"left out: {reason}" for reason in paired.left_out)]
     for each in comparisons:
         not_finite = len(paired.tasks) - len(each.values)
         if not_finite and not each.by_seed:  # validations of different tables have different metrics
@@ -421,7 +421,7 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def weights_in_words(paired: Paired) -> list[str]:
+def lines_of_weights(paired: Paired) -> list[str]:
     """Say for each network which weights were scored, if its scores tell."""
     lines = []
     for arm in paired.arms:

@@ -9,6 +9,7 @@ by side on a wide page is a list of figures with one panel each, so that a narro
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that 
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
 PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels
 MAX_COLUMNS = 12  # of a task, whose importances are drawn
-NAME_WIDTH = 24  # characters of a column's name beside its bar
+NAME_WIDTH = 24  # characters of a name beside a panel
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 MEASURES = {
     "entropy": "entropy / log n",
@@ -61,9 +62,12 @@ Runs = dict[str, pd.DataFrame]
 
 
 def panel() -> tuple[Figure, Axes]:
-    """Return a figure with one panel."""
+    """Return a figure with one panel, whose title and label are broken into lines where they would be cut."""
     figure = Figure(figsize=PANEL, layout="constrained")
-    return figure, figure.subplots()
+    axes = figure.subplots()
+    axes.title.set_wrap(True)
+    axes.xaxis.label.set_wrap(True)
+    return figure, axes
 
 
 def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
@@ -132,7 +136,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
     # The ratio of the first steps is up to three; the axis is scaled for the second half of the runs.
     late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
-    label_steps(axes, "loss relative to guessing from the labels alone")
+    label_steps(axes, "loss relative to guessing")
     axes.legend(fontsize="small")
 
 
@@ -356,11 +360,12 @@ def draw_gates(scaling: pd.DataFrame) -> list[Figure] | None:
 
 def legend_below(figure: Figure, axes: Axes) -> None:
     """Put the legend below the panel, where it hides no curve."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
     """Draw mean scores of the methods as bars, the best on top, the first method in color; fits a phone's screen."""
+    results = with_folded_names(results)
     means = ranked(results)
     first = results["method"].iloc[0]
     start = GUESSING[judged_by(results)]
@@ -446,6 +451,7 @@ def draw_probes(results: pd.DataFrame) -> Figure:
 
 def draw_scores(results: pd.DataFrame) -> list[Figure]:
     """Draw how methods compare over tasks: means, wins and leads of the first one, and means by size of the tables."""
+    results = with_folded_names(results)
     figures = []
     for draw in (draw_means, draw_wins, draw_leads):
         figure, axes = panel()
@@ -462,6 +468,11 @@ def draw_scores(results: pd.DataFrame) -> list[Figure]:
         draw_coverage(axes, results)
         figures.append(figure)
     return figures
+
+
+def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
+    """Break long names of methods, such as those of runs, into lines, which leaves room for the panel."""
+    return results.assign(method=[textwrap.fill(str(name), NAME_WIDTH) for name in results["method"]])
 
 
 def score_name(results: pd.DataFrame) -> str:
