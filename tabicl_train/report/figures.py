@@ -62,12 +62,9 @@ Runs = dict[str, pd.DataFrame]
 
 
 def panel() -> tuple[Figure, Axes]:
-    """Return a figure with one panel, whose title and label are broken into lines where they would be cut."""
+    """Return a figure with one panel."""
     figure = Figure(figsize=PANEL, layout="constrained")
-    axes = figure.subplots()
-    axes.title.set_wrap(True)
-    axes.xaxis.label.set_wrap(True)
-    return figure, axes
+    return figure, figure.subplots()
 
 
 def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
@@ -401,8 +398,8 @@ def draw_importances(rows: pd.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(MaxNLocator(5))
     score = REAL_SCORES[rows["score"].iloc[0]]
-    more = f", {len(shown)} of {len(rows)} columns" if len(rows) > len(shown) else ""
-    axes.set_title(str(rows["data"].iloc[0]))
+    more = f"\n{len(shown)} of {len(rows)} columns" if len(rows) > len(shown) else ""
+    axes.set_title(textwrap.fill(str(rows["data"].iloc[0]), NAME_WIDTH))
     axes.set_xlabel(f"fall of {score} from {rows['score_of_all'].iloc[0]:.3f}{more}", fontsize="small")
     return figure
 
@@ -483,7 +480,7 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
     scores = judged(results)
     draw_intervals(axes, scores)
     axes.set_title(f"mean {score_name(results)} over {counted(len(scores), 'task')}")
-    clipped = ", values below 0 count as 0" if "r2" in results else ""
+    clipped = ",\nvalues below 0 count as 0" if "r2" in results else ""
     axes.set_xlabel(f"with 95 % confidence intervals{clipped}")
 
 
@@ -507,7 +504,7 @@ def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
     draw_intervals(axes, by_task(results, "coverage"))
     axes.axvline(COVERAGE, color="gray", linewidth=1)
     axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
-    axes.set_xlabel("means with 95 % confidence intervals over tasks")
+    axes.set_xlabel("means over tasks\nwith 95 % confidence intervals")
 
 
 def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
@@ -522,8 +519,8 @@ def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
     axes.set_yticks(range(1, len(others) + 1), others)
     axes.margins(y=0.2)
     axes.invert_yaxis()
-    axes.set_title(f"win rate of {first}")
-    axes.set_xlabel(f"share of tasks with the higher {score_name(results)}")
+    axes.set_title(title_with_name("win rate of", first))
+    axes.set_xlabel(f"share of tasks with\nthe higher {score_name(results)}")
 
 
 def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
@@ -535,9 +532,15 @@ def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
     axes.axhline(0, color="gray", linewidth=1)
     axes.set_xlim(0.5, len(scores) + 0.5)
     axes.set_xlabel("tasks, sorted for each method")
-    axes.set_title(f"lead of {first} in {score_name(results)}")
+    axes.set_title(title_with_name(f"lead in {score_name(results)} of", first))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
+
+
+def title_with_name(words: str, name: str) -> str:
+    """Return the title of a panel, in which a long name has its own line."""
+    # Text.set_wrap does so by itself, but reads the formula in a name such as $x even if told not to.
+    return f"{words}\n{name}" if len(name) > NAME_WIDTH // 2 else f"{words} {name}"
 
 
 def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
