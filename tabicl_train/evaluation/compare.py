@@ -19,7 +19,7 @@ from scipy import stats
 
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS
+from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
@@ -410,7 +410,7 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         frame = arm.frame(paired.seeds[0])
         if arm.is_trained and "trained_range" in frame and (frame["trained_range"] == "unknown").all():
             unknown.append(arm.name)
-    lines = [line, *(f"left out: {reason}" for reason in paired.left_out)]
+    lines = [line, *lines_of_weights(paired), *(f"left out: {reason}" for reason in paired.left_out)]
     for each in comparisons:
         not_finite = len(paired.tasks) - len(each.values)
         if not_finite and not each.by_seed:  # validations of different tables have different metrics
@@ -419,6 +419,20 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     if unknown:
         lines.append(f"the trained range of {', '.join(unknown)} is not recorded, so that all tasks count as inside it")
     return "\n".join(lines)
+
+
+def lines_of_weights(paired: Paired) -> list[str]:
+    """Say for each network which weights were scored, if its scores tell."""
+    lines = []
+    for arm in paired.arms:
+        names = []
+        for seed in paired.seeds:
+            frame = arm.frame(seed)
+            if "weights" in frame:
+                names += [name for name in frame["weights"].dropna().unique() if name != NO_WEIGHTS]
+        if names:
+            lines.append(f"weights of {arm.name}: {'; '.join(dict.fromkeys(names))}")
+    return lines
 
 
 def cells(found: Pair) -> list[str]:

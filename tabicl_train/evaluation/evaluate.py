@@ -27,8 +27,11 @@ from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
+from tabicl_train.evaluation.importances import as_text as as_text_of_importances
+from tabicl_train.evaluation.importances import importances_of_tasks
 from tabicl_train.evaluation.scores import (
     LEVELS,
+    NO_WEIGHTS,
     TABICL_PACKAGE,
     THIS_MODEL,
     as_text,
@@ -50,7 +53,7 @@ from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
 FORMATS = ("scores", "bencheval")  # of the output
-TEXTS = ("data", "method", "trained_range")  # columns of the results; a task may be called 61
+TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
@@ -58,11 +61,28 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
+    if options.importances is not None:
+        write_importances(options, tasks)
+    print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:
         print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
     return results
+
+
+def write_importances(options: EvaluateOptions, tasks: list[Source]) -> None:
+    """Write the importances of the columns of all tasks at the end, and print the largest ones."""
+    pretrained = read_weights(options.checkpoint, options.weights)
+    make = competitors(build_model(pretrained), options.n_estimators, None)[THIS_MODEL]
+    table = importances_of_tasks(tasks, make, options.rows, options.splits)
+    path = Path(options.importances).resolve()
+    try:
+        Records(path.parent).replace(path.name, table.assign(weights=pretrained.name).to_csv(index=False))
+    except OSError as error:  # a full disk
+        raise ConfigError([f"{path} cannot be written: {error.strerror or first_line(error)}"]) from None
+    print(f"{as_text_of_importances(table)}\n")
+    info(f"importances of the columns: {options.importances}")
 
 
 def scored(
@@ -107,7 +127,10 @@ def scored(
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
                     task_rows += beside(task_rows, stored)
-                scores += [row | {"trained_range": position(trained, row)} for row in task_rows]
+                for row in task_rows:
+                    row["trained_range"] = position(trained, row)
+                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
+                    scores.append(row)
                 if output:
                     Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
@@ -132,7 +155,8 @@ def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str,
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(weights[name].detach().cpu().float().numpy().tobytes())
-    left_out = ("checkpoint", "weights", "output", "figure")  # the digest stands for the first two
+    # The digest stands for the first two.
+    left_out = ("checkpoint", "weights", "output", "figure", "importances")
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
     return {"weights": digest.hexdigest(), "plugins": code, **kept, "overwrite": False}
 
@@ -173,6 +197,13 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal)
     problems += output_problems("output", options.output)
+    for name in ("output", "figure"):
+        other = getattr(options, name)
+        if None not in (other, options.importances) and is_same(other, options.importances):
+            problems.append(f"importances is {options.importances!r}, which is the {name}, too; choose another name")
+    problems += output_problems("importances", options.importances) or existing_problems(
+        "importances", options.importances, options.overwrite
+    )
     problems += output_problems("figure", options.figure) or existing_problems(
         "figure", options.figure, options.overwrite
     )
@@ -205,7 +236,9 @@ def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     inputs += [("folder", task.path) for task in tasks]
     if options.folder is not None:
         inputs.append(("folder", Path(options.folder, TASKS)))
-    problems = input_problems("output", options.output, inputs) + input_problems("figure", options.figure, inputs)
+    problems = []
+    for name in ("output", "figure", "importances"):
+        problems += input_problems(name, getattr(options, name), inputs)
     if options.output is not None and options.figure is not None and is_same(options.output, options.figure):
         problems.append(f"figure is {options.figure!r}, which is the output, too; choose another name")
     return problems

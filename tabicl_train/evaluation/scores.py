@@ -1,8 +1,8 @@
 """Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), and for classification classes and the
-CLASS_METRICS, for regression the NUMBER_METRICS.
+seconds, trained_range (inside, outside or unknown, see origin.py), weights (which ones of the run, or NO_WEIGHTS for
+other methods), and for classification classes and the CLASS_METRICS, for regression the NUMBER_METRICS.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
 ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.
@@ -39,6 +39,7 @@ ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
 ANCHOR_ELO = 1000
 LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 THIS_MODEL = "this model"
+NO_WEIGHTS = "-"  # the weights of other methods
 TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
 COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}

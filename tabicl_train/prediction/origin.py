@@ -19,6 +19,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.checkpoint import non_finite
+from tabicl_train.run_dir.choice import TRAINED, weights_in_words
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE
 from tabicl_train.run_dir.records import Records, number
 
@@ -113,6 +114,13 @@ class Pretrained:
         """The sizes of the tables that the network was trained on; None if unknown."""
         sizes = self.origin.get("trained_range")
         return as_range(sizes, self.config.max_classes) if sizes else None
+
+    @property
+    def name(self) -> str:
+        """Which weights of which step they are, as scores name them."""
+        if self.origin.get("step") is None:
+            return "those of a file that records no step"
+        return weights_in_words(self.origin.get("weights") or TRAINED, self.origin["step"], self.origin.get("steps"))
 
     @property
     def summary(self) -> dict[str, str]:

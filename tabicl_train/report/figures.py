@@ -2,12 +2,15 @@
 
 These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
 of the scalable softmax, from scaling.csv; the attention of a network against the number of labeled rows, measured by
-lab/instruments.py; and the comparison of methods over tasks, whose means tabicl-evaluate also draws.
+lab/instruments.py; and the comparison of methods over tasks, whose means tabicl-evaluate also draws. What stands side
+by side on a wide page is a list of figures with one panel each, so that a narrow window puts them below each other.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,8 +38,11 @@ from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
 
 WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
+LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
-PANELS = 4  # side by side
+PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels
+MAX_COLUMNS = 12  # of a task, whose importances are drawn
+NAME_WIDTH = 24  # characters of a name beside a panel
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 MEASURES = {
     "entropy": "entropy / log n",
@@ -55,7 +61,13 @@ GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alo
 Runs = dict[str, pd.DataFrame]
 
 
-def draw_training(metrics: Runs, validation: Runs) -> Figure:
+def panel() -> tuple[Figure, Axes]:
+    """Return a figure with one panel."""
+    figure = Figure(figsize=PANEL, layout="constrained")
+    return figure, figure.subplots()
+
+
+def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
     """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
     ratios = {name: loss_ratios(rows) for name, rows in metrics.items() if "guess_loss" in rows}
     points = {}  # ratios of validations
@@ -63,19 +75,20 @@ def draw_training(metrics: Runs, validation: Runs) -> Figure:
         tables = inside(of_kind(rows, OWN, SYNTHETIC))
         if "guess_loss" in tables:
             points[name] = loss_ratios(tables)
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2 if ratios else 1, squeeze=False)[0]
-    draw_curves(panels[0], metrics, "loss")
-    label_steps(panels[0], "loss")
-    if ratios:
-        draw_ratios(panels[1], list(metrics), ratios, points)
-    return figure
+    loss, axes = panel()
+    draw_curves(axes, metrics, "loss")
+    label_steps(axes, "loss")
+    if not ratios:
+        return [loss]
+    ratio, axes = panel()
+    draw_ratios(axes, list(metrics), ratios, points)
+    return [loss, ratio]
 
 
-def draw_optimization(metrics: Runs) -> Figure:
+def draw_optimization(metrics: Runs) -> list[Figure]:
     """Draw gradient norm and learning rate."""
-    figure = Figure(figsize=(11, 2.8), layout="constrained")
-    norm, rate = figure.subplots(1, 2)
+    figure_of_norm, norm = panel()
+    figure_of_rate, rate = panel()
     draw_curves(norm, metrics, "grad_norm")
     label_steps(norm, "gradient norm before clipping")
     norms = np.concatenate([rows["grad_norm"] for rows in metrics.values()])
@@ -85,12 +98,12 @@ def draw_optimization(metrics: Runs) -> Figure:
         norm.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     draw_curves(rate, metrics, "lr", smooth=False)
     label_steps(rate, "learning rate")
-    return figure
+    return [figure_of_norm, figure_of_rate]
 
 
 def label_steps(axes: Axes, title: str) -> None:
     axes.set(title=title, xlabel="step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
 
 
 def loss_ratios(rows: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +122,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
             # Centered: a trailing window would lag behind the points of the validations.
             windows = steps.rolling(max(1, len(steps) // WINDOWS), min_periods=1, center=True).sum()
             label = "training" if is_single else name
-            axes.plot(steps.index, steps["ratio"], color=f"C{i}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps.index, steps["ratio"], color=f"C{i}", **LIGHT)
             axes.plot(steps.index, windows["loss"] / windows["guess_loss"], color=f"C{i}", label=label)
         if name in points:
             color = "C1" if is_single else f"C{i}"
@@ -120,19 +133,22 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
     # The ratio of the first steps is up to three; the axis is scaled for the second half of the runs.
     late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
-    label_steps(axes, "loss relative to guessing from the labels alone")
+    label_steps(axes, "loss relative to guessing")
     axes.legend(fontsize="small")
 
 
-def draw_throughput(runs: Runs) -> Figure:
+def draw_throughput(runs: Runs) -> list[Figure]:
     """Draw tables and cells per second, and the share of the time spent waiting for tables, from metrics.csv."""
-    figure = Figure(figsize=(11, 3), layout="constrained")
+    figures = []
     titles = {"tables_per_s": "tables/s", "cells_per_s": "cells/s", "data_wait": "share of time waiting for tables"}
-    for axes, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+    for column, title in titles.items():
+        figure, axes = panel()
         draw_curves(axes, runs, column)
         label_steps(axes, title)
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_ylim(bottom=0)
-    return figure
+        figures.append(figure)
+    return figures
 
 
 def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> None:
@@ -141,8 +157,10 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
     for i, (name, metrics) in enumerate(runs.items()):
         values = metrics[column].where(np.isfinite(metrics[column]))
         if smooth:
-            axes.plot(metrics["step"], values, color=f"C{i}", alpha=0.25, linewidth=0.8)
-            values = values.rolling(window, min_periods=1).mean()
+            axes.plot(metrics["step"], values, color=f"C{i}", **LIGHT)
+            # Within a stage: the tables of the next one are others.
+            stages = values.groupby(metrics["stage"], sort=False)
+            values = stages.transform(lambda stage: stage.rolling(window, min_periods=1, center=True).mean())
         axes.plot(metrics["step"], values, color=f"C{i}", label=name)
     if len(runs) > 1:
         axes.legend(fontsize="small")
@@ -152,7 +170,7 @@ def draw_curves(axes: Axes, runs: Runs, column: str, smooth: bool = True) -> Non
         axes.axvline(step, color="0.7", linewidth=0.8, zorder=0)
 
 
-def draw_validation(runs: Runs) -> Figure:
+def draw_validation(runs: Runs) -> list[Figure]:
     """Draw losses on validation tables, and ROC AUC or R2 on public real data: means, and all sets of a single run.
 
     Of probes, only means are drawn, below a line at what is possible.
@@ -170,19 +188,22 @@ def draw_validation(runs: Runs) -> Figure:
         if len(probe_rows):
             probes[name] = probe_rows
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = iter(figure.subplots(1, len(kinds) + len(scores) + bool(probes), squeeze=False)[0])
+    figures = []
     for kind in kinds:
-        axes = next(panels)
+        figure, axes = panel()
         draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on {kind} validation tables")
+        figures.append(figure)
     for score in scores:
-        axes = next(panels)
+        figure, axes = panel()
         draw_sets(axes, {name: rows for name, rows in real.items() if score in rows}, score)
         label_steps(axes, f"{REAL_SCORES[score]} on real data")
+        figures.append(figure)
     if probes:
-        draw_probe_means(next(panels), list(runs), probes)
-    return figure
+        figure, axes = panel()
+        draw_probe_means(axes, list(runs), probes)
+        figures.append(figure)
+    return figures
 
 
 def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
@@ -229,27 +250,21 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
         axes.legend(fontsize="small")
 
 
-def draw_multipliers(scaling: pd.DataFrame) -> Figure:
+def draw_multipliers(scaling: pd.DataFrame) -> list[Figure]:
     """Draw the largest base multiplier of each scalable softmax against n, the labeled rows, over training."""
-    # A line connects the smallest and the largest n of a logged step; its color is the step.
-    layers = list(scaling["layer"].unique())
+    # A panel for each layer. A line connects the smallest and the largest n of a logged step; its color is the step.
     steps = np.unique(scaling["step"])
     shown = steps[np.linspace(0, len(steps) - 1, MAX_LINES).astype(int)]
-    columns = min(PANELS, len(layers))
-    rows = math.ceil(len(layers) / columns)
-    figure = Figure(figsize=(3.2 * columns + 1, 2.7 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     colors = ScalarMappable(cmap="viridis")
     colors.set_clim(0, steps[-1])
-    for axes, layer in zip(panels, layers, strict=False):
+    figures = []
+    for layer in scaling["layer"].unique():
+        figure, axes = panel()
         draw_multiplier_lines(axes, scaling[(scaling["layer"] == layer) & scaling["step"].isin(shown)], colors)
-        axes.set_title(layer)
-    for axes in panels[len(layers) :]:
-        axes.set_axis_off()
-    figure.supxlabel("labeled rows n (log scale)")
-    figure.supylabel("largest base multiplier")
-    figure.colorbar(colors, ax=figure.axes, label="step", aspect=30)
-    return figure
+        axes.set(title=layer, xlabel="labeled rows n (log scale)", ylabel="largest base multiplier")
+        figure.colorbar(colors, ax=axes, label="step", aspect=30)
+        figures.append(figure)
+    return figures
 
 
 def draw_multiplier_lines(axes: Axes, scaling: pd.DataFrame, colors: ScalarMappable) -> None:
@@ -277,10 +292,17 @@ def scale_labeled_rows(axes: Axes) -> None:
     axes.tick_params(labelsize="small")
 
 
-def draw_attention(measures: pd.DataFrame) -> Figure:
+def kinds_of_queries(measures: pd.DataFrame) -> list[str]:
+    """Return which KINDS a table of measures has."""
+    return [kind for kind in KINDS if kind in set(measures["queries"])]
+
+
+def draw_attention(measures: pd.DataFrame, kinds: list[str] | None = None) -> Figure:
     """Draw means over heads and tables by measure (rows), kind of queries (columns) and layer; bands show all heads."""
+    # kinds: those to draw, of all for the colors of the layers; None draws all
     shown = [name for name in MEASURES if measures[name].notna().any()]
-    kinds = [kind for kind in KINDS if kind in set(measures["queries"])]
+    if kinds is None:
+        kinds = kinds_of_queries(measures)
     depths = measures.groupby("stage")["layer"].max()
     figure = Figure(figsize=(3.7 * len(kinds), 2.3 * len(shown) + 0.4), layout="constrained")
     grid = figure.subplots(len(shown), len(kinds), squeeze=False, sharex=True, sharey="row")
@@ -313,27 +335,34 @@ def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> No
     scale_labeled_rows(axes)
 
 
-def draw_gates(scaling: pd.DataFrame) -> Figure | None:
+def draw_gates(scaling: pd.DataFrame) -> list[Figure] | None:
     """Draw mean and standard deviation of the gate of each layer over the steps; None if no layer has a gate."""
     gates = scaling[scaling["gate_mean"].notna()]
     if gates.empty:
         return None
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2)
+    figures = []
     layers = list(gates["layer"].unique())
     colors = colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
     titles = {"gate_mean": "mean of the gate", "gate_std": "standard deviation of the gate"}
-    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+    for column, title in titles.items():
+        figure, axes = panel()
         for color, layer in zip(colors, layers, strict=True):
             rows = gates[gates["layer"] == layer]
             axes.plot(rows["step"], rows[column], color=color, linewidth=1, label=layer)
         label_steps(axes, title)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small", title="layer")
-    return figure
+        legend_below(figure, axes)
+        figures.append(figure)
+    return figures
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the legend below the panel, where it hides no curve."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
 
 
 def draw_standing(results: pd.DataFrame) -> Figure:
     """Draw mean scores of the methods as bars, the best on top, the first method in color; fits a phone's screen."""
+    results = with_folded_names(results)
     means = ranked(results)
     first = results["method"].iloc[0]
     start = GUESSING[judged_by(results)]
@@ -347,11 +376,31 @@ def draw_standing(results: pd.DataFrame) -> Figure:
         text.set(color="C0", weight="bold")
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing", fontsize="small")
+    weights = results["weights"].iloc[0] if "weights" in results else ""  # files of earlier versions lack it
+    scored = f"\n{first}: {weights}" if weights else ""
+    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing{scored}", fontsize="small")
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(left=False)
     figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
+    return figure
+
+
+def draw_importances(rows: pd.DataFrame) -> Figure:
+    """Draw how much the score of a task falls if a column is shuffled, for the columns where it falls most."""
+    figure, axes = panel()
+    shown = rows.head(MAX_COLUMNS)  # sorted, the largest first
+    names = [str(name)[:NAME_WIDTH] for name in shown["column"]]
+    places = range(len(shown))
+    axes.barh(places, shown["importance"], xerr=shown["deviation"], color="C0", ecolor="0.5")
+    axes.axvline(0, color="gray", linewidth=1)
+    axes.set_yticks(places, names, fontsize="small")
+    axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    score = REAL_SCORES[rows["score"].iloc[0]]
+    more = f"\n{len(shown)} of {len(rows)} columns" if len(rows) > len(shown) else ""
+    axes.set_title(textwrap.fill(str(rows["data"].iloc[0]), NAME_WIDTH))
+    axes.set_xlabel(f"fall of {score} from {rows['score_of_all'].iloc[0]:.3f}{more}", fontsize="small")
     return figure
 
 
@@ -397,21 +446,30 @@ def draw_probes(results: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_scores(results: pd.DataFrame) -> Figure:
+def draw_scores(results: pd.DataFrame) -> list[Figure]:
     """Draw how methods compare over tasks: means, wins and leads of the first one, and means by size of the tables."""
-    figure = Figure(figsize=(12, 7.6), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12)  # inches
-    (means, wins, leads), others = figure.subplots(2, 3)
-    draw_means(means, results)
-    draw_wins(wins, results)
-    draw_leads(leads, results)
-    quantities = [quantity for quantity in BUCKETS if quantity in results]
-    for axes, quantity in zip(others, quantities, strict=False):
-        draw_buckets(axes, results, quantity)
-    figure.legend(*others[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize="small")
+    results = with_folded_names(results)
+    figures = []
+    for draw in (draw_means, draw_wins, draw_leads):
+        figure, axes = panel()
+        draw(axes, results)
+        figures.append(figure)
+    for quantity in BUCKETS:
+        if quantity in results:
+            figure, axes = panel()
+            draw_buckets(axes, results, quantity)
+            legend_below(figure, axes)
+            figures.append(figure)
     if "coverage" in results:
-        draw_coverage(others[-1], results)
-    return figure
+        figure, axes = panel()
+        draw_coverage(axes, results)
+        figures.append(figure)
+    return figures
+
+
+def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
+    """Break long names of methods, such as those of runs, into lines, which leaves room for the panel."""
+    return results.assign(method=[textwrap.fill(str(name), NAME_WIDTH) for name in results["method"]])
 
 
 def score_name(results: pd.DataFrame) -> str:
@@ -422,7 +480,7 @@ def draw_means(axes: Axes, results: pd.DataFrame) -> None:
     scores = judged(results)
     draw_intervals(axes, scores)
     axes.set_title(f"mean {score_name(results)} over {counted(len(scores), 'task')}")
-    clipped = ", values below 0 count as 0" if "r2" in results else ""
+    clipped = ",\nvalues below 0 count as 0" if "r2" in results else ""
     axes.set_xlabel(f"with 95 % confidence intervals{clipped}")
 
 
@@ -446,7 +504,7 @@ def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
     draw_intervals(axes, by_task(results, "coverage"))
     axes.axvline(COVERAGE, color="gray", linewidth=1)
     axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
-    axes.set_xlabel("means with 95 % confidence intervals over tasks")
+    axes.set_xlabel("means over tasks\nwith 95 % confidence intervals")
 
 
 def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
@@ -461,8 +519,8 @@ def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
     axes.set_yticks(range(1, len(others) + 1), others)
     axes.margins(y=0.2)
     axes.invert_yaxis()
-    axes.set_title(f"win rate of {first}")
-    axes.set_xlabel(f"share of tasks with the higher {score_name(results)}")
+    axes.set_title(title_with_name("win rate of", first))
+    axes.set_xlabel(f"share of tasks with\nthe higher {score_name(results)}")
 
 
 def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
@@ -474,9 +532,15 @@ def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
     axes.axhline(0, color="gray", linewidth=1)
     axes.set_xlim(0.5, len(scores) + 0.5)
     axes.set_xlabel("tasks, sorted for each method")
-    axes.set_title(f"lead of {first} in {score_name(results)}")
+    axes.set_title(title_with_name(f"lead in {score_name(results)} of", first))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
+
+
+def title_with_name(words: str, name: str) -> str:
+    """Return the title of a panel, in which a long name has its own line."""
+    # Text.set_wrap does so by itself, but reads the formula in a name such as $x even if told not to.
+    return f"{words}\n{name}" if len(name) > NAME_WIDTH // 2 else f"{words} {name}"
 
 
 def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
@@ -485,6 +549,6 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     for i, method in enumerate(table):
         axes.plot(range(len(table)), table[method], "o-", color=f"C{i}", label=method)
     labels = [f"{bucket}\n({counted(count, 'task')})" for bucket, count in tasks.items()]
-    axes.set_xticks(range(len(table)), labels, fontsize="x-small")
+    axes.set_xticks(range(len(table)), labels, fontsize="small")
     axes.margins(x=0.12)
     axes.set_title(f"mean {score_name(results)} by {quantity}")

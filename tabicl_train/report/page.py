@@ -17,6 +17,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from tabicl_train.outputs import check_output, existing_problems, input_problems
 from tabicl_train.report.figures import (
     draw_attention,
     draw_gates,
+    draw_importances,
     draw_multipliers,
     draw_optimization,
     draw_scores,
@@ -53,22 +55,25 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
     inside,
+    kinds_of_queries,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.saved_run import SavedRun, holds_run
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
+DECIMALS = 3  # of all scores; means over some dozen tasks vary by 0.01 between draws of tasks
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
+MAX_TASKS_DRAWN = 9  # whose importances are drawn; the table has all
 STAGES = "curriculum.stages."
 RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json", "entropy/entropy.csv"),
-    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
+    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv", "importances.csv"),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
     "tables_per_s": "tables/s",
     "cells_per_s": "cells/s",
-    "tflops_per_s": "TFLOP/s",
+    "tflops_per_s": "GFLOP/s",
     "data_wait": "share of time waiting for tables",
     "accept_rate": "share of draws accepted",
     "memory_gb": "memory, GB",
@@ -89,6 +94,7 @@ class RunContent:
     scaling: pd.DataFrame | None
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
+    importances: pd.DataFrame | None  # of columns, which tabicl-evaluate importances=FILE writes
     attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
     test: dict | None  # from test.json, the final test
 
@@ -142,6 +148,7 @@ def read_run(folder: Path, name: str) -> RunContent:
         scaling=read_table(saved, "scaling.csv"),
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
+        importances=read_table(saved, "importances.csv"),
         attention=read_table(saved, "entropy/entropy.csv"),
         test=saved.test,
     )
@@ -182,6 +189,7 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     attentions = tables_of(runs, "attention")
     names = [run.name for run in runs]
     return {
+        "decimals": DECIMALS,
         "overview": overview(runs),
         "starts": starts(runs),
         "settings": settings(runs),
@@ -189,7 +197,7 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "optimization": draw_optimization(metrics) if metrics else None,
         "multipliers": draw_each(draw_multipliers, scalings, names),
         "gates": draw_each(draw_gates, scalings, names),
-        "attention": draw_each(draw_attention, attentions, names),
+        "attention": draw_each(draw_kinds_of_attention, attentions, names),
         "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(metrics) if metrics else None,
         "incidents": {run.name: incidents(run) for run in runs},
@@ -199,17 +207,23 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "outside": sets_outside(validations),
         "unevaluated": [run for run in runs if run.evaluation is None],
         "real_data": real_data(runs),
+        "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
 
 
 def draw_each(
-    draw: Callable[[pd.DataFrame], Figure | None], tables: dict[str, pd.DataFrame], names: list[str]
-) -> dict[str, Figure | None]:
-    """Draw a figure of each run, by name; None for a run without a table."""
-    figures: dict[str, Figure | None] = dict.fromkeys(names)
+    draw: Callable[[pd.DataFrame], list[Figure] | None], tables: dict[str, pd.DataFrame], names: list[str]
+) -> dict[str, list[Figure] | None]:
+    """Draw the figures of each run, by name; None for a run without a table."""
+    figures: dict[str, list[Figure] | None] = dict.fromkeys(names)
     for name, table in tables.items():
         figures[name] = draw(table)
     return figures
+
+
+def draw_kinds_of_attention(measures: pd.DataFrame) -> list[Figure]:
+    """Draw a figure for each kind of queries."""
+    return [draw_attention(measures, [kind]) for kind in kinds_of_queries(measures)]
 
 
 def tables_of(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
@@ -252,6 +266,7 @@ def facts_of(run: RunContent) -> dict[str, Any]:
         facts["skipped steps"] = int(run.metrics["skipped"].iloc[-1])
     facts["incidents"] = len(run.incidents)
     if run.validation is not None:
+        facts["last validation: step"] = int(run.validation["step"].max())
         for name, means in validation_means(run.validation).items():
             facts[f"last validation: {name}"] = means.iloc[-1]
         if "is_best" in run.validation:
@@ -264,6 +279,7 @@ def facts_of(run: RunContent) -> dict[str, Any]:
         scores = judged(counting)
         score = REAL_SCORES[judged_by(run.evaluation)]
         facts[f"mean {score} on {len(scores)} real tasks"] = scores.iloc[:, 0].mean()
+        facts["weights scored on real tasks"] = scored_weights(run.evaluation)
     return facts
 
 
@@ -330,10 +346,11 @@ def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return "the defaults", flatten(dataclasses.asdict(RunConfig(model=settings_of(family)())))
 
 
-def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[Figure, pd.DataFrame]:
+def throughput(metrics: dict[str, pd.DataFrame]) -> tuple[list[Figure], pd.DataFrame]:
     """Return curves, and the medians of each run."""
     medians = pd.DataFrame({name: rows.reindex(columns=list(RATES)).median() for name, rows in metrics.items()})
-    return draw_throughput(metrics), medians.rename(RATES).T
+    medians.loc["tflops_per_s"] *= 1000  # two CPU cores have 0.01 TFLOP/s
+    return draw_throughput(metrics), medians.rename(RATES)
 
 
 def incidents(run: RunContent) -> tuple[pd.DataFrame, int] | None:
@@ -404,10 +421,24 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
         "first": first,
         "tasks": counting["data"].nunique(),
         "outside": outside,
-        "summary": add_elo(summarize(counting), counting).rename(columns=column_name),
-        "figure": draw_scores(counting),
+        "weights": weights_of_runs(evaluated),
+        "summary": summary_table(add_elo(summarize(counting), counting)),
+        "figures": draw_scores(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),
+    }
+
+
+def importances(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return figures of the first tasks, all importances as a table, the score that falls, and the weights."""
+    tasks = list(dict.fromkeys(rows["data"]))
+    table = rows[["data", "column", "importance", "deviation"]].set_index("data")
+    return {
+        "figures": [draw_importances(rows[rows["data"] == task]) for task in tasks[:MAX_TASKS_DRAWN]],
+        "tasks": len(tasks),
+        "table": table.astype({"column": str}),
+        "score": REAL_SCORES[rows["score"].iloc[0]],
+        "weights": rows["weights"].iloc[0],
     }
 
 
@@ -418,17 +449,43 @@ def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return (results if counting.empty else counting), outside
 
 
-def column_name(column: str) -> str:
-    """Return the heading of a column of `summarize`, such as lead or lead_low."""
-    for end in ("low", "high"):
-        if column.endswith(f"_{end}"):
-            name = column.removesuffix(f"_{end}")
-            if name == "win":
-                name = "win_rate"
-            heading, *_ = FORMATS[name]
-            return f"{heading}, {end}"
-    heading, *_ = FORMATS[column]
-    return heading
+def weights_of_runs(runs: list[RunContent]) -> str:
+    """Name the weights of each run that were scored on real data."""
+    named = {run.name: scored_weights(run.evaluation) for run in runs}
+    if len(runs) == 1:
+        return named[runs[0].name]
+    return "; ".join(f"{name}: {words}" for name, words in named.items())
+
+
+def scored_weights(results: pd.DataFrame) -> str:
+    """Name the weights whose scores a table holds."""
+    if "weights" not in results:  # files of earlier versions lack it
+        return "not recorded in evaluation.csv"
+    return str(results["weights"].iloc[0])  # the network comes first
+
+
+def summary_table(summary: pd.DataFrame) -> pd.DataFrame:
+    """Format what `summarize` returns: a mean and its interval are one cell."""
+    forms = {name: form for name, (_, form) in FORMATS.items() if name in summary}
+    if "roc_auc" in forms:
+        forms["roc_auc"] = f".{DECIMALS}f"  # the terminal has one more digit
+    columns = {}
+    for name, form in forms.items():
+        plain = form.removeprefix("+")
+        heading, _ = FORMATS[name]
+        stem = name.removesuffix("_rate")  # the ends of the interval of win_rate are win_low and win_high
+        ends = zip(summary.get(f"{stem}_low", summary[name]), summary.get(f"{stem}_high", summary[name]), strict=True)
+        has_interval = f"{stem}_low" in summary
+        cells = []
+        for value, (low, high) in zip(summary[name], ends, strict=True):
+            if math.isnan(value):
+                cells.append("")
+            elif has_interval and not math.isnan(low):
+                cells.append(f"{value:{form}} [{low:{plain}}, {high:{plain}}]")
+            else:
+                cells.append(f"{value:{form}}")
+        columns[heading] = cells
+    return pd.DataFrame(columns, index=summary.index)
 
 
 def merge(runs: list[RunContent]) -> pd.DataFrame:
@@ -467,24 +524,28 @@ def fill(template: Path, **variables: Any) -> str:
 def png(figure: Figure) -> str:
     """Convert a figure to a PNG file, in base64."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
+    figure.savefig(file, format="png", dpi=130)  # sharp at the 90 to 110 pixels per inch at which pages show it
     return base64.b64encode(file.getvalue()).decode()
 
 
-def html_table(frame: pd.DataFrame) -> Markup:
+def html_table(frame: pd.DataFrame, decimals: int | None = None) -> Markup:
     """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
+    # decimals: of numbers below 1000 that are not whole; None takes four digits
     has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
     style = "text" if has_text else "numbers"
     frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name has its own row
     frame = frame.astype(object).where(frame.notna(), "")
-    html = frame.to_html(formatters=[cell] * frame.shape[1], classes=style, border=0, justify="left")
+    formatters = [partial(cell, decimals=decimals)] * frame.shape[1]
+    html = frame.to_html(formatters=formatters, classes=style, border=0, justify="left")
     return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, decimals: int | None = None) -> str:
     """Format the value of a cell."""
     if isinstance(value, str):
         return value
     if isinstance(value, numbers.Integral):
         return f"{value:,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"

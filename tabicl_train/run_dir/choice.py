@@ -25,6 +25,14 @@ WORDS = {
 }
 
 
+def weights_in_words(kind: str, step: int, steps: int | None = None) -> str:
+    """Name the weights of a run whose scores are shown; steps: of the whole run, if known."""
+    if kind == TRAINED and step == steps:
+        return f"the final ones, of step {step:,}"
+    of_steps = "" if steps is None else f" of {steps:,}"
+    return f"{WORDS.get(kind, kind)}, step {step:,}{of_steps}"
+
+
 def choice_problems(weights: str | None) -> list[str]:
     """List the problem with a choice of weights."""
     return [] if weights is None else one_of("weights", weights, CHOICES)

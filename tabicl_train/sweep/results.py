@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import optuna
 import pandas as pd
 from matplotlib import pyplot
@@ -38,7 +37,10 @@ from tabicl_train.sweep.study import LADDER, RUNS, load_study
 RESULTS = "results.csv"
 PAGE = "sweep.html"
 FIGURES = "figures"  # folder of the PDF files
+FIGURE = (5.4, 3.8)  # inches; text is readable at the 400 pixels of a narrow window
+WIDE = (9.0, 5.0)  # of parallel coordinates, an axis for each parameter
 TEMPLATE = Path(__file__).with_name("sweep.html.j2")
+PARALLEL = "Parallel coordinates"
 INTERVAL = "95% interval"
 STATES = {
     TrialState.COMPLETE: "finished",
@@ -273,45 +275,51 @@ def latest(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | 
 
 def write_page(sweep: Sweep) -> None:
     """Replace the page, and its figures as PDF files in the folder `figures`."""
-    with pyplot.rc_context({"figure.figsize": (9.0, 5.0), "savefig.bbox": "tight"}):
+    with pyplot.rc_context({"savefig.bbox": "tight"}):
         drawn = figures(sweep)
-        text = fill(TEMPLATE, sweep=sweep, figures=drawn)
+        text = fill(TEMPLATE, sweep=sweep, figures=drawn, wide=PARALLEL)
         folder = sweep.folder / FIGURES
-        for title, figure in drawn.items():
+        for title, panels in drawn.items():
             folder.mkdir(exist_ok=True)
             name = title.lower().replace(" ", "_")
-            save_figure(figure, folder / f"{name}.pdf")
-            if title == TITLE:
-                save_figure(figure, folder / f"{name}.png")
+            for number, figure in enumerate(panels, start=1):
+                place = f"_{number}" if len(panels) > 1 else ""
+                save_figure(figure, folder / f"{name}{place}.pdf")
+                if title == TITLE:
+                    save_figure(figure, folder / f"{name}.png")
     write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
 
 
-def figures(sweep: Sweep) -> dict[str, Figure]:
-    """Draw the scaling law, and Optuna's figures of finished points, by title."""
+def figures(sweep: Sweep) -> dict[str, list[Figure]]:
+    """Draw the scaling law, and Optuna's figures of finished points, by title: one panel each, to stack them."""
     finished = [trial for trial, _ in sweep.ranked]
     varied = []  # parameters of which two values have finished
     for key in sweep.parameters:
         if len({str(trial.params[key]) for trial in finished}) > 1:
             varied.append(key)
 
-    plotters: dict[str, Callable] = {}  # by title
+    plotters: dict[str, list[Callable]] = {}  # by title
     if finished:
-        plotters["Optimization history"] = plots.plot_optimization_history
+        plotters["Optimization history"] = [plots.plot_optimization_history]
     if varied:
-        plotters["Slices"] = partial(plots.plot_slice, params=varied)
-        plotters["Parallel coordinates"] = partial(plots.plot_parallel_coordinate, params=varied)
+        plotters["Slices"] = [partial(plots.plot_slice, params=[key]) for key in varied]
+        plotters[PARALLEL] = [partial(plots.plot_parallel_coordinate, params=varied)]
     if len(varied) > 1:
-        plotters["Importance of the parameters"] = partial(
-            plots.plot_param_importances, params=varied, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
-        )
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        plotters["Importance of the parameters"] = [
+            partial(plots.plot_param_importances, params=varied, evaluator=evaluator)
+        ]
 
-    drawn: dict[str, Figure] = {}
+    drawn: dict[str, list[Figure]] = {}
     if sweep.ladder is not None:
-        drawn[TITLE] = sweep.ladder.draw()
-    for title, plot in plotters.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            axes = plot(sweep.study, target_name=sweep.metric)  # one, or an array of them
-        drawn[title] = np.ravel(axes)[0].figure
-        pyplot.close(drawn[title])
+        drawn[TITLE] = [sweep.ladder.draw()]
+    for title, plots_of_title in plotters.items():
+        drawn[title] = []
+        for plot in plots_of_title:
+            size = WIDE if title == PARALLEL else FIGURE
+            with warnings.catch_warnings(), pyplot.rc_context({"figure.figsize": size}):
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                figure = plot(sweep.study, target_name=sweep.metric).figure
+            drawn[title].append(figure)
+            pyplot.close(figure)
     return drawn

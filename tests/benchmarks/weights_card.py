@@ -47,7 +47,8 @@ def section(name: str, run: RunContent) -> str:
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
     validation = {} if run.validation is None else {name: run.validation}
-    draw_training({name: run.metrics}, validation).savefig(path.with_suffix(".png"), dpi=60)
+    *_, ratio = draw_training({name: run.metrics}, validation)  # the loss relative to guessing, if that was logged
+    ratio.savefig(path.with_suffix(".png"), dpi=100)
     facts = {
         "name": f"`{name}`",
         "file": f"{path.name}, {len(content) / 1e6:.2f} MB",

@@ -36,6 +36,7 @@ SECTIONS = [
     "configuration",
 ]  # fmt: skip
 STEPS = np.arange(1, 161)
+WEIGHTS = "the best by validation, step 40 of 160"
 TASKS = [f"task {i}" for i in range(5)]
 METRICS_CSV = pd.DataFrame({
     "step": STEPS, "stage": np.where(STEPS <= 80, "short", "long"), "loss": 1 - STEPS / 400,
@@ -57,6 +58,12 @@ VALIDATION_CSV = pd.DataFrame([
     )
 ])  # fmt: skip
 
+IMPORTANCES_CSV = pd.DataFrame([
+    {"data": "own", "column": column, "score": "roc_auc", "score_of_all": 0.9, "importance": 0.1234, "deviation": 0.01,
+     "weights": "the newest, step 80 of 160"}
+    for column in (7, "a <b>")
+])  # fmt: skip
+
 
 def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
     generator, rows = np.random.default_rng(0), []
@@ -67,7 +74,8 @@ def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
                 values = np.array([0.7 + more, 0.5, 0.6, 0.1]) + generator.normal(0, 0.01, 4)
                 scores = dict(zip(CLASS_METRICS, values, strict=True))
                 rows.append({"data": task, "split": split, "method": method, **sizes, **scores, "seconds": 1.0,
-                             "trained_range": "outside" if task == tasks[-1] else "inside"})  # fmt: skip
+                             "trained_range": "outside" if task == tasks[-1] else "inside",
+                             "weights": WEIGHTS if method == "this model" else "-"})  # fmt: skip
     pd.DataFrame(rows).to_csv(run_dir / "evaluation.csv", index=False)
 
 
@@ -86,6 +94,7 @@ def runs(tmp_path_factory) -> list[Path]:
         write_scores(folder, lead=0.1 * (seed + 1))
     SCALING_CSV.to_csv(folders[0] / "scaling.csv", index=False)
     VALIDATION_CSV.to_csv(folders[0] / "validation.csv", index=False)
+    IMPORTANCES_CSV.to_csv(folders[0] / "importances.csv", index=False)
     (folders[0] / "entropy").mkdir()
     attention_measures().to_csv(folders[0] / "entropy" / "entropy.csv", index=False)
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
@@ -108,7 +117,7 @@ def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS
     assert page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 9
+    assert len(page.pictures) == 25
     for picture in page.pictures:
         assert min(picture.shape[:2]) > 200
         assert picture.std() > 0.05  # it shows something
@@ -125,7 +134,8 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     assert facts["steps done"] == "160"
     assert facts["incidents"] == "2"
     late = METRICS_CSV["loss"][METRICS_CSV["step"] > 144]
-    assert float(facts["mean loss, last 10% of the steps"]) == pytest.approx(late.mean(), rel=1e-3)
+    assert facts["mean loss, last 10% of the steps"] == f"{late.mean():.3f}"  # as all scores of the page
+    assert facts["weights scored on real tasks"] == WEIGHTS and f"Weights that were scored: {WEIGHTS}." in page.text
     *_, changed, settings = page.tables
     assert ["prior.name", "dummy"] in changed
     assert "differ from experiment=smoke:" in page.text
@@ -136,19 +146,26 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     best = {name: row["best at step"] for name, row in page.table("", "best at step").items()}
     assert best == {"loss on own tables": "40", "loss on synthetic tables": "40", "ROC AUC on real data": "20"}
     assert "Warning: the mean ROC AUC on real data fell 3 times" in page.text
-    assert "After step 160: own rows: better by 0.1; synthetic tables: none." in page.text
+    assert "After step 160, by the weights of step 40: own rows: better by 0.1; synthetic tables: none." in page.text
     scores = page.table("method", "ROC AUC")
     results = pd.read_csv(runs[0] / "evaluation.csv")
     counting = results[results["trained_range"] == "inside"]
     assert page.text.index(standing(counting)) < page.text.index("Incidents\n")  # below the first picture
     expected = summarize(counting)
     assert list(scores) == ["this model", "random <forest>"]
-    assert float(scores["this model"]["ROC AUC"]) == pytest.approx(expected.loc["this model", "roc_auc"], rel=1e-3)
-    assert scores["random <forest>"]["win rate"] == "1"
+    assert scores["this model"]["ROC AUC"] == f"{expected.loc['this model', 'roc_auc']:.3f}"
+    row = expected.loc["random <forest>"]
+    assert scores["random <forest>"]["lead"] == f"{row.lead:+.3f} [{row.lead_low:.3f}, {row.lead_high:.3f}]"
+    assert scores["random <forest>"]["win rate"].startswith("1.00 [")
     assert scores["this model"]["win rate"] == ""
     by_task = page.table("data", "this model")
     assert list(by_task) == TASKS
     assert [row["trained range"] for row in by_task.values()] == ["", "", "", "", "outside"]
+    importances = page.table("data", "deviation")["own"]
+    assert (
+        importances == {"column": "a <b>", "importance": "0.123", "deviation": "0.010"}
+        and "the newest, step 80 of 160" in page.text
+    )
     assert "Means over 4 of 5 tasks" in page.text
     assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
 
@@ -176,7 +193,7 @@ def test_cells_of_tables(tmp_path):
 
 def test_several_runs_side_by_side(runs, tmp_path):
     folders = [shutil.copytree(run, tmp_path / run.name) for run in runs]
-    for name in ("scaling.csv", "validation.csv", "entropy/entropy.csv"):  # figures take time
+    for name in ("scaling.csv", "validation.csv", "importances.csv", "entropy/entropy.csv"):  # figures take time
         (folders[0] / name).unlink()
     write_report(folders, tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
@@ -184,7 +201,7 @@ def test_several_runs_side_by_side(runs, tmp_path):
     assert {name: page.table("", *names)["status"][name] for name in names} == dict.fromkeys(names, "finished")
     assert ["seed", "0", "1"] in page.tables[-2]
     assert list(page.table("method", "ROC AUC")) == [*names, "random <forest>"]
-    assert len(page.pictures) == 5  # of training, throughput and real data, for both
+    assert len(page.pictures) == 14  # of training, throughput and real data, for both
 
 
 def test_the_page_of_a_run_is_replaced_and_other_files_only_if_asked_to(runs, tmp_path):
@@ -246,7 +263,7 @@ def test_several_runs_are_compared_inside_the_range_of_all(runs, tmp_path):
     inside = summarize(results[results["data"] != "task 0"])
     assert float(page.table("method", "ROC AUC")["a"]["ROC AUC"]) == pytest.approx(inside["roc_auc"]["a"], rel=1e-3)
     assert "Outside the trained range of a run, and in no mean: wine." in page.text
-    assert page.table("", "a", "b")["last validation: ROC AUC on real data"] == {"a": "0.4", "b": "0.4"}  # of iris
+    assert page.table("", "a", "b")["last validation: ROC AUC on real data"] == {"a": "0.400", "b": "0.400"}  # of iris
     assert validation_means(VALIDATION_CSV)["ROC AUC on real data"].iloc[-1] == pytest.approx(0.45)  # of both
 
 
@@ -262,14 +279,15 @@ def test_scores_of_regression(runs, tmp_path):
     write_report([tmp_path], tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
     scores = page.table("method", "R2")
-    assert scores["this model"]["R2"] == "0.5"
-    assert scores["marginal quantiles"]["R2"] == "0"
-    assert scores["this model"]["below marginal"] == scores["marginal quantiles"]["win rate"] == "1"
-    assert scores["marginal quantiles"]["RMSE to the best"] == "2"
+    assert scores["this model"]["R2"] == "0.500"
+    assert scores["marginal quantiles"]["R2"] == "0.000"
+    assert scores["this model"]["below marginal"] == "1.00"
+    assert scores["marginal quantiles"]["win rate"].startswith("1.00 [")
+    assert scores["marginal quantiles"]["RMSE to the best"] == "2.000"
     assert list(page.table("data", "this model")) == ["houses", "cars"]
     assert "An R2 below 0 counts as 0" in page.text
     assert "mean R2 on 2 real tasks" in str(page.tables[0])
-    assert "ROC AUC" not in page.source and len(page.pictures) == 2
+    assert "ROC AUC" not in page.source and len(page.pictures) == 7
 
 
 @pytest.mark.parametrize("kept", ["config.yaml", "metrics.csv"])
@@ -294,7 +312,7 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
     run_dir = tmp_path / "run"
-    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv"))
+    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv", "importances.csv"))
     for name, kept in (("metrics.csv", ["step", "skipped"]), ("scaling.csv", ["step", "n_smallest", "n_largest"])):
         table = pd.read_csv(run_dir / name)
         numbers = [column for column in table.select_dtypes("number") if column not in kept]
@@ -360,8 +378,7 @@ def test_the_model_stands_out_among_the_bars(runs):
 
 def test_the_loss_is_also_shown_relative_to_guessing():
     """Ratios of sums: the noise of few and many classes cancels, and validations have the same scale."""
-    figure = draw_training({"a": METRICS_CSV}, {"a": VALIDATION_CSV})
-    (axes,) = [axes for axes in figure.axes if "guessing" in axes.get_title()]
+    (axes,) = draw_training({"a": METRICS_CSV}, {"a": VALIDATION_CSV})[1].axes
     every, smooth, points, one = axes.get_lines()
     assert np.allclose(every.get_ydata(), 1 - STEPS / 400)
     assert list(smooth.get_xdata()) == list(STEPS)
@@ -374,7 +391,7 @@ def test_own_synthetic_and_public_tables_are_told_apart():
     assert {name: values[20] for name, values in validation_means(VALIDATION_CSV).items()} == {
         "loss on own tables": 0.5, "loss on synthetic tables": 0.5, "ROC AUC on real data": pytest.approx(0.65)
     }  # fmt: skip
-    panels = draw_validation({"run": VALIDATION_CSV}).axes
+    panels = [figure.axes[0] for figure in draw_validation({"run": VALIDATION_CSV})]
     assert [axes.get_title() for axes in panels] == [
         "loss on own validation tables", "loss on synthetic validation tables", "ROC AUC on real data"
     ]  # fmt: skip
@@ -395,7 +412,7 @@ def test_probes_inside_the_trained_range_are_a_curve_of_their_own_beside_what_is
     means = validation_means(validation)
     assert means["ROC AUC on probes"].tolist() == pytest.approx([0.5, 0.7])
     assert means["ROC AUC on real data"].tolist() == pytest.approx([0.65, 0.45])
-    axes = draw_validation({"run": validation}).axes[-1]
+    axes = draw_validation({"run": validation})[-1].axes[0]
     assert axes.get_title() == "ROC AUC on probes"
     means, possible = (line.get_ydata().tolist() for line in axes.lines)
     assert means == pytest.approx([0.5, 0.7])
@@ -403,7 +420,7 @@ def test_probes_inside_the_trained_range_are_a_curve_of_their_own_beside_what_is
 
 
 def test_multipliers_are_lines_from_the_smallest_to_the_largest_n():
-    panels = [axes for axes in draw_multipliers(SCALING_CSV).axes if axes.get_title()]
+    panels = [figure.axes[0] for figure in draw_multipliers(SCALING_CSV)]
     assert [axes.get_title() for axes in panels] == ["column.0", "icl.0"]
     for axes in panels:
         lines, points = axes.collections
@@ -435,15 +452,15 @@ def test_attention_is_a_line_per_layer_and_a_band_over_heads():
 
 
 def test_gates_are_drawn_where_a_layer_has_one():
-    means, deviations = draw_gates(SCALING_CSV).axes
+    means, deviations = [figure.axes[0] for figure in draw_gates(SCALING_CSV)]
     assert [line.get_ydata()[9] for line in means.get_lines()] == [1.0, 1.0]
     assert [line.get_xydata()[9].tolist() for line in deviations.get_lines()] == [[10, 1.0]] * 2
     assert draw_gates(SCALING_CSV.assign(gate_mean=None)) is None
     without = SCALING_CSV.assign(gate_mean=SCALING_CSV["gate_mean"].where(SCALING_CSV["layer"] == "icl.0"))
-    assert len(draw_gates(without).axes[0].get_lines()) == 1
+    assert len(draw_gates(without)[0].axes[0].get_lines()) == 1
 
 
-LOOK = """<script>document.title = JSON.stringify({
+LOOK = """<script>document.querySelectorAll("details").forEach(d => d.open = true); document.title = JSON.stringify({
     pictures: Array.from(document.images, i => i.complete && i.naturalWidth > 0 && i.clientWidth > 200),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth})</script></body>"""
 
@@ -456,5 +473,5 @@ def test_a_browser_displays_it(written, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse("--window-size=500,900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 9
+    assert seen["pictures"] == [True] * 25
     assert seen["overflow"] <= 0

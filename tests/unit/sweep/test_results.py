@@ -144,7 +144,8 @@ def test_results_csv_has_a_row_for_each_run(sweep):
 def test_the_page_needs_no_network_and_has_the_tables_and_figures(sweep, tmp_path):
     write_page(sweep)
     page = Page(sweep.folder / "sweep.html")
-    assert "rates & widths" in page.text and len(page.pictures) == 4
+    assert "rates & widths" in page.text
+    assert len(page.pictures) == 5  # two of them slices
     assert page.table("rank", "learning_rate")["1"]["embed_dim"] == "32"
     assert len(page.table("run", "status")) == 18
     assert {row["reason"] for row in page.table("trial").values()} == {"it <diverged>"}
