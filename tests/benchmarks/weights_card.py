@@ -45,8 +45,8 @@ def section(name: str, run: RunContent) -> str:
     """Describe one file, and draw the loss of its run beside it."""
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
-    validation = {} if run.validation is None else {name: run.validation}
-    draw_training({name: run.metrics}, validation).savefig(path.with_suffix(".png"), dpi=60)
+    validations = {} if run.validation is None else {name: run.validation}
+    draw_training({name: run.metrics}, validations).savefig(path.with_suffix(".png"), dpi=60)
     facts = {
         "name": f"`{name}`",
         "file": f"{path.name}, {len(content) / 1e6:.2f} MB",
