@@ -58,5 +58,5 @@ def evaluation_on_card(origin: dict[str, Any]) -> str:
             card = (FOLDER / "README.md").read_text(encoding="utf-8")
             about_it = card.partition(f"\n## {path.stem}\n")[2]
             scores = about_it.partition("\n### Evaluation\n")[2].partition("\n### ")[0]
-            return f"## Evaluation\n{scores.rstrip()}"
+            return f"## Evaluation\n{scores.rstrip()}" if scores else ""
     return ""

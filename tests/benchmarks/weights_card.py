@@ -60,7 +60,7 @@ def section(name: str, run: RunContent) -> str:
         effort(pretrained.origin, run),
         f"![Loss]({name}.png)",
         data(pretrained.origin),
-        validation(pretrained),
+        *([validation(pretrained)] if pretrained.origin["validation"] else []),
         evaluation(run.evaluation),
         f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
     ]
