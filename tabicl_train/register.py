@@ -236,7 +236,7 @@ class Experiment:
     trains : bool
         Whether it trains networks in a sweep, which needs the packages of sweeps.
     packages : tuple of str
-        Other packages that it needs beyond those of the project; a missing one is told before it starts.
+        Other packages that it needs beyond those of the project; a missing one is reported before it starts.
     """
 
     entry: Any
