@@ -23,7 +23,8 @@ from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, table, training, validation
+from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, table, training
+from tabicl_train.prediction.hub_format import validation as validation_section
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
 from tabicl_train.report.page import effort as effort_of_run
@@ -45,8 +46,8 @@ def section(name: str, run: RunContent) -> str:
     """Describe one file, and draw the loss of its run beside it."""
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
-    validations = {} if run.validation is None else {name: run.validation}
-    draw_training({name: run.metrics}, validations).savefig(path.with_suffix(".png"), dpi=60)
+    validation = {} if run.validation is None else {name: run.validation}
+    draw_training({name: run.metrics}, validation).savefig(path.with_suffix(".png"), dpi=60)
     facts = {
         "name": f"`{name}`",
         "file": f"{path.name}, {len(content) / 1e6:.2f} MB",
@@ -60,7 +61,7 @@ def section(name: str, run: RunContent) -> str:
         effort(pretrained.origin, run),
         f"![Loss]({name}.png)",
         data(pretrained.origin),
-        *([validation(pretrained)] if pretrained.origin["validation"] else []),
+        *([validation_section(pretrained)] if pretrained.origin["validation"] else []),
         evaluation(run.evaluation),
         f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
     ]
