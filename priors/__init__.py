@@ -130,14 +130,14 @@ def build_prior(name: str, **options) -> Prior:
     Parameters
     ----------
     name : str
-        One of `prior_names`.
+        Name of a registered prior, such as "graph_scm".
     **options
-        Those of its options that differ from their defaults.
+        Options of the prior; the others have their defaults.
 
     Raises
     ------
     PriorError
-        With all problems of the options.
+        If there is no such prior, or with all problems of the options.
     """
     cls = prior_class(name)
     refuse_unknown(f"prior {name}", cls, options)

@@ -22,7 +22,7 @@ Source: TypeAlias = tuple[str, str]  # name of the prior in a mixture or alone, 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What is asked of a prior.
+    """A request to a prior: sizes, classes and split of the table to draw.
 
     Attributes
     ----------

@@ -38,14 +38,14 @@ __all__ = [
 
 
 class Registry(Mapping[str, Any]):
-    """The things of one kind, by name.
+    """Mapping from names to the entries of one kind, such as all priors or all networks.
 
     Parameters
     ----------
     kind : str
-        What messages call them, such as "scaling rule".
+        Name of the kind in messages, such as "scaling rule".
     home : str
-        The module that registers those of this package, imported on first use.
+        Module that registers the entries of this package, imported on first use.
     record : str, optional
         "module:name" of a class that is called with each entry and the facts about it; by default there are no facts.
     """
@@ -63,11 +63,11 @@ class Registry(Mapping[str, Any]):
         Parameters
         ----------
         name : str
-            What configurations and commands call it.
+            Name in configurations and commands.
         entry : object, optional
             The class or function, or "module:name", which is imported on first use.
         **facts
-            What is known of it, see the page Extend.
+            Further parameters of the record of this kind, such as `settings` of a network.
 
         Returns
         -------
@@ -77,7 +77,7 @@ class Registry(Mapping[str, Any]):
         Raises
         ------
         ConfigError
-            If something else has the name.
+            If another entry has the name.
         """
         # The module that calls, since the entry may be of another one: register.optimizer("sgd", torch.optim.SGD).
         module = sys._getframe(1).f_globals.get("__name__", "__main__")
@@ -236,7 +236,7 @@ class Experiment:
     trains : bool
         Whether it trains networks in a sweep, which needs the packages of sweeps.
     packages : tuple of str
-        Other packages that it needs beyond those of the project; a missing one is told before it starts.
+        Other packages that it needs beyond those of the project; a missing one is reported before it starts.
     """
 
     entry: Any

@@ -176,8 +176,8 @@ class RunFolder:
                 cause = f"Diverged: {failure}"
                 self.status.write(status="failed", step=start.steps, saved=start.steps, cause=cause)
             raise Diverged(failure)
-        ended = f"; {start.ended}" if start.ended else ""
-        info(f"{self.path}: finished already, {start.steps} steps are done{ended}")
+        remark = start.ended or "to train further, add a stage or steps"
+        info(f"{self.path}: finished already, {start.steps} steps are done; {remark}")
         if self.is_writer:
             self.status.finish_earlier(start.steps)
             self._print_end()

@@ -60,7 +60,7 @@ def holds_run(folder: Path) -> bool:
 
 
 class SavedRun:
-    """The run in a folder; see `open_run`.
+    """A run, read from its run directory; see `open_run`.
 
     Rows of steps that the run has repeated later, after a kill or a rewind, do not appear in its tables. A table that
     the run does not have is empty.
@@ -82,7 +82,7 @@ class SavedRun:
 
     @property
     def settings(self) -> dict[str, Any] | None:
-        """What config.yaml holds, in plain values and whatever is installed; None if the file is missing."""
+        """The content of config.yaml in plain values, readable without plug-ins; None if the file is missing."""
         return self.records.config()
 
     @cached_property

@@ -42,6 +42,7 @@ exclude_patterns = [".*", "build", "dist", "runs", "outputs", "wandb", "**/__pyc
 highlight_language = "none"  # most blocks mix commands, output and comments
 
 # Markdown
+myst_disable_syntax = ["myst_line_comment"]  # a line that begins with % is text, as on GitHub
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # anchors as on GitHub
 nb_execution_mode = "off"  # tests/runs/test_docs.py executes the notebook; its figures are stored in it

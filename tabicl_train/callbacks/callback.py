@@ -160,22 +160,22 @@ class Callback:
     context: RunContext
 
     def start(self, state: TrainState) -> None:
-        """Do something before the first step of this start of the run; `state.step` steps are done."""
+        """Run before the first step of this start of the run; `state.step` steps are done."""
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
-        """Do something before a step, with this rank's tables."""
+        """Run before each step; `item` has this rank's tables."""
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Do something after a step; `state.step` counts it, and `state.module` has its loss and gradient norm."""
+        """Run after each step; `state.step` counts it, and `state.module` has its loss and gradient norm."""
 
     def reason_to_end(self, state: TrainState) -> Reason | None:
         """Return why the run ends before the next step, or None; equal on all ranks."""
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """Do something after the last step of this start of the run; another reason that is returned replaces it."""
+        """Run after the last step of this start of the run; a reason that is returned replaces `reason`."""
 
     def on_exception(self, state: TrainState, error: BaseException) -> None:
-        """Do something when training fails."""
+        """Run when training fails."""
 
 
 class Callbacks:

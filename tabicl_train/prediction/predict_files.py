@@ -68,7 +68,8 @@ def predict_files(options: PredictOptions) -> None:
         targets, names = classes_of(y, options)
         what = counted(len(names), "class")
     columns = counted(X.shape[1], "column")
-    info(f"predict   {options.target!r} ({what}) of {len(test):,} rows from {len(X):,} labeled ones with {columns}")
+    asked = "1 row" if len(test) == 1 else f"{len(test):,} rows"
+    info(f"predict   {options.target!r} ({what}) of {asked} from {len(X):,} labeled ones with {columns}")
 
     # Predictions, a part of the rows at a time; warnings are printed once, below the progress bar.
     parts = []

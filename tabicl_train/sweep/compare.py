@@ -47,6 +47,8 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
         raise ConfigError(["there is nothing to compare; name two or more, such as: tabicl-compare mini runs/mine"])
     is_sweep = [Path(word, STUDY).exists() for word in words]
     is_one_sweep = len(words) == 1 and is_sweep[0]
+    if len(words) == 1 and not (is_one_sweep or is_csv(words[0]) or is_baseline(words[0])):  # before it is scored
+        raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
     if options.output is None:
         options.output = words[0] if is_one_sweep else OUTPUT
     make_folder("output", Path(options.output))

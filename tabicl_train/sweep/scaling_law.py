@@ -141,7 +141,7 @@ def variables_of(law: Law, middle_N: float, middle_D: float) -> list[float]:
 
 
 class ScalingFit:
-    """The law of some runs, with the laws of bootstrap samples of them, from which all intervals are.
+    """A scaling law fitted to runs, with laws of bootstrap samples, which give all intervals.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class ScalingFit:
     law : Law
         The law of all points.
     laws : list of Law
-        Those of the samples.
+        The laws of the bootstrap samples.
     """
 
     def __init__(self, points: pd.DataFrame, draws: int = DRAWS, seed: int = 0) -> None:

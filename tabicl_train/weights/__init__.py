@@ -45,3 +45,18 @@ def architecture(path: Path) -> dict[str, Any]:
     with safe_open(path, "np") as file:
         config = from_public(json.loads(file.metadata()["config"]))
     return {name: getattr(config, name) for name in NAMES if name != "dropout"}
+
+
+def evaluation_on_card(origin: dict[str, Any]) -> str:
+    """Return the section of the card with the scores of the file of this origin; "" if none is of this origin."""
+    from safetensors import safe_open
+
+    for path in sorted(FOLDER.glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            stored = json.loads(file.metadata()["origin"])
+        if all(stored[key] == origin.get(key) for key in ("run", "commit", "command", "step", "weights")):
+            card = (FOLDER / "README.md").read_text(encoding="utf-8")
+            about_it = card.partition(f"\n## {path.stem}\n")[2]
+            scores = about_it.partition("\n### Evaluation\n")[2].partition("\n### ")[0]
+            return f"## Evaluation\n{scores.rstrip()}" if scores else ""
+    return ""

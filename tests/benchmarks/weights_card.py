@@ -13,7 +13,6 @@ Later evaluations, when defaults of estimators change and the run is gone, repla
     python tests/benchmarks/weights_card.py NAME=EVALUATION.csv [NAME=EVALUATION.csv]
 """
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, THIS_MODEL, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, scores, table, training
+from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, table, training
+from tabicl_train.prediction.hub_format import validation as validation_section
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
 from tabicl_train.report.page import effort as effort_of_run
@@ -55,7 +55,6 @@ def section(name: str, run: RunContent) -> str:
         "SHA-256": f"`{checksum(content)}`",
         "license": "BSD-3-Clause",
     }
-    own = dataclasses.replace(pretrained, origin=pretrained.origin | {"evaluation": []})  # those of the file follow
     parts = [
         introduction(pretrained),
         table(["", ""], facts.items()),
@@ -63,7 +62,7 @@ def section(name: str, run: RunContent) -> str:
         effort(pretrained.origin, run),
         f"![Loss]({name}.png)",
         data(pretrained.origin),
-        *scores(own),
+        *([validation_section(pretrained)] if pretrained.origin["validation"] else []),
         evaluation(run.evaluation),
         f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
     ]

@@ -12,8 +12,8 @@ BUILD = "from hatchling.build import build_wheel; import sys; build_wheel(sys.ar
 
 
 def unpack_wheel(folder: Path) -> Path:
-    """Build a wheel in a folder, and return where it is unpacked; skips the test without hatchling."""
-    pytest.importorskip("hatchling")
+    """Build a wheel in a folder, and return where it is unpacked; skips the test without what builds it."""
+    pytest.importorskip("hatch_fancy_pypi_readme")
     subprocess.run([sys.executable, "-c", BUILD, folder], cwd=ROOT, check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

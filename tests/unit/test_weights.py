@@ -51,6 +51,7 @@ def test_files_are_small_and_public_and_the_card_is_of_them(path):
     assert path.stat().st_size < 4e6
     assert pretrained.trained_range is not None
     assert checksum(path.read_bytes()) in (weights.FOLDER / "README.md").read_text()
+    assert " real tasks: " in weights.evaluation_on_card(pretrained.origin)
 
 
 @pytest.mark.parametrize("experiment", ["demo", "demo_regression"])

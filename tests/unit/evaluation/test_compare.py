@@ -215,6 +215,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for words, message in (
         ([], "nothing to compare"),
+        (["mini"], "mini is one arm; name another one"),
         (["one.csv", "other.csv"], "other.csv has no column data, split, method"),
         (["one.csv", "one.csv:lasso"], "has no scores of 'lasso'; its methods are this model, random forest"),
         (["one.csv", "numbers.csv"], "predicts classes and numbers numbers"),

@@ -290,6 +290,8 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
         "| inside | ridge regression | 1 | 0.5000 |  |  |",
     ):
         assert line in card.content, line
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("r2", 0.2, "2 real tasks")
     assert "lassifi" not in card.content.replace("tabular-classification", "")
 
 
