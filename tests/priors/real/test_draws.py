@@ -92,10 +92,10 @@ def test_constant_labeled_rows_are_rejected():
     rows = rows_of("numbers")
     rows.y = np.where(np.arange(120) < 60, 1.0, rows.y)
     with pytest.raises(Rejected, match="target"):
-        rows.table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
+        rows.make_table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
     rows.y = np.append(np.arange(119.0), 1e300)
     with pytest.raises(Rejected, match="target"):
-        rows.table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
+        rows.make_table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
 
 
 def test_copies_of_a_row_stay_together_and_rows_stay_where_they_were():
