@@ -55,7 +55,7 @@ def test_query_rows_change_nothing_about_labeled_ones(kind):
     other.X.loc[40:, "group"] = "unseen"
     other.y = np.where(np.arange(120) < 40, rows.y, 0)
     tables = [
-        each.table(np.arange(40), np.arange(40, 120), np.random.default_rng(seed))
+        each.make_table(np.arange(40), np.arange(40, 120), np.random.default_rng(seed))
         for seed in range(4)
         for each in (rows, other)
     ]
