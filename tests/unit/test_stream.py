@@ -110,7 +110,7 @@ def test_a_stop_signal_is_obeyed_while_a_worker_draws():
     with Loader(stream_of(act), StreamConfig(num_workers=1)) as loader:
         loader.start(0, stop)
         assert loader.next().step == 0
-        threading.Thread(target=lambda: begun.wait(60) and setattr(stop, "first", 0.0)).start()
+        threading.Thread(target=lambda: begun.wait(60) and setattr(stop, "signaled_at", 0.0)).start()
         assert loader.next() is None
 
 

@@ -137,7 +137,7 @@ def test_validation_and_test_rows_and_their_copies_are_never_trained_on(monkeypa
     X, y = rule(60)
     X, y = np.concatenate([X, X[:20]]), np.concatenate([y, y[:20]])
     drawn, scored = [], []
-    table, losses = Rows.table, module.Judge.losses
+    table, losses = Rows.make_table, module.Judge.losses
 
     def draw(self, labeled, queries, *rest):
         assert not set(labeled) & set(queries)
@@ -149,7 +149,7 @@ def test_validation_and_test_rows_and_their_copies_are_never_trained_on(monkeypa
         drawn.extend(np.flatnonzero((X[:, None] == self.estimator.X_).all(2).any(1)))  # its context
         return losses(self, rows)
 
-    monkeypatch.setattr(Rows, "table", draw)
+    monkeypatch.setattr(Rows, "make_table", draw)
     monkeypatch.setattr(module.Judge, "losses", judge)
     tuned(X, y, test_fraction=0.2, max_steps=5)
     trained, apart = {tuple(X[i]) for i in drawn}, {tuple(X[i]) for i in scored}

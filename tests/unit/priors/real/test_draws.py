@@ -48,7 +48,7 @@ def test_a_draw_is_the_table_as_an_estimator_sees_it(kind):
     assert methods == {"none", "power"}
     assert shifts == ({0, 1} if kind == "classes" else {0})
     rows.norm_methods = ["quantile"]
-    table = rows.table(drawn[:40], drawn[40:], np.random.default_rng(0))
+    table = rows.make_table(drawn[:40], drawn[40:], np.random.default_rng(0))
     assert table.plan.member.norm_method == "quantile"
     assert table.X.shape == (50, 5)
 
@@ -61,7 +61,7 @@ def test_query_rows_change_nothing_about_labeled_ones(kind):
     other.X.loc[40:, "group"] = "unseen"
     other.y = np.where(np.arange(120) < 40, rows.y, 0)
     tables = [
-        each.table(np.arange(40), np.arange(40, 120), np.random.default_rng(seed))
+        each.make_table(np.arange(40), np.arange(40, 120), np.random.default_rng(seed))
         for seed in range(4)
         for each in (rows, other)
     ]
@@ -102,10 +102,10 @@ def test_constant_labeled_rows_are_rejected():
     rows = rows_of("numbers")
     rows.y = np.where(np.arange(120) < 60, 1.0, rows.y)
     with pytest.raises(Rejected, match="target"):
-        rows.table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
+        rows.make_table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
     rows.y = np.append(np.arange(119.0), 1e300)
     with pytest.raises(Rejected, match="target"):
-        rows.table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
+        rows.make_table(np.arange(60), np.arange(60, 120), np.random.default_rng(0))
 
 
 def test_copies_of_a_row_stay_together_and_rows_stay_where_they_were():
