@@ -95,8 +95,10 @@ def test_a_numeric_target_is_clamped_and_standardized(kind, num_rows, seed):
     values = np.array(raw.tolist())
     expected = np.array(standardized((values - values.mean()) / values.std(ddof=1)))  # bounds do not depend on scale
     expected = (expected - expected.mean()) / expected.std(ddof=1)
-    # A column of one outlier among equal values is clamped to 4e-6 beside them, of which float32 keeps five digits.
-    np.testing.assert_allclose(table.y, expected, atol=1e-3 if kind == "rare" else 2e-5)
+    # A column of one outlier among equal values is clamped to 4e-6 beside them, of which float32 keeps five digits. A
+    # heavy tail can be such an outlier: 4e-4 was seen with 18 rows.
+    has_outlier = kind in ("rare", "heavy")
+    np.testing.assert_allclose(table.y, expected, atol=1e-3 if has_outlier else 2e-5)
     y = table.y.double()
     assert abs(y.mean()) < 1e-5 and y.std() == pytest.approx(1, abs=1e-5)
 
