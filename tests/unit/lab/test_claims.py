@@ -20,20 +20,30 @@ PAGE = Path(__file__).parents[3] / "tabicl_train/lab/README.md"
 VERDICTS = ("reproduced", "contradicted", "not decided", "out of scope")
 
 
-def claims() -> list[list[str]]:
-    """The cells of each row of the tables of claims: claim, source, repeat, figure, verdict."""
+def rows_with(columns: int) -> list[list[str]]:
+    """The cells of each row of the tables of claims, or of the table before them, which has three columns."""
     section = PAGE.read_text().partition("## Claims of the sources")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "claim"]
+    assert {len(row) for row in rows} == {3, 4}
+    found = [[cell.strip() for cell in row] for row in rows if len(row) == columns]
+    return found[1:] if columns == 3 else [row for row in found if row[0] != "claim"]
 
 
-def test_each_claim_has_a_verdict_with_a_figure_or_a_reason_and_a_command_that_exists():
-    found = claims()
+def test_each_claim_has_a_verdict_with_a_figure_and_its_commit_or_a_reason_and_a_command_that_exists():
+    measured = set()
+    for command, seeds, at in rows_with(columns=3):
+        measured.add(re.match(r"`(\w+)", command)[1])
+        assert re.search(r"\d", seeds), command
+        assert re.match(r"\d{4}-\d\d-\d\d, [0-9a-f]{8}\b", at), command
+    assert measured <= set(register.experiment)
+    found = rows_with(columns=4)
     assert len(found) > 40
-    for claim, source, repeat, figure, verdict in found:
+    for claim, verdict, figure, repeat in found:
         assert verdict.startswith(VERDICTS), claim
-        assert figure or ":" in verdict, claim
-        assert re.fullmatch(r"\d{4}\.\d{5}|", source), claim
+        needs_reason = not figure or "not decided" in verdict or verdict.startswith("out of scope")
+        assert ":" in verdict or not needs_reason, claim
+        if figure and "closed form" not in figure:
+            assert set(re.findall(r"tabicl-lab (\w+)", repeat)) <= measured, claim
         for name in re.findall(r"tabicl-lab (\w+)", f"{repeat} {verdict}"):
             assert name in register.experiment, claim
         for path in re.findall(r"tests/\S+\.py", repeat):
