@@ -215,8 +215,13 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
                 problems.append(f"{text}: a seed must be a whole number in 0..{LARGEST_SEED}")
                 seeds = [0]
         elif key in axes and axes[key].has_labels:
-            why = "a name for settings that change together; leave it out, or edit the file"
-            problems.append(f"{text}: {key} is {why}")
+            labels = axis.choices if axis is not None else [override.value()]
+            unknown = [str(label) for label in labels if label not in axes[key].choices]
+            if unknown:
+                known = ", ".join(axes[key].choices)
+                problems.append(f"{text}: {', '.join(unknown)} is none of the labels of {key}, which are {known}")
+            else:
+                axes[key] = axes[key].only(labels)
         elif axis is not None:
             axes[key] = axis
         else:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.trial import Trial, TrialState
+from tqdm import tqdm
 
-from tabicl_train.console import first_line, info
+from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.processes import Stop, start_command, watch_signals
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import make_folder
@@ -38,6 +39,7 @@ class ActiveRun:
     arguments: list[str]
     job: jobs.Job | None = None  # while it runs, as the slot
     slot: str | None = None
+    began: float = 0.0  # when the job did, in this call
     was_killed: bool = False  # once before, and was started again
     value: float | None = None  # the metric once it has ended, nan if it has failed
     reason: str = ""  # why it has failed
@@ -75,6 +77,7 @@ class Controller:
         self.at_once = len(self.free)
         self.prunes = plan.sweep.pruner != "none"
         self.active: list[ActiveTrial] = []
+        self.seconds: list[float] = []  # of the runs that have ended in this call
         self.stopping = False  # whether the runs have been told to stop
         self.page_written = -math.inf  # when, for the last time
 
@@ -124,6 +127,7 @@ class Controller:
         """Count a run as running; it takes the first free slot, but one that was adopted may find none."""
         run.job = job
         run.slot = self.free.pop(0) if self.free else None
+        run.began = time.monotonic()
 
     def next_run(self) -> tuple[ActiveTrial, ActiveRun] | None:
         """Return a run that can start, perhaps of a new trial; with a pruner, a trial begins with its first seed."""
@@ -177,7 +181,7 @@ class Controller:
                 run.reason = f"{self.metric} is {value}"
             else:
                 run.value = value
-                info(f"finished  {run.folder.name}: {self.metric} {value:.4f}")
+                info(f"finished  {run.folder.name}: {self.metric} {value:.4f}{self.progress(run)}")
         elif status["status"] == "killed" and not (was_asked or error or run.was_killed):
             run.was_killed = True
             info(f"killed    {run.folder.name}: it is continued once")
@@ -186,6 +190,20 @@ class Controller:
             run.reason = error or status.get("cause") or "it was killed"
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
+
+    def progress(self, run: ActiveRun) -> str:
+        """Say how many runs are left after one that has finished, and for about how long at the pace of this call."""
+        left = 0
+        for active in self.active:
+            left += sum(other.value is None for other in active.runs)
+        # Those of the trials that have not begun
+        left += (self.plan.total - len(self.study.get_trials(deepcopy=False))) * len(self.plan.sweep.seeds)
+        if run.began:
+            self.seconds.append(time.monotonic() - run.began)
+        if not left or not self.seconds:
+            return ""
+        time_left = statistics.fmean(self.seconds) * left / self.at_once
+        return f"; {counted(left, 'run')} left, about {tqdm.format_interval(time_left)}"
 
     def prune(self, active: ActiveTrial) -> None:
         """Stop a trial that is worse than others by the validations of its first seed so far."""

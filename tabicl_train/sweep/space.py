@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
@@ -36,6 +37,12 @@ class Axis:
         if isinstance(self.distribution, CategoricalDistribution):
             return list(self.distribution.choices)
         return [self.distribution.low, self.distribution.high]
+
+    def only(self, labels: list[Any]) -> Axis:
+        """Return the axis with some of its choices, in its own order."""
+        kept = [label for label in self.choices if label in labels]
+        settings = [self.overrides(label) for label in kept]
+        return dataclasses.replace(self, distribution=CategoricalDistribution(kept), settings=settings)
 
     def overrides(self, value: Any) -> list[str]:
         """Return the settings of tabicl-train for a value."""

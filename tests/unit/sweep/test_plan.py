@@ -81,6 +81,16 @@ def test_settings_of_the_command_line_win_and_replace_axes(own_sweep):
     assert make_plan(["sweep=own", "optimizer.momentum=0.1,0.2,0.3"], *files).total == 6
 
 
+def test_labels_of_a_sweep_can_be_chosen(own_sweep):
+    labels = "{one: [optimizer=muon], no two: [optimizer=adamw], three: [optimizer=muon_all]}"
+    files = own_sweep(f"settings: [experiment=smoke]\nspace: {{way: {labels}}}\n")
+    plan, configs = grid_of("sweep=own", 'way="no two",one', files=files)
+    assert plan.points == [{"way": "one"}, {"way": "no two"}]  # in the order of the file
+    assert [config.optimizer.name for config in configs] == ["muon", "adamw"]
+    with pytest.raises(ConfigError, match="four is none of the labels of way, which are one, no two, three"):
+        make_plan(["sweep=own", "way=four"], *files)
+
+
 def test_a_new_stage_and_its_values_can_vary():
     plan, configs = grid_of("experiment=smoke", "+curriculum.stages.long.steps=5,6")
     assert [config.curriculum.stages["long"].steps for config in configs] == [5, 6]
