@@ -77,7 +77,8 @@ class Folder:
         code = f"tabicl-train {version['tabicl-train']}"
         commit = git("rev-parse", "--short", "HEAD")
         if commit:
-            code += f" (commit {commit})"
+            changed = git("status", "--porcelain", "--", ".", ":/configs", ":/priors")
+            code += f" (commit {commit}{', with changes that are not committed' if changed else ''})"
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:], *plugins.arguments(hashes=False)])
         settings = pd.DataFrame({"setting": self.options.keys(), "value": map(str, self.options.values())})
         paragraphs = [

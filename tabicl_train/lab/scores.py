@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KEYS = ["input_sigma", "sigma", "deviant"]
+RULES = ("softmax", "SSA", "CosFormer", "SA-Softmax", "no attention")  # labels of the sweep
 # 8 times the bound of 13 that networks of `linear` had lets outputs of 100 be, twice the largest values at sigma 10.
 RAISED = 8
 VARIATIONS = {
@@ -33,8 +34,9 @@ VARIATIONS = {
 }
 TESTS = {  # standard deviation of the points, of the coefficients, and factor of the first point
     "points, sigma 0.3": (0.3, 1, 1),
-    "as in training": (1, 1, 1),
+    "all of sigma 1": (1, 1, 1),  # as in training, but for points of sigma 10
     "points, sigma 5": (5, 1, 1),
+    "points, sigma 10": (10, 1, 1),
     "coefficients, sigma 5": (1, 5, 1),
     "first point times 10": (1, 1, 10),
     "first point times 100": (1, 1, 100),
@@ -52,14 +54,18 @@ help with deviant points and be worse near zero.
 
 @dataclass
 class Options(sequences.SequenceOptions):
-    """tabicl-lab scores folder=DIR [variations=[raised bound]] [steps=12000]
+    """tabicl-lab scores folder=DIR [variations=[raised bound]] [rules=[softmax,SSA]] [steps=12000]
 
-    Trains small transformers with five scoring functions on linear functions, in three variations. With all of them it
-    takes 22 hours on a core; when it is stopped, the same command continues it.
+    Trains small transformers with five scoring functions on linear functions, in three variations. A network takes half
+    an hour on a core, and there are three for each rule and variation, so all of them take 22 hours. When it is
+    stopped, the same command continues it; further variations may be added later, other rules need another folder.
     """
 
     variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
     """Which variations are trained: as in linear, raised bound, points of sigma 10."""
+    rules: list[str] = field(default_factory=lambda: list(RULES))
+    """Which networks are trained: softmax, SSA, CosFormer, SA-Softmax, no attention; the first one is compared with the
+    others."""
     steps: int = 12_000
     """Steps of training of each network."""
 
@@ -68,11 +74,16 @@ def run(options: Options) -> None:
     problems = at_least(1, steps=options.steps)
     for name in options.variations:
         problems += one_of("variations", name, VARIATIONS)
+    for name in options.rules:
+        problems += one_of("rules", name, RULES)
+    if not (options.variations and options.rules):
+        problems.append("variations or rules is empty; name at least one of each")
     if problems:
         raise ConfigError(problems)
     folder = Folder("scores", options)
     steps = f"curriculum.stages.sequences.steps={options.steps}"
-    variations = {name: [steps, *VARIATIONS[name]] for name in options.variations}
+    rules = "rule=" + ",".join(f'"{name}"' for name in options.rules)
+    variations = {name: [steps, rules, *VARIATIONS[name]] for name in options.variations}
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
         pack = draw("linear_functions", 0)
@@ -128,7 +139,10 @@ def findings(scores: pd.DataFrame) -> str:
             rows.append([rule, *cells, f"{far['bound'].mean():.1f}", f"{far['least'].mean():.2g}"])
         columns = ["network", *TESTS, "bound", "least error at sigma 5"]
         parts += [f"## {str(variation).capitalize()}", markdown(pd.DataFrame(rows, columns=columns))]
-        parts.append(contrasts(own))
+        if own["rule"].nunique() > 1:
+            parts.append(contrasts(own))
+    if scores["variation"].nunique() > 1:
+        parts += ["## Between variations", "On the same sequences, a row for each network:", changes(scores)]
     text = "\n\n".join(parts)
     paper = ", ".join(f"{rule} {error:g}" for rule, error in PAPER.items())
     return f"""
@@ -136,7 +150,8 @@ def findings(scores: pd.DataFrame) -> str:
 
 Squared errors with 95 % intervals for other seeds of training and other sequences, from {counted(seeds, "seed")} and
 {counted(scores["block"].nunique(), "block")} of test sequences. {NO_CLAIM if seeds < FEWEST_SEEDS else ""} A comparison
-of rules says something only if they have learned the task: an error of at most {linear.LEARNED:g} as in training.
+of rules says something only if they have learned the task: an error of at most {linear.LEARNED:g} where all is of
+sigma 1. Networks of the variation with points of sigma 10 have learned theirs if their error there is small.
 **bound**: the largest output that the weights after the last LayerNorm allow. **least error**: what that bound leaves
 to a network that is right wherever it can be.
 
@@ -158,4 +173,20 @@ def contrasts(scores: pd.DataFrame) -> str:
             values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
             cells.append(f"{mean_interval(values[rule] - values[rules[0]]):+.3g}")
         rows.append([f"{rule} minus {rules[0]}", *cells])
+    return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
+
+
+def changes(scores: pd.DataFrame) -> str:
+    """Return the errors of each variation minus those of the first one on the same sequences, for each rule."""
+    first, *others = scores["variation"].unique()
+    rows = []
+    for rule, of_rule in scores.groupby("rule", sort=False):
+        for variation in others:
+            cells = []
+            for test in TESTS:
+                own = at(of_rule, test)
+                before = by_seed_and_table(sequences.where(own, variation=first), "error", "block")
+                after = by_seed_and_table(sequences.where(own, variation=variation), "error", "block")
+                cells.append(f"{mean_interval(after - before):+.3g}")
+            rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
