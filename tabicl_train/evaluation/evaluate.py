@@ -129,8 +129,9 @@ def scored(
                     task_rows += beside(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
-                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
                     scores.append(row)
+                for row in scores:  # also of a file that an earlier version began: the weights are the same
+                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
                 if output:
                     Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
