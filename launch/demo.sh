@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From an empty machine to pretrained, exported, evaluated weights and a report. It trains for four and a half minutes
 # on two idle CPU cores.
-# Usage: launch/demo.sh [key=value ...]    RUN_DIR (default runs/demo) says where the run lives.
+# Usage: launch/demo.sh [KEY=VALUE ...]    RUN_DIR (default runs/demo) says where the run lives.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" eval
 run_dir=${RUN_DIR:-runs/demo}
 tabicl-train experiment=demo run_dir="$run_dir" "$@"

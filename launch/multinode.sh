@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train on several machines by torchrun: start the same command on each of them, in any order.
-# Usage: launch/multinode.sh HOST:PORT NODES RANKS key=value ...
+# Usage: launch/multinode.sh HOST:PORT NODES RANKS KEY=VALUE ...
 #   HOST:PORT  one of the machines, which must stay, and a free port there
 #   NODES      number of machines, or MIN:MAX; a single one meets on its loopback address instead of HOST:PORT
 #   RANKS      number of ranks on each machine, one for each GPU

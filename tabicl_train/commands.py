@@ -106,7 +106,7 @@ def option_problems(words: list[str]) -> list[str]:
 
 @plain_end()
 def train() -> None:
-    """tabicl-train experiment=NAME run_dir=DIR key=value ..."""
+    """tabicl-train experiment=NAME run_dir=DIR KEY=VALUE ..."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, ctrl-C ends it without a stack trace
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a rank starts with it blocked (loopback.py)
     die_with_launcher()
@@ -142,7 +142,7 @@ def train() -> None:
 
 def train_arguments(program: str) -> argparse.Namespace:
     """Parse the arguments of a command that composes a configuration; exits with 2 on an unknown option."""
-    parser = argparse.ArgumentParser(program, f"{program} key=value ... [--help]", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(program, f"{program} KEY=VALUE ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", choices=["job"])
@@ -178,7 +178,7 @@ def train_or_preflight(config: RunConfig) -> None:
 
 @plain_end()
 def submit() -> None:
-    """tabicl-submit experiment=NAME run_dir=DIR key=value ... submit.nodes=2 ..."""
+    """tabicl-submit experiment=NAME run_dir=DIR KEY=VALUE ... submit.nodes=2 ..."""
     args = train_arguments("tabicl-submit")
     if args.help:
         arguments("SubmitOptions", "submit.")
@@ -233,7 +233,7 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
 
 @plain_end()
 def sweep() -> None:
-    """tabicl-sweep sweep=NAME run_dir=DIR key=value ..."""
+    """tabicl-sweep sweep=NAME run_dir=DIR KEY=VALUE ..."""
     run_sweep(train_arguments("tabicl-sweep"))
 
 
@@ -262,7 +262,7 @@ def run_sweep(args: argparse.Namespace) -> None:
 
 @plain_end()
 def speedrun() -> None:
-    """tabicl-speedrun experiment=NAME run_dir=DIR key=value ..."""
+    """tabicl-speedrun experiment=NAME run_dir=DIR KEY=VALUE ..."""
     args = train_arguments("tabicl-speedrun")
     if args.help:
         arguments("SpeedrunOptions")
@@ -313,7 +313,7 @@ def evaluate() -> None:
 
 @plain_end()
 def compare() -> None:
-    """tabicl-compare A B [C ...] key=value ..."""
+    """tabicl-compare A B [C ...] KEY=VALUE ..."""
     words = [word for word in sys.argv[1:] if is_word(word)]
     sys.argv[1:] = [word for word in sys.argv[1:] if not is_word(word)]
     args = arguments("CompareOptions")
@@ -323,7 +323,7 @@ def compare() -> None:
 
 
 def is_word(argument: str) -> bool:
-    """Whether an argument is a word rather than key=value or an option; a file may have = in its name."""
+    """Whether an argument is a word rather than KEY=VALUE or an option; a file may have = in its name."""
     return not argument.startswith("-") and ("=" not in argument or os.path.exists(argument))
 
 
@@ -381,7 +381,7 @@ def predict() -> None:
 
 @plain_end()
 def prior() -> None:
-    """tabicl-prior ACTION key=value ..."""
+    """tabicl-prior ACTION KEY=VALUE ..."""
     args = train_arguments("tabicl-prior")
     if args.help or not sys.argv[1:]:
         from tabicl_train.config.documentation import help_text
@@ -400,7 +400,7 @@ def prior() -> None:
 
 @plain_end()
 def lab() -> None:
-    """tabicl-lab EXPERIMENT key=value ..."""
+    """tabicl-lab EXPERIMENT KEY=VALUE ..."""
     from tabicl_train.lab.experiments import Failed, Preempted
     from tabicl_train.lab.experiments import run as run_experiment
 

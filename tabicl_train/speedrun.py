@@ -21,6 +21,7 @@ import math
 import os
 import resource
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -99,6 +100,14 @@ class Plan:
         run_dir = f"run_dir={self.run_dir(arm, seed).absolute()}"
         return [*config_dir, *chosen, *FORCED, *workers, *of_seed, run_dir]
 
+    def plugins(self, arm: str, hashes: bool = True) -> list[str]:
+        """Return the arguments that load the plug-ins: those of the entry, which must not change the reference's time.
+
+        The reference of a trial may come from one.
+        """
+        is_ours = self.options.reference == SpeedrunOptions().reference
+        return [] if arm == OTHER and is_ours else plugins.arguments(hashes)
+
     @property
     def pairs(self) -> list[tuple[int, tuple[str, ...]]]:
         """The seeds, each with its arms in the order in which they are trained, so that a drift of speed cancels."""
@@ -137,7 +146,7 @@ class Plan:
         lines = []
         for seed, arms in self.pairs:
             for arm in arms:
-                words = ["tabicl-train", *self.arguments(arm, seed), *plugins.arguments(hashes=False)]
+                words = ["tabicl-train", *self.arguments(arm, seed), *self.plugins(arm, hashes=False)]
                 lines.append(shlex.join(words))
         return "\n".join(lines)
 
@@ -233,6 +242,8 @@ def run(plan: Plan) -> bool:
     lock.acquire()
     try:
         keep_identity(plan)
+        for arm in ARMS:
+            shutil.rmtree(plan.run_dir(arm, WARM_UP), ignore_errors=True)  # since an earlier call, caches may be cold
         with two_cores():
             for seed, arms in plan.pairs:
                 for arm in arms:
@@ -297,7 +308,7 @@ def train(plan: Plan, arm: str, seed: int | str) -> bool:
         info(f"train     {arm}, seed {seed}: {left_in_words(plan)}")
     is_whole = not run_dir.exists()
     plugins.refuse_changed()
-    command = [sys.executable, *PROGRAM, *plan.arguments(arm, seed), *plugins.arguments()]
+    command = [sys.executable, *PROGRAM, *plan.arguments(arm, seed), *plan.plugins(arm)]
     with watch_signals() as stop:
         cpu_before = cpu_of_children()
         started = time.perf_counter()
@@ -364,7 +375,8 @@ def task_scores(plan: Plan, arm: str, seed: int) -> pd.Series:
         expected = len(sources(suite, None))
         if len(parts[suite]) < expected:
             what = f"{len(parts[suite])} of {counted(expected, 'task')} of suite={suite} have scores"
-            raise ConfigError([f"{plan.run_dir(arm, seed)}: {what}; an entry needs all of them"])
+            again = f"an entry needs all; without {plan.folder / 'scores'} they are scored again"
+            raise ConfigError([f"{plan.run_dir(arm, seed)}: {what}; {again}"])
     return pd.concat(parts)
 
 
@@ -389,23 +401,52 @@ def collect(plan: Plan) -> dict[str, Any]:
     pairs = [(row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]) for row in rows]
     known = list(REFERENCE.values())
     target = target_of(scores[OTHER] if plan.trial else known)
-    start = Records(plan.run_dir(ENTRY, plan.options.seeds[0])).lines("provenance.jsonl")[0]
+    starts = starts_of(plan)
+    first = starts[0]
     return {
         "name": plan.entry.name,
         "command": plan.command,
-        "trial": plan.trial,
+        "trial": plan.trial + differences(plan),
         "preliminary": not plan.trial and len(known) < SEEDS,
         "target": target,
         **judge(scores[ENTRY], target, pairs),
         "target_of_reference": target_of(scores[OTHER]),
         "halves": {half: statistics.fmean(values) for half, values in halves.items()},
         "seeds": rows,
-        "commit": start["commit"],
-        "is_changed": bool(start["diff"]),
-        "versions": start["versions"],
-        "machines": start["machines"],
+        "commit": first["commit"],
+        "is_changed": bool(first["diff"]),
+        "versions": first["versions"],
+        "cpus": sorted({machine["cpu"] for start in starts for machine in start["machines"]}),
         "plugins": plan.identity["plugins"],
     }
+
+
+def starts_of(plan: Plan, seeds: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Return what provenance.jsonl holds of the runs of some seeds, of all by default."""
+    starts = []
+    for seed in plan.options.seeds if seeds is None else seeds:
+        for arm in ARMS:
+            starts += Records(plan.run_dir(arm, seed)).lines("provenance.jsonl")
+    return starts
+
+
+def differences(plan: Plan) -> list[str]:
+    """Return why the runs cannot be compared, since something has changed between them; empty for an entry."""
+    starts = starts_of(plan)
+    reasons = []
+    if any((start["commit"], start["diff"]) != (starts[0]["commit"], starts[0]["diff"]) for start in starts):
+        reasons.append("the code was changed between the runs")
+    if any(start["versions"] != starts[0]["versions"] for start in starts):
+        reasons.append("packages were changed between the runs")
+    for seed in plan.options.seeds:
+        if len({machine["host"] for start in starts_of(plan, [seed]) for machine in start["machines"]}) > 1:
+            reasons.append(f"the runs of seed {seed} are from several machines")
+    for arm in ARMS:
+        configs = [Records(plan.run_dir(arm, seed)).config() or {} for seed in plan.options.seeds]
+        same = [{key: config[key] for key in config if key not in ("seed", "run_dir")} for config in configs]
+        if any(config != same[0] for config in same):  # such as those in a file of --config-dir
+            reasons.append(f"settings of the {arm} were changed between the runs")
+    return reasons
 
 
 def target_of(scores: Sequence[float]) -> float:
@@ -487,7 +528,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     halves = ", ".join(f"{half} tasks {score:.4f}" for half, score in result["halves"].items())
     changes = " with changes" if result["is_changed"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    machines = "; ".join(machine["cpu"] for machine in result["machines"])
+    machines = "; ".join(result["cpus"])
     lines = [
         f"### {result['name']}",
         "",

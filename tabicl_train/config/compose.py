@@ -254,7 +254,7 @@ class Composer:
                 hint = f"if the value is plain text, put it in quotes: \"{key}='...'\""
                 problems.append(f"{text!r} cannot be read; {hint}")
             else:
-                problems.append(f"{text!r} is not of the form key=value")
+                problems.append(f"{text!r} is not of the form KEY=VALUE")
         return parsed, problems
 
     def unreadable(self, error: Exception) -> list[str]:
@@ -594,7 +594,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     options : type
         The dataclass of the command's options.
     arguments : list of str
-        Words of the form key=value.
+        Words of the form KEY=VALUE.
 
     Returns
     -------
@@ -613,7 +613,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
-            problems.append(f"{text!r} is not of the form key=value")
+            problems.append(f"{text!r} is not of the form KEY=VALUE")
             continue
         if key not in keys:
             problems.append(unknown_key("", key, keys))

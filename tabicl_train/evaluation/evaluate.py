@@ -61,13 +61,13 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
-    if options.importances is not None:
-        write_importances(options, tasks)
     print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:
         print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
+    if options.importances is not None:  # last, since it takes longer, and may fail
+        write_importances(options, tasks)
     return results
 
 
@@ -81,7 +81,7 @@ def write_importances(options: EvaluateOptions, tasks: list[Source]) -> None:
         Records(path.parent).replace(path.name, table.assign(weights=pretrained.name).to_csv(index=False))
     except OSError as error:  # a full disk
         raise ConfigError([f"{path} cannot be written: {error.strerror or first_line(error)}"]) from None
-    print(f"{as_text_of_importances(table)}\n")
+    print(f"\n{as_text_of_importances(table)}")
     info(f"importances of the columns: {options.importances}")
 
 
@@ -129,8 +129,9 @@ def scored(
                     task_rows += beside(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
-                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
                     scores.append(row)
+                for row in scores:  # also of a file that an earlier version began: the weights are the same
+                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
                 if output:
                     Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:

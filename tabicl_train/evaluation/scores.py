@@ -68,6 +68,14 @@ BUCKETS = {  # the upper bound of each bucket
 }
 
 
+def weights_of_first(results: pd.DataFrame) -> str | None:
+    """Name the weights of the first method, the network; None for scores of earlier versions, which did not say."""
+    if "weights" not in results:
+        return None
+    first = results["method"].iloc[0]
+    return next(iter(results["weights"][results["method"] == first].dropna()), None)
+
+
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
     """Compute CLASS_METRICS of probabilities p (n, C) for labels y (n,), all of which occur.
 

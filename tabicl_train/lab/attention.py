@@ -51,7 +51,7 @@ prediction.
 
 @dataclass
 class Options:
-    """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N key=value ...
+    """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N KEY=VALUE ...
 
     Writes attention.html: how one row of a table looks at the labeled rows in one attention head of in-context
     learning, from its tokens to the prediction, every number being the network's own.

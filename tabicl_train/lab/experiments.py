@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> None:
     name, *settings = arguments or ["--help"]
     if name in ("-h", "--help"):
         lines = [
-            "usage: tabicl-lab EXPERIMENT folder=DIR key=value ...",
+            "usage: tabicl-lab EXPERIMENT folder=DIR KEY=VALUE ...",
             "",
             "Experiments, each with --help of its own:",
         ]

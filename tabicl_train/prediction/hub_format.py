@@ -394,19 +394,24 @@ def evaluation(pretrained: Pretrained) -> str:
     remarks = ""
     if pretrained.config.is_regression:
         remarks = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target. {COVERAGE}"
+    scored = "`weights` are those that were scored" if "weights" in rows[0] else "perhaps of another step of the run"
     return (
-        "## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`, perhaps of another step of the "
-        f"run. `this model` is the pretrained network.{remarks}\n\n"
+        f"## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`; {scored}. "
+        f"`this model` is the pretrained network.{remarks}\n\n"
         f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
     )
 
 
 def model_index(name: str, pretrained: Pretrained, scores: str) -> str:
-    """Return the mean score as metadata of the card, from the run's means or else the section `scores`; "" without."""
+    """Return the mean score as metadata of the card, from the run's means or else the section `scores`; "" without.
+
+    Means of other weights, or of unknown ones, are on the card, but no metadata.
+    """
     score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
     means = None
     for row in pretrained.origin["evaluation"]:
-        if row["method"] == "this model" and row["trained_range"] == INSIDE:
+        is_inside = row["method"] == "this model" and row["trained_range"] == INSIDE
+        if is_inside and row.get("weights") == pretrained.name:
             means = (row["tasks"], f"{row[score]:.4f}")
     if sentence := re.search(rf"mean {title} ([\d.]+) on (\d+) real tasks", scores):
         means = (sentence[2], sentence[1])

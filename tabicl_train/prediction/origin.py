@@ -354,7 +354,10 @@ def best_in_words(origin: dict) -> str:
 
 
 def evaluation_means(records: Records) -> list[dict]:
-    """Return the mean scores of each method in evaluation.csv, by trained range; an R2 below 0 counts as 0."""
+    """Return the mean scores of each method in evaluation.csv, by trained range, and which weights were scored.
+
+    An R2 below 0 counts as 0.
+    """
     import pandas as pd
 
     rows = records.rows("evaluation.csv")
@@ -370,6 +373,8 @@ def evaluation_means(records: Records) -> list[dict]:
     by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
     means = by_method.mean().reset_index()
     means.insert(2, "tasks", by_method.size().to_numpy())
+    if "weights" in results:  # earlier versions did not write the column
+        means["weights"] = means["method"].map(results.groupby("method")["weights"].first())
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 

@@ -33,6 +33,7 @@ from tabicl_train.evaluation.scores import (
     judged,
     ranked,
     summarize,
+    weights_of_first,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
@@ -376,9 +377,8 @@ def draw_standing(results: pd.DataFrame) -> Figure:
         text.set(color="C0", weight="bold")
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    weights = results["weights"].iloc[0] if "weights" in results else ""  # files of earlier versions lack it
-    scored = f"\n{first}: {weights}" if weights else ""
-    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing{scored}", fontsize="small")
+    weights = weights_of_first(results) or "weights not recorded"
+    axes.set_xlabel(f"bars begin at {start:g}, the score of guessing\n{first}: {weights}", fontsize="small")
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(left=False)

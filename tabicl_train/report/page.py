@@ -40,7 +40,7 @@ from tabicl_train.config.schema import (
     validation_kind,
 )
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize
+from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize, weights_of_first
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.figures import (
@@ -459,9 +459,7 @@ def weights_of_runs(runs: list[RunContent]) -> str:
 
 def scored_weights(results: pd.DataFrame) -> str:
     """Name the weights whose scores a table holds."""
-    if "weights" not in results:  # files of earlier versions lack it
-        return "not recorded in evaluation.csv"
-    return str(results["weights"].iloc[0])  # the network comes first
+    return weights_of_first(results) or "not recorded in evaluation.csv"
 
 
 def summary_table(summary: pd.DataFrame) -> pd.DataFrame:

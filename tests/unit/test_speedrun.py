@@ -49,6 +49,33 @@ def test_what_a_result_is():
     assert lucky.trial == ["the seeds are 0, 1, 2, 3, 7"]
 
 
+def test_runs_between_which_something_changed_are_no_entry(tmp_path):
+    plan = speedrun.Plan(SpeedrunOptions(run_dir=str(tmp_path), seeds=[0, 1]), [], [], None, RunConfig())
+    start = {"commit": "a", "diff": "", "versions": {"torch": "2"}, "machines": [{"host": "here", "cpu": "x"}]}
+    for seed, arms in plan.pairs:
+        for arm in arms:
+            plan.run_dir(arm, seed).mkdir()
+            records = Records(plan.run_dir(arm, seed))
+            records.append_line("provenance.jsonl", start)
+            records.replace("config.yaml", f"seed: {seed}\nrun_dir: {arm}-{seed}\noptimizer: {{momentum: 0.9}}\n")
+    assert speedrun.differences(plan) == []
+    records.append_line("provenance.jsonl", start | {"diff": "+", "machines": [{"host": "there", "cpu": "x"}]})
+    records.replace("config.yaml", "optimizer: {momentum: 0.8}\n")
+    code, machines, settings = speedrun.differences(plan)
+    assert "the code was" in code and "seed 1 are from several machines" in machines
+    assert settings == "settings of the entry were changed between the runs"  # seed 1 trains the entry last
+
+
+def test_the_reference_runs_without_the_plugins_of_an_entry(monkeypatch):
+    monkeypatch.setattr(speedrun.plugins, "arguments", lambda hashes=True: ["plugins=[slow.py]"])
+    of_rules = speedrun.Plan(SpeedrunOptions(), [], ["prior=mlp_scm"], None, RunConfig())
+    trained = {}
+    for line in of_rules.text().splitlines():
+        trained["experiment=demo_long" in line] = "plugins=" in line
+    assert trained == {True: False, False: True}
+    assert replace(of_rules, options=SpeedrunOptions(reference="mine")).plugins("reference") == ["plugins=[slow.py]"]
+
+
 def test_rules_that_a_configuration_breaks():
     plain = RunConfig(prior={"name": "mlp_scm"})
     assert speedrun.broken_rules(plain) == []

@@ -125,7 +125,7 @@ def test_wrong_arguments_end_with_all_problems_and_the_usage():
     result = command("replay", "runs", "stp=3", "step=x")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        "error: 'runs' is not of the form key=value",
+        "error: 'runs' is not of the form KEY=VALUE",
         "error: stp: no such setting; did you mean step?",
         "error: step: Value 'x' of type 'str' could not be converted to Integer",
         "error: run_dir is missing",

@@ -23,7 +23,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
     assert "trainer.max_steps" in text and "'abc'" in text
     assert "did you mean curriculum.stages.smoke.warmup?" in text
     assert "optimizer=sgd: there is no such choice; there are adamw, muon" in text
-    assert "'loose words' is not of the form key=value" in text
+    assert "'loose words' is not of the form KEY=VALUE" in text
 
 
 def test_contradictions_of_all_sections_are_reported_at_once():

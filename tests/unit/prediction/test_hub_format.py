@@ -14,7 +14,7 @@ from training_runs import write_untrained_run
 
 from priors.random import STREAM_VERSION
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, load_checkpoint, save_public
+from tabicl_train.prediction.export import export, load_checkpoint, read_weights, save_public
 from tabicl_train.prediction.hub_format import load_hub
 from tabicl_train.run_dir.records import Records
 
@@ -206,6 +206,7 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
     assert read.data.library_name == "tabicl-train"
     assert read.data.pipeline_tag == "tabular-classification"
     assert "synthetic-data" in read.data.tags
+    assert read.data.eval_results is None  # the scores do not say of which weights they are
     card = read.content
     for line in (
         "# m\n",
@@ -263,10 +264,12 @@ def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypa
 
 def test_the_card_of_a_regressor_says_so(tmp_path):
     write_untrained_run(tmp_path / "run", "task=regression", "model.num_quantiles=99")
+    weights = read_weights(tmp_path / "run", "trained").name
 
     def numbers(method: str, data: str, split: int, r2: float, pinball: float | None) -> dict:
         found = {"r2": r2, "rmse": 0.5, "pinball": pinball, "coverage": pinball}
-        return {"data": data, "split": split, "method": method, **found, "trained_range": "inside"}
+        scored = weights if method == "this model" else "-"
+        return {"data": data, "split": split, "method": method, **found, "trained_range": "inside", "weights": scored}
 
     Records(tmp_path / "run").append_rows(
         "evaluation.csv",
@@ -283,15 +286,18 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
         "regressor = TabICLRegressor(folder).fit(X, y)\n",
         "- Regression only.\n- Quantiles at levels from 0.01 to 0.99;",
         "| data | rows | loss | crps | rmse | r2 | coverage |",
-        "run. `this model` is the pretrained network. An R2 below 0 counts as 0; `pinball` is in standard "
+        "Means over tasks of real data, from `tabicl-evaluate`; `weights` are those that were scored. "
+        "`this model` is the pretrained network. An R2 below 0 counts as 0; `pinball` is in standard "
         "deviations of the target. `coverage` is that of 80% intervals.",
-        "| trained_range | method | tasks | r2 | pinball | coverage |",
-        "| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 |",  # of 0.4 and 0
-        "| inside | ridge regression | 1 | 0.5000 |  |  |",
+        "| trained_range | method | tasks | r2 | pinball | coverage | weights |",
+        f"| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 | {weights} |",  # of 0.4 and 0
+        "| inside | ridge regression | 1 | 0.5000 |  |  | - |",
     ):
         assert line in card.content, line
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("r2", 0.2, "2 real tasks")
+    other = exported_card(tmp_path / "run", tmp_path / "other", "ema")
+    assert other.data.eval_results is None and weights in other.content
     assert "lassifi" not in card.content.replace("tabular-classification", "")
 
 

@@ -165,6 +165,7 @@ def test_wrong_shares_are_reported(mix, message):
     [
         ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
         ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
+        ("+prior.components.tables.folder=none", "prior.components.tables.folder is 'none'; there is no such folder"),
     ],
 )
 def test_wrong_overrides_are_reported(override, message):

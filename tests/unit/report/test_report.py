@@ -286,6 +286,7 @@ def test_scores_of_regression(runs, tmp_path):
     assert scores["marginal quantiles"]["RMSE to the best"] == "2.000"
     assert list(page.table("data", "this model")) == ["houses", "cars"]
     assert "An R2 below 0 counts as 0" in page.text
+    assert "Weights that were scored: not recorded" in page.text  # earlier versions did not
     assert "mean R2 on 2 real tasks" in str(page.tables[0])
     assert "ROC AUC" not in page.source and len(page.pictures) == 7
 
