@@ -431,7 +431,7 @@ def starts_of(plan: Plan, seeds: Sequence[int] | None = None) -> list[dict[str, 
 
 
 def differences(plan: Plan) -> list[str]:
-    """Return why the runs cannot be compared, since something has changed between them; empty for an entry."""
+    """Return why the runs are no entry: something has changed between them, or one ended early; empty for an entry."""
     starts = starts_of(plan)
     reasons = []
     if any((start["commit"], start["diff"]) != (starts[0]["commit"], starts[0]["diff"]) for start in starts):
@@ -441,6 +441,9 @@ def differences(plan: Plan) -> list[str]:
     for seed in plan.options.seeds:
         if len({machine["host"] for start in starts_of(plan, [seed]) for machine in start["machines"]}) > 1:
             reasons.append(f"the runs of seed {seed} are from several machines")
+        steps = (read_status(plan.run_dir(ENTRY, seed)) or {}).get("step")
+        if steps != plan.entry.total_steps:  # such as by a callback, which may have looked at the clock
+            reasons.append(f"the run of seed {seed} ended after {steps} of {plan.entry.total_steps} steps")
     for arm in ARMS:
         configs = [Records(plan.run_dir(arm, seed)).config() or {} for seed in plan.options.seeds]
         same = [{key: config[key] for key in config if key not in ("seed", "run_dir")} for config in configs]

@@ -38,7 +38,7 @@ from tabicl_train.evaluation.scores import (
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.statistics import mean_interval
 
-WINDOWS = 20  # a smoothed curve is a moving average over one twentieth of the longest run
+WINDOWS = 20  # a smoothed curve is a centered moving average over a twentieth of the longest run, within a stage
 LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
 PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels

@@ -57,12 +57,15 @@ def test_runs_between_which_something_changed_are_no_entry(tmp_path):
             plan.run_dir(arm, seed).mkdir()
             records = Records(plan.run_dir(arm, seed))
             records.append_line("provenance.jsonl", start)
+            records.replace("status.json", json.dumps({"status": "finished", "step": plan.entry.total_steps}))
             records.replace("config.yaml", f"seed: {seed}\nrun_dir: {arm}-{seed}\noptimizer: {{momentum: 0.9}}\n")
     assert speedrun.differences(plan) == []
     records.append_line("provenance.jsonl", start | {"diff": "+", "machines": [{"host": "there", "cpu": "x"}]})
     records.replace("config.yaml", "optimizer: {momentum: 0.8}\n")
-    code, machines, settings = speedrun.differences(plan)
+    records.replace("status.json", json.dumps({"status": "finished", "step": 7}))
+    code, machines, steps, settings = speedrun.differences(plan)
     assert "the code was" in code and "seed 1 are from several machines" in machines
+    assert steps.startswith("the run of seed 1 ended after 7 of ")
     assert settings == "settings of the entry were changed between the runs"  # seed 1 trains the entry last
 
 
