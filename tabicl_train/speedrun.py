@@ -244,6 +244,7 @@ def run(plan: Plan) -> bool:
         keep_identity(plan)
         for arm in ARMS:
             shutil.rmtree(plan.run_dir(arm, WARM_UP), ignore_errors=True)  # since an earlier call, caches may be cold
+        scores: dict[tuple[str, int], pd.Series] = {}
         with two_cores():
             for seed, arms in plan.pairs:
                 for arm in arms:
@@ -251,8 +252,9 @@ def run(plan: Plan) -> bool:
                         info("speedrun  stopped; the same command continues it, but the time of that run is lost")
                         return False
                 for arm in ARMS:
-                    task_scores(plan, arm, seed)  # while the cores are free, so that all is said after the last run
-        result = collect(plan)
+                    # While the cores are free, so that all is said after the last run
+                    scores[arm, seed] = task_scores(plan, arm, seed)
+        result = collect(plan, scores)
         records = Records(plan.folder)
         records.replace("speedrun.json", json.dumps(result, indent=1) + "\n")
         text = as_markdown(result)
@@ -380,23 +382,23 @@ def task_scores(plan: Plan, arm: str, seed: int) -> pd.Series:
     return pd.concat(parts)
 
 
-def collect(plan: Plan) -> dict[str, Any]:
-    """Return the content of speedrun.json."""
+def collect(plan: Plan, by_task: dict[tuple[str, int], pd.Series]) -> dict[str, Any]:
+    """Return the content of speedrun.json; by_task: the scores of each arm and seed, as `task_scores` returns them."""
     scores: dict[str, list[float]] = {arm: [] for arm in ARMS}
     halves: dict[str, list[float]] = {"choosing": [], "reporting": []}  # of the entry
     rows = []
     for seed in plan.options.seeds:
         row: dict[str, Any] = {"seed": seed}
         for arm in ARMS:
-            by_task = task_scores(plan, arm, seed)
-            row[arm] = float(by_task.mean())
+            of_run = by_task[arm, seed]
+            row[arm] = float(of_run.mean())
             row[f"{arm}_seconds"] = seconds_of(plan, arm, seed)
             row[f"{arm}_cpu"] = seconds_of(plan, arm, seed, "cpu")
             scores[arm].append(row[arm])
             if arm == ENTRY:
-                number = by_task.groupby(level=0).cumcount()  # within its suite
-                halves["choosing"].append(float(by_task[number % 2 == 0].mean()))
-                halves["reporting"].append(float(by_task[number % 2 == 1].mean()))
+                number = of_run.groupby(level=0).cumcount()  # within its suite
+                halves["choosing"].append(float(of_run[number % 2 == 0].mean()))
+                halves["reporting"].append(float(of_run[number % 2 == 1].mean()))
         rows.append(row)
     pairs = [(row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]) for row in rows]
     known = list(REFERENCE.values())
@@ -483,8 +485,8 @@ def judge(scores: Sequence[float], target: float, pairs: Sequence[tuple[float | 
     logs = [math.log(entry / reference) for entry, reference in pairs if entry is not None and reference is not None]
     ratio = None
     if len(logs) == len(pairs):
-        found = mean_interval(np.array(logs))
-        ratio = [math.exp(value) for value in (found.mean, found.low, found.high)]
+        interval = mean_interval(np.array(logs))
+        ratio = [math.exp(value) for value in (interval.mean, interval.low, interval.high)]
     return {
         "score": statistics.fmean(scores),
         "spread": spread,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import sys
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,20 +47,21 @@ from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
-from tabicl_train.prediction.origin import TrainedRange, position
+from tabicl_train.prediction.origin import Pretrained, TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.records import Records, number
 
 FORMATS = ("scores", "bencheval")  # of the output
+WRITTEN = ("output", "figure", "importances")  # options that name a file to write
 TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
 Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
-    results, trained, tasks = scored(options)
+    results, trained, tasks, pretrained = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
@@ -67,13 +69,12 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     if protocol is not None:
         print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
     if options.importances is not None:  # last, since it takes longer, and may fail
-        write_importances(options, tasks)
+        write_importances(options, tasks, pretrained)
     return results
 
 
-def write_importances(options: EvaluateOptions, tasks: list[Source]) -> None:
-    """Write the importances of the columns of all tasks at the end, and print the largest ones."""
-    pretrained = read_weights(options.checkpoint, options.weights)
+def write_importances(options: EvaluateOptions, tasks: list[Source], pretrained: Pretrained) -> None:
+    """Write the importances of the columns of all tasks for the weights that were scored; print the largest ones."""
     make = competitors(build_model(pretrained), options.n_estimators, None)[THIS_MODEL]
     table = importances_of_tasks(tasks, make, options.rows, options.splits)
     path = Path(options.importances).resolve()
@@ -85,14 +86,20 @@ def write_importances(options: EvaluateOptions, tasks: list[Source]) -> None:
     info(f"importances of the columns: {options.importances}")
 
 
-def scored(
-    options: EvaluateOptions, baselines: Collection[str] | None = None
-) -> tuple[pd.DataFrame, TrainedRange | None, list[Source]]:
-    """Score a checkpoint, and write a CSV file if asked to; returns the results, the trained range and the tasks."""
+class Evaluation(NamedTuple):
+    """What was scored, and of which weights."""
+
+    results: pd.DataFrame  # as scores.py describes them
+    trained_range: TrainedRange | None  # common to all networks that were scored
+    tasks: list[Source]
+    pretrained: Pretrained  # as read once: a run that still trains moves on
+
+
+def scored(options: EvaluateOptions, baselines: Collection[str] | None = None) -> Evaluation:
+    """Score a checkpoint, and write a CSV file if asked to."""
     # baselines: names of those to score beside it, None for all. A task that cannot be read or scored is skipped with a
     # message. The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings
-    # of the command, which must be the same to continue. Returns the results as described in scores.py. Raises
-    # ConfigError.
+    # of the command, which must be the same to continue. Raises ConfigError.
     if problems := option_problems(options):
         raise ConfigError(problems)
     pretrained = read_weights(options.checkpoint, options.weights)
@@ -122,6 +129,8 @@ def scored(
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
+        for row in scores:  # an earlier version wrote no such column; the weights are the same
+            row["weights"] = weights_of_method(row["method"], pretrained)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
@@ -129,9 +138,8 @@ def scored(
                     task_rows += beside(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
+                    row["weights"] = weights_of_method(row["method"], pretrained)
                     scores.append(row)
-                for row in scores:  # also of a file that an earlier version began: the weights are the same
-                    row["weights"] = pretrained.name if row["method"] == THIS_MODEL else NO_WEIGHTS
                 if output:
                     Records(output.parent).replace(output.name, pd.DataFrame(scores).to_csv(index=False))
         if not scores:
@@ -145,7 +153,12 @@ def scored(
             table = bencheval_table(results, short_name(options.checkpoint))
             Records(output.parent).replace(output.name, table.to_csv(index=False))
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
-    return results, trained, tasks
+    return Evaluation(results, trained, tasks, pretrained)
+
+
+def weights_of_method(method: str, pretrained: Pretrained) -> str:
+    """Return the cell of the column `weights`."""
+    return pretrained.name if method == THIS_MODEL else NO_WEIGHTS
 
 
 def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Any]:
@@ -198,10 +211,10 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal)
     problems += output_problems("output", options.output)
-    for name in ("output", "figure"):
-        other = getattr(options, name)
-        if None not in (other, options.importances) and is_same(other, options.importances):
-            problems.append(f"importances is {options.importances!r}, which is the {name}, too; choose another name")
+    for first, second in itertools.combinations(WRITTEN, 2):
+        path = getattr(options, second)
+        if None not in (getattr(options, first), path) and is_same(getattr(options, first), path):
+            problems.append(f"{second} is {path!r}, which is the {first}, too; choose another name")
     problems += output_problems("importances", options.importances) or existing_problems(
         "importances", options.importances, options.overwrite
     )
@@ -231,17 +244,15 @@ def split_problems(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
 
 
 def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
-    """List the inputs that the output or the picture would replace."""
+    """List the inputs that a file to write would replace."""
     inputs: list[tuple[str, str | Path | None]] = [("tabicl_weights", options.tabicl_weights)]
     inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
     inputs += [("folder", task.path) for task in tasks]
     if options.folder is not None:
         inputs.append(("folder", Path(options.folder, TASKS)))
     problems = []
-    for name in ("output", "figure", "importances"):
+    for name in WRITTEN:
         problems += input_problems(name, getattr(options, name), inputs)
-    if options.output is not None and options.figure is not None and is_same(options.output, options.figure):
-        problems.append(f"figure is {options.figure!r}, which is the output, too; choose another name")
     return problems
 
 

@@ -181,7 +181,9 @@ class Controller:
                 run.reason = f"{self.metric} is {value}"
             else:
                 run.value = value
-                info(f"finished  {run.folder.name}: {self.metric} {value:.4f}{self.progress(run)}")
+                if run.began:
+                    self.seconds.append(time.monotonic() - run.began)
+                info(f"finished  {run.folder.name}: {self.metric} {value:.4f}{self.progress()}")
         elif status["status"] == "killed" and not (was_asked or error or run.was_killed):
             run.was_killed = True
             info(f"killed    {run.folder.name}: it is continued once")
@@ -191,15 +193,13 @@ class Controller:
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 
-    def progress(self, run: ActiveRun) -> str:
-        """Say how many runs are left after one that has finished, and for about how long at the pace of this call."""
+    def progress(self) -> str:
+        """Say how many runs are left, and for about how long at the pace of this call."""
         left = 0
         for active in self.active:
             left += sum(other.value is None for other in active.runs)
         # Those of the trials that have not begun
         left += (self.plan.total - len(self.study.get_trials(deepcopy=False))) * len(self.plan.sweep.seeds)
-        if run.began:
-            self.seconds.append(time.monotonic() - run.began)
         if not left or not self.seconds:
             return ""
         time_left = statistics.fmean(self.seconds) * left / self.at_once

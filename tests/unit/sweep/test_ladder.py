@@ -118,7 +118,7 @@ def test_the_page_of_a_ladder_has_its_figure_and_forecast(plan_of):
     write_page(sweep)
     page = Page(sweep.folder / "sweep.html")
     assert page.table("run", "longest run of this size").keys() == {"long"}
-    assert len(page.pictures) == 5
+    assert len(page.pictures) == 6  # two of them slices
     assert (sweep.folder / "figures/scaling_law.png").exists()
 
 
