@@ -59,7 +59,7 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     else:
         compared = compare_on_tasks(words, is_sweep, options)
     print(compared.text)
-    write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep)
+    info(write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep))
     return compared
 
 
@@ -169,8 +169,8 @@ def compare_all(
     return paired, comparisons
 
 
-def write(folder: Path, compared: Compared, overwrite: bool) -> None:
-    """Write the tables and, with matplotlib, the figures of the first metric."""
+def write(folder: Path, compared: Compared, overwrite: bool) -> str:
+    """Write the tables and, with matplotlib, the figures of the first metric; returns a line that names the files."""
     write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     if is_installed("matplotlib"):
@@ -179,7 +179,7 @@ def write(folder: Path, compared: Compared, overwrite: bool) -> None:
         files += [f"{name}.pdf and .png" for name in write_figures(folder, compared.comparisons[0])]
     else:
         info(f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}")
-    info(f"written   {', '.join(files)} in {folder}")
+    return f"written   {', '.join(files)} in {folder}"
 
 
 def compare_points(sweep: Sweep) -> Compared | None:

@@ -81,6 +81,12 @@ class Controller:
         self.stopping = False  # whether the runs have been told to stop
         self.page_written = -math.inf  # when, for the last time
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all trials have ended."""
+        open_trials = self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
+        return not open_trials and not has_more(self.plan, self.study)
+
     def run(self) -> bool:
         """Run all trials; returns whether all of them have ended."""
         # Trials of an earlier call, some of whose runs may still be running
@@ -103,7 +109,7 @@ class Controller:
             if not self.stopping:
                 self.start()
             if not any(active.running for active in self.active):
-                return not self.active and not has_more(self.plan, self.study)
+                return self.is_whole
             time.sleep(POLL)
 
     def start(self) -> None:
@@ -249,21 +255,22 @@ def run_sweep(plan: Plan) -> str:
     """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
     # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
     make_folder("run_dir", plan.folder)
-    if plan.sweep.sampler == "grid":
-        shared = shared_of_plan(plan)
-        if shared is not None:
-            info(f"tables    {shared}")
     lock = RunLock(plan.folder)
     lock.acquire()
     try:
         with watch_signals() as stop:
             controller = Controller(plan, stop)
+            was_whole = controller.is_whole
+            if plan.sweep.sampler == "grid" and not was_whole:
+                shared = shared_of_plan(plan)
+                if shared is not None:
+                    info(f"tables    {shared}")
             is_whole = controller.run()
             sweep = controller.write()
     finally:
         lock.release()
     print(sweep.text())
-    show_comparison(sweep)
+    show_comparison(sweep, announce=not was_whole)
     if not is_whole:
         info(f"sweep     preempted; the same command continues it{start_command()}")
         return "preempted"
@@ -280,12 +287,17 @@ def shared_of_plan(plan: Plan) -> str | None:
     return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
 
 
-def show_comparison(sweep: Sweep) -> None:
-    """Print and write the comparison of the points of a grid; an error of it does not change how the sweep ends."""
+def show_comparison(sweep: Sweep, announce: bool) -> None:
+    """Print and write the comparison of the points of a grid; an error of it does not change how the sweep ends.
+
+    announce: whether to name the files
+    """
     try:
         compared = compare_points(sweep)
         if compared is not None:
             print(f"\n{compared.text}")
-            write_comparison(sweep.folder, compared, overwrite=True)
+            written = write_comparison(sweep.folder, compared, overwrite=True)
+            if announce:
+                info(written)
     except ConfigError as error:
         info(f"warning   the points cannot be compared: {first_line(error)}")
