@@ -45,10 +45,10 @@ from tabicl_train.distributed.processes import PREEMPTED, start_problems, watch_
 from tabicl_train.distributed.submit import PROGRAM
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import results_of
-from tabicl_train.evaluation.scores import THIS_MODEL
 from tabicl_train.evaluation.suites import sources
 from tabicl_train.model.config import family_of
 from tabicl_train.outputs import make_folder
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.statistics import mean_interval

@@ -23,10 +23,11 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, short_name, stored_scores, unfinished
-from tabicl_train.evaluation.scores import TABICL_PACKAGE, THIS_MODEL
+from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import names as names_of_weights
 

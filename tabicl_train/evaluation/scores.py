@@ -25,6 +25,7 @@ from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.statistics import mean_interval, win_rate
 
 CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
@@ -38,7 +39,6 @@ LEAST_RMSE = 0.01
 ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
 ANCHOR_ELO = 1000
 LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
-THIS_MODEL = "this model"
 NO_WEIGHTS = "-"  # the weights of other methods
 TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
 COMPARED = ("win_rate", "lead")  # shown for other methods only

@@ -41,7 +41,7 @@ from tabicl_train.prediction.origin import (
     plugins_in,
 )
 from tabicl_train.run_dir.checkpoint import check_version
-from tabicl_train.run_dir.curves import INSIDE, OUTSIDE
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import evaluation_on_card
 
@@ -397,7 +397,7 @@ def evaluation(pretrained: Pretrained) -> str:
     scored = "`weights` are those that were scored" if "weights" in rows[0] else "perhaps of another step of the run"
     return (
         f"## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`; {scored}. "
-        f"`this model` is the pretrained network.{remarks}\n\n"
+        f"`{THIS_MODEL}` is the pretrained network.{remarks}\n\n"
         f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
     )
 
@@ -410,7 +410,7 @@ def model_index(name: str, pretrained: Pretrained, scores: str) -> str:
     score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
     means = None
     for row in pretrained.origin["evaluation"]:
-        is_inside = row["method"] == "this model" and row["trained_range"] == INSIDE
+        is_inside = row["method"] == THIS_MODEL and row["trained_range"] == INSIDE
         if is_inside and row.get("weights") == pretrained.name:
             means = (row["tasks"], f"{row[score]:.4f}")
     if sentence := re.search(rf"mean {title} ([\d.]+) on (\d+) real tasks", scores):

@@ -12,6 +12,7 @@ from tabicl_train.config.schema import REAL, validation_kind
 from tabicl_train.run_dir.records import Records, number
 
 INSIDE, OUTSIDE = "inside", "outside"  # the trained range: cells of the column trained_range of tables of scores
+THIS_MODEL = "this model"  # the network that was scored: a cell of the column method
 
 
 def training_loss(run_dir: Path) -> float | None:

