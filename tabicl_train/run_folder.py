@@ -285,7 +285,8 @@ class RunFolder:
             return status
         # Preempted: `Checkpoints` has saved after the last step.
         path = self.path / "checkpoints" / f"step-{state.step:08d}.ckpt"
-        cause = reason.value if reason == Reason.NO_TABLES else stop.cause
+        # A callback, or a signal to another rank, may have ended the run: this process was not asked then.
+        cause = stop.cause if reason == Reason.STOPPED and stop.asked else reason.value
         command = start_command()
         info(f"preempted at step {state.step} ({cause}): saved to {path}; the same command continues{command}")
         # A start without tables that took no step would be queued again and again, each time with the same end.

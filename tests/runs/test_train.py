@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from forked import run_ranks, start_process, train_command, wait_for_exit_code
 from lightning.fabric import Fabric
-from training_runs import assert_same_end, last_checkpoint, read_metrics, train_by_command
+from training_runs import assert_same_end, last_checkpoint, read_metrics, train_by_command, train_short_run
 
 from priors.dummy import Dummy
 from tabicl_train import run_folder, training
@@ -55,6 +55,16 @@ def test_a_finished_run_is_left_as_it_is(smoke_run):
     assert "finished already, 20 steps are done" in text
     assert text.splitlines()[-1] == f"next      tabicl-evaluate checkpoint={smoke_run}"
     assert before == [path.stat().st_mtime_ns for path in files]
+
+
+class StopAfterTwo:
+    def reason_to_end(self, state) -> Reason | None:
+        return Reason.STOPPED if state.step == 2 else None
+
+
+def test_a_run_that_a_callback_stops_does_not_name_the_time_limit(tmp_path, capsys):
+    assert train_short_run(tmp_path / "run", callbacks=(StopAfterTwo(),)) == "preempted"
+    assert "preempted at step 2 (the run was asked to stop): saved to" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_ends_as_an_undisturbed_one(smoke_run, tmp_path):
