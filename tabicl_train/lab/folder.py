@@ -39,6 +39,7 @@ PAGE = "README.md"
 HELD_OUT = -1  # in place of a run's seed, which is at least 0, in the addresses of test tables
 FEWEST_SEEDS = 3  # for a claim
 NO_CLAIM = f"No claim is made with fewer than {FEWEST_SEEDS} seeds."
+SMALL_FORM = "**Small form** (small=true): it shows that the experiment works, and decides nothing."
 
 Row = dict[str, object]
 Runs = dict[str, tuple[Row, Path]]  # by name: what rows of scores say of a run, and its folder
@@ -84,6 +85,7 @@ class Folder:
         paragraphs = [
             f"# {title}",
             question.strip(),
+            *([SMALL_FORM] if self.options.get("small") else []),
             findings.strip(),
             "## What was run",
             f"    {command}",

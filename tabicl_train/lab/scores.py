@@ -54,7 +54,7 @@ help with deviant points and be worse near zero.
 
 @dataclass
 class Options(sequences.SequenceOptions):
-    """tabicl-lab scores folder=DIR [variations=[raised bound]] [rules=[softmax,SSA]] [steps=12000]
+    """tabicl-lab scores folder=DIR ['variations=[raised bound]'] [rules=[softmax,SSA]] [steps=12000]
 
     Trains small transformers with five scoring functions on linear functions, in three variations. A network takes half
     an hour on a core, and there are three for each rule and variation, so all of them take 22 hours. When it is

@@ -8,6 +8,8 @@ import pytest
 from command_line import command
 from training_runs import write_untrained_run
 
+from tabicl_train.lab.folder import SMALL_FORM
+
 CLASSES = ("no", "yes", "<maybe>")
 
 
@@ -38,6 +40,7 @@ def run_small_experiment(name: str, folder: Path, *settings: str) -> str:
     assert result.returncode == 0, result.stderr
     page = (folder / "README.md").read_text()
     assert f"folder={folder}" in page
+    assert SMALL_FORM in page
     assert f"{folder / 'README.md'}\n" in result.stdout
     for figure in folder.glob("*.png"):
         assert f"({figure.name})" in page

@@ -7,6 +7,7 @@ import pytest
 from browser import BROWSER, browse
 from command_line import command
 from html_page import Page
+from lab_experiments import run_small_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +45,13 @@ def test_the_page_is_self_contained_and_says_what_it_shows(page, tmp_path):
         assert list(row) == list(columns)
         for column, name in columns.items():
             assert float(row[column]) == pytest.approx(key[name], rel=1e-3)
+
+
+def test_the_small_form_has_at_most_50_labeled_rows(run_dir, table, tmp_path):
+    run_small_experiment("attention", tmp_path, f"checkpoint={run_dir}", f"table={table}", "target=class", "row=7")
+    source = (tmp_path / "attention.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', source, re.S)[1])
+    assert len(data["keys"]) + data["rest"]["count"] == 50
 
 
 WALK = """<script>{

@@ -7,6 +7,7 @@ from command_line import command
 
 from priors import TableSpec, build_prior
 from tabicl_train.lab.entropy import prediction
+from tabicl_train.lab.folder import SMALL_FORM
 from tabicl_train.lab.instruments import COLUMNS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import INDUCING, LABELED, QUERY
@@ -47,4 +48,5 @@ def test_the_command_writes_figure_table_and_page(run_dir, tmp_path):
     own = frame[(frame["queries"] == QUERY) & (frame["layer"] == 1)].groupby("n")["entropy"].mean()
     assert f"| in context: query rows | 1 | {own[20]:.3f} -> {own[50]:.3f} |" in text
     assert "![" in text
+    assert SMALL_FORM in text
     assert (tmp_path / "entropy" / "entropy.png").stat().st_size > 20_000

@@ -10,10 +10,11 @@ import torch
 
 from tabicl_train import register
 from tabicl_train.lab.codes import code_words
+from tabicl_train.lab.fading import EXPONENT, ssa_score
 from tabicl_train.lab.four_tokens import compute_steps
 from tabicl_train.lab.ranking import crossing, multipliers, weights
 from tabicl_train.model import TabICLConfig
-from tabicl_train.model.encoding import label_digits
+from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.scaling import SSMax, SSMaxMLP
 
 PAGE = Path(__file__).parents[3] / "tabicl_train/lab/README.md"
@@ -110,3 +111,43 @@ def test_words_tell_classes_apart_from_the_first_digits_on_and_use_all_symbols_a
     for start in range(0, passes - digits + 1, digits):
         assert len({tuple(word) for word in words[:, start : start + digits]}) == classes
     assert not (words[:, :digits] == words[:, digits : 2 * digits]).all()
+
+
+@torch.no_grad()
+def test_a_learned_base_may_be_negative():
+    """Unlike the gate: with a negated last layer, QASSMax rescales queries by the negated base."""
+    torch.manual_seed(0)
+    layer = register.scaling["qassmax_elementwise"].entry(2, 4, TabICLConfig())
+    before = layer.multipliers(512)
+    for parameter in layer.base_mlp[-1].parameters():
+        parameter.neg_()
+    torch.testing.assert_close(layer.multipliers(512), -before)
+    assert (torch.stack([before, -before]) < 0).any()
+
+
+def test_class_numbers_moved_by_one_give_other_groups():
+    """Groups are runs of neighboring class numbers."""
+    group = np.repeat(np.arange(6), split_classes(57, 10))
+    assert np.bincount(group).tolist() == [10, 10, 10, 9, 9, 9]
+    together = group[:, None] == group
+    moved = np.roll(group, 1)
+    assert not np.array_equal(together, moved[:, None] == moved)
+
+
+def test_the_example_of_softmax_with_a_temperature_has_other_probabilities():
+    """Of the text about the architecture of TabICL, whose five shown classes leave room for further ones."""
+    logits = np.array([-1.2, 0.5, 3.2, -0.8, 0.1])
+    printed = np.array([0.02, 0.09, 0.78, 0.03, 0.05])
+    odds = np.exp((logits - logits[2]) / 0.9)  # whatever the other classes have
+    assert odds[1] == pytest.approx(0.05, abs=0.001)
+    assert ((printed - 0.005) / 0.785 > odds).tolist() == [True, True, False, True, True]  # beyond rounding
+
+
+def test_signed_averaging_grows_faster_than_softmax_for_small_scores_and_more_slowly_for_large_ones():
+    assert EXPONENT == 1.5
+    for z in (0.1, 1.0, 1.14):
+        assert ssa_score(z, EXPONENT, 1.0) > math.exp(z)
+        assert ssa_score(-z, EXPONENT, 1.0) < math.exp(-z)
+    for z in (1.15, 2.0, 10.0):
+        assert ssa_score(z, EXPONENT, 1.0) < math.exp(z)
+        assert ssa_score(-z, EXPONENT, 1.0) > math.exp(-z)
