@@ -52,6 +52,8 @@ def draw_panel(ax: Axes, networks: pd.DataFrame, baselines: pd.Series, floor: fl
             align = "left"
             if minutes > 60:  # the label would leave the panel
                 place, align = (6, 7), "right"
+            if recipe == "mini":  # below the line to medium
+                place, align = (2, -14), "center"
             ax.annotate(
                 text, (minutes, max(score, floor + 0.002)), place, textcoords="offset points", color=color,
                 ha=align, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
@@ -63,8 +65,8 @@ def draw_panel(ax: Axes, networks: pd.DataFrame, baselines: pd.Series, floor: fl
         ax.annotate(f"{name} {score:.3f}", (1, lowest), (4, 0), ("axes fraction", "data"), "offset points",
                     va="center", fontsize=8, color="dimgray")  # fmt: skip
     ax.set_xscale("log")
-    ax.set_xlim(3, 300)
-    ax.set_xticks([5, 10, 30, 60, 180])
+    ax.set_xlim(3, 330)
+    ax.set_xticks([5, 10, 30, 60, 120, 240])
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("minutes of training on two CPU cores")
