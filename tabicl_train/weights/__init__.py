@@ -26,8 +26,10 @@ def names(regression: bool = False) -> dict[str, Path]:
 
 def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
     """Return the file of a name, or else the path itself, as for `./mini`."""
-    of_name = names(regression).get(checkpoint) if isinstance(checkpoint, str) else None
-    return of_name or Path(checkpoint)
+    if not isinstance(checkpoint, str):
+        return checkpoint
+    # A name that only weights of the other task have means these, so that an error says what they predict.
+    return names(regression).get(checkpoint) or names(not regression).get(checkpoint) or Path(checkpoint)
 
 
 def no_such_weights(option: str, checkpoint: str | Path) -> str:
