@@ -170,16 +170,17 @@ def compare_all(
 
 
 def write(folder: Path, compared: Compared, overwrite: bool) -> str:
-    """Write the tables and, with matplotlib, the figures of the first metric; returns a line that names the files."""
+    """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
     write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
+    no_figures = ""
     if is_installed("matplotlib"):
         from tabicl_train.report.comparison import write_figures
 
         files += [f"{name}.pdf and .png" for name in write_figures(folder, compared.comparisons[0])]
     else:
-        info(f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}")
-    return f"written   {', '.join(files)} in {folder}"
+        no_figures = f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}\n"
+    return f"{no_figures}written   {', '.join(files)} in {folder}"
 
 
 def compare_points(sweep: Sweep) -> Compared | None:
