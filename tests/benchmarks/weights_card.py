@@ -143,7 +143,7 @@ def bold(shown: dict[str, pd.DataFrame], task: str) -> list[str]:
 
 
 def with_scores(page: str, name: str, results: pd.DataFrame) -> str:
-    """Replace the scores of one file in the page."""
+    """Replace the scores of one file in the page; those of other suites, which are with earlier defaults, go."""
     start = page.index("### Evaluation", page.index(f"\n## {name}\n"))
     end = page.index("### Limits", start)
     return page[:start] + "#" + evaluation(results) + "\n\n" + page[end:]
