@@ -27,7 +27,7 @@ class ExportOptions:
     """
 
     checkpoint: str = MISSING
-    """Run directory, checkpoint, export, or name of weights in the package: mini, mini-regressor."""
+    """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     output: str = MISSING
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str | None = None
@@ -63,7 +63,7 @@ class EvaluateOptions:
     """
 
     checkpoint: str = MISSING
-    """Run directory, checkpoint, export, or name of weights in the package: mini, mini-regressor."""
+    """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
     if there are any, otherwise the newest."""
@@ -195,7 +195,7 @@ class PredictOptions:
     output: str = MISSING
     """CSV file to write."""
     checkpoint: str = "mini"
-    """Name of weights in the package, such as mini; or a run directory, a checkpoint or an export."""
+    """Name of weights in the package, mini or medium; or a run directory, a checkpoint or an export."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
     if there are any, otherwise the newest."""

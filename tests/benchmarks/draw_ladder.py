@@ -51,7 +51,7 @@ def draw_panel(ax: Axes, networks: pd.DataFrame, baselines: pd.Series, floor: fl
             place = (4, -13) if family == OWN else (8, -3)
             align = "left"
             if minutes > 60:  # the label would leave the panel
-                place, align = (6, 7), "right"
+                place, align = (6, 12), "right"
             if recipe == "mini":  # below the line to medium
                 place, align = (2, -14), "center"
             ax.annotate(

@@ -26,7 +26,7 @@ from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum, data, introduction, limits, table, training
+from tabicl_train.prediction.hub_format import checksum, data, fact_table, introduction, limits, training
 from tabicl_train.prediction.hub_format import validation as validation_section
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
@@ -36,10 +36,15 @@ from tabicl_train.weights import FOLDER
 
 INTRODUCTION = """# Weights in the package
 
-`TabICLClassifier()` and `TabICLRegressor()` use them without a download. `mini` is the newest name of the task, and
-`mini-regressor` or a dated name stand for one file wherever a checkpoint is read: `TabICLClassifier("mini-2026-12")`,
-`init_weights=mini`, `tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt`
-writes the file that the `tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
+`TabICLClassifier()` and `TabICLRegressor()` use `mini` without a download. `TabICLClassifier("medium")` is `mini`
+trained on, with tables of up to 2,048 rows and 60 features: better on tables of more than 2,000 rows and on fine
+structure, level with `mini` on the two real suites, and not better on tables of up to 300 rows
+([how it was found](../../configs/experiment/records.md#medium-a-forecast-before-the-run-and-what-came)).
+
+`mini` and `medium` are the newest files of these names, and `mini-regressor` or a dated name stand for one file
+wherever a checkpoint is read: `TabICLClassifier("mini-2026-12")`, `init_weights=mini`, `tabicl-evaluate
+checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt` writes the file that the `tabicl` package
+loads. A name comes before a file that is called so; `./mini` is a path.
 
 The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/weights_card.py` writes this page."""
 
@@ -61,7 +66,7 @@ def section(name: str, run: RunContent) -> str:
     }
     parts = [
         introduction(pretrained),
-        table(["", ""], facts.items()),
+        fact_table(["", ""], facts.items()),
         training(pretrained.origin),
         effort(pretrained.origin, run),
         f"![Loss]({name}.png)",
@@ -89,7 +94,7 @@ def effort(origin: dict, run: RunContent) -> str:
     return (
         f"The weights have seen {seen:,} tables{after}. All steps of the run took {hours:.2f} hours, without "
         f"validation and what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
-        + table(["time", "step", "commit", "hardware"], rows)
+        + fact_table(["time", "step", "commit", "hardware"], rows)
     )
 
 

@@ -45,7 +45,7 @@ def test_every_yaml_composes(file):
     assert config.total_steps > 0
 
 
-@pytest.mark.parametrize("experiment", ["base", "demo", "demo_long", "mini", "smoke", "tabicl_v1", "tabicl_v2"])
+@pytest.mark.parametrize("experiment", ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"])
 def test_the_model_that_is_chosen_is_not_mixed_with_that_of_the_experiment(experiment):
     assert compose([f"experiment={experiment}", "model=tabicl_v2"]).model == TabICLConfig()
     regressor = compose([f"experiment={experiment}", "task=regression", "model=tiny"]).model
