@@ -45,7 +45,10 @@ def test_every_yaml_composes(file):
     assert config.total_steps > 0
 
 
-@pytest.mark.parametrize("experiment", ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"])
+EXPERIMENTS_WITH_A_MODEL = ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS_WITH_A_MODEL)
 def test_the_model_that_is_chosen_is_not_mixed_with_that_of_the_experiment(experiment):
     assert compose([f"experiment={experiment}", "model=tabicl_v2"]).model == TabICLConfig()
     regressor = compose([f"experiment={experiment}", "task=regression", "model=tiny"]).model
