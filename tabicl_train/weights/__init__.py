@@ -27,7 +27,7 @@ def names(regression: bool = False) -> dict[str, Path]:
 def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
     """Return the file of a name, or else the path itself, as for `./mini`."""
     if not isinstance(checkpoint, str):
-        return checkpoint
+        return Path(checkpoint)
     # A name that only weights of the other task have means these, so that an error says what they predict.
     return names(regression).get(checkpoint) or names(not regression).get(checkpoint) or Path(checkpoint)
 
