@@ -15,7 +15,9 @@ from tqdm import tqdm
 
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
+from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
@@ -41,7 +43,7 @@ along the way are multiplied. What does that cost, and how much is lost?
 
 @dataclass
 class Options:
-    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [small=true]
+    """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [members=8] [small=true]
 
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
     """
@@ -53,24 +55,28 @@ class Options:
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
     if there are any, otherwise the newest."""
+    members: int = 1
+    """With more than one: the accuracy of so many ensemble members, too, each with other numbers for the classes."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
 
 def run(options: Options) -> None:
+    if problems := at_least(1, members=options.members):
+        raise ConfigError(problems)
     network = load_classifier(options.checkpoint, options.weights)
     most = network.config.max_classes
     folder = Folder("classes", options)
     X, y, asked, _, _ = draw_clusters(most + 1, 2, 2, 0)
     predict(network, X, y, asked)  # compiles and allocates what later predictions share
     tables = [(4, 0), (23, 0)] if options.small else list(itertools.product(CLASSES, range(TABLES)))
-    rows = [score_table(network, classes, number) for classes, number in tqdm(tables, unit="table")]
+    rows = [score_table(network, classes, number, options.members) for classes, number in tqdm(tables, unit="table")]
     scores = pd.DataFrame(rows)
     folder.csv("classes", scores)
     folder.csv("decomposition", decomposition(57, most))
     folder.figure("classes", draw(scores, most))
     folder.figure("decomposition", draw_decomposition(decomposition(57, most)))
-    folder.page("More classes than outputs", QUESTION, findings(scores, most))
+    folder.page("More classes than outputs", QUESTION, findings(scores, most, options.members))
 
 
 def draw_clusters(
@@ -86,12 +92,12 @@ def draw_clusters(
     return X, y, asked, truth, centers
 
 
-def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Classes of the rows `asked`, by a single ensemble member."""
-    return TabICLClassifier(network, n_estimators=1, norm_methods=("none",)).fit(X, y).predict(asked)
+def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray, members: int = 1) -> np.ndarray:
+    """Classes of the rows `asked`. Members differ in the order of columns and in the numbers of the classes."""
+    return TabICLClassifier(network, n_estimators=members, norm_methods=("none",)).fit(X, y).predict(asked)
 
 
-def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
+def score_table(network: TabICL, classes: int, number: int, members: int = 1) -> dict[str, float]:
     """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
     X, y, asked, truth, centers = draw_clusters(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
@@ -100,11 +106,16 @@ def score_table(network: TabICL, classes: int, number: int) -> dict[str, float]:
     seconds = time.perf_counter() - started
     most = network.config.max_classes
     digits = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
+    of_members = {}
+    if members > 1:
+        predicted_by_members = predict(network, X, y, asked, members)
+        of_members["accuracy_members"] = float((predicted_by_members == truth).mean())
     return {
         "classes": classes,
         "table": number,
         "seconds": seconds,
         "accuracy": float((predicted == truth).mean()),
+        **of_members,
         "class_mean": float((nearest(asked, means) == truth).mean()),
         "best_possible": float((nearest(asked, centers) == truth).mean()),
         "digits": digits,
@@ -172,7 +183,7 @@ def draw_decomposition(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def findings(scores: pd.DataFrame, most: int) -> str:
+def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
     tables = counted(scores["table"].nunique(), "table")
     groups = scores.groupby("classes")
     means = groups.mean(numeric_only=True)
@@ -181,6 +192,10 @@ def findings(scores: pd.DataFrame, most: int) -> str:
         columns[name] = means[name].astype(int).map("{:,}".format)
     for name in ("accuracy", "class_mean", "best_possible"):
         columns[name] = groups[name].agg(share)
+    if members > 1:
+        differences = scores["accuracy_members"] - scores["accuracy"]
+        gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")
+        columns[f"{members} members minus one"] = gain
     columns["seconds"] = means["seconds"].map("{:.2f}".format)
     table = pd.DataFrame(columns).reset_index()
     return f"""

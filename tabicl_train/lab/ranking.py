@@ -1,4 +1,8 @@
-"""ranking: scalar scaling of a query keeps the order of keys, element-wise scaling can reverse it, in closed form."""
+"""ranking: scalar scaling of a query keeps the order of keys, element-wise scaling can reverse it.
+
+In closed form for two keys, and counted in a trained network: how many of its queries turn to another key if they get
+the multipliers of a longer table.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import torch
 from omegaconf import MISSING
 
+from tabicl_train.console import counted
+from tabicl_train.lab.entropy import prediction
 from tabicl_train.lab.fading import SCALE
 from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.instruments import Site, sites
+from tabicl_train.model.recording import Sequence, logits, recorded
+from tabicl_train.model.tabicl import TabICL
+from tabicl_train.prediction.export import load_model
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +33,13 @@ FIRST, SECOND = 4.0, 3.0  # the elements of the query, which are the scores of t
 GROWTH = 0.1, SCALE  # per log n: multipliers of the two elements under the element-wise rule
 START = 1.0  # the element-wise multiplier of the first element at n = 1
 POWERS = (1, 10, 100, 1000)  # exponents n of (1 + x / n)^n
+
+# Of a trained network
+LABELED_ROWS = 100
+LONGER = (200, 1_000, 10_000, 100_000)  # labeled rows of the tables whose multipliers the same queries get
+TABLES = 8
+TIE = 0.01  # keys whose scores differ by less have weights that differ by less than 1 %: rounding and equal rows
+MOST_QUERIES = 256  # that are counted of a sequence; all inducing points of a column, and all query rows
 
 QUESTION = """
 A query may be rescaled before it meets the keys. One positive number for the whole query changes how decided attention
@@ -32,23 +51,35 @@ rule multiplies the first by 1 + 0.1 log n and the second by s log n, as MLPs of
 
 @dataclass
 class Options:
-    """tabicl-lab ranking folder=DIR
+    """tabicl-lab ranking folder=DIR [checkpoint=RUN_DIR_OR_FILE]
 
-    Two keys under scalar and element-wise scaling of the query, for n from 10 to a million, in closed form.
+    Two keys under scalar and element-wise scaling of the query, for n from 10 to a million, in closed form; of a
+    checkpoint, how many queries turn to another key with the multipliers of longer tables.
     """
 
     folder: str = MISSING
     """Folder to write."""
+    checkpoint: str | None = None
+    """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest."""
     small: bool = False
-    """Fewer values of n."""
+    """Fewer values of n, and two tables."""
 
 
 def run(options: Options) -> None:
+    network = None if options.checkpoint is None else load_model(options.checkpoint, options.weights)
     folder = Folder("ranking", options)
     frame = curves(6 if options.small else 51)
     folder.csv("ranking", frame)
     folder.figure("ranking", draw(frame))
-    folder.page("Scaling and the ranking of keys", QUESTION, findings(frame))
+    text = findings(frame)
+    if network is not None:
+        turned = pd.concat([turned_queries(network, number) for number in range(2 if options.small else TABLES)])
+        folder.csv("trained", turned)
+        text += findings_of_network(turned)
+    folder.page("Scaling and the ranking of keys", QUESTION, text)
 
 
 def multipliers(n: np.ndarray) -> dict[str, np.ndarray]:
@@ -135,4 +166,65 @@ difference for scores from -2 to 2:
 {markdown(pd.DataFrame(limits, columns=["p", "difference"]))}
 
 These are formulas: there are no seeds, and no intervals.
+"""
+
+
+@torch.no_grad()
+def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
+    """Count the queries of a table for which another key comes first with the multipliers of longer tables.
+
+    Queries before the scaling and keys are those of the table with LABELED_ROWS labeled rows, so that nothing but the
+    scaling differs.
+
+    Returns
+    -------
+    DataFrame
+        A row for each attention layer in which rows are keys, each kind of queries and each of LONGER: table, queries
+        (the kind), layer, longer, and turned, the share of pairs of a query and a head for which the weight of another
+        key exceeds that of the first one by 1 % or more.
+    """
+    counts: dict[tuple[str, int, int], list[torch.Tensor]] = {}
+
+    def watch(site: Site, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            first = scores_of_keys(site, sequence, LABELED_ROWS).argmax(-1, keepdim=True)  # (H, Q, 1)
+            for longer in LONGER:
+                z = scores_of_keys(site, sequence, longer)
+                lead = z.amax(-1) - z.gather(-1, first)[..., 0]  # (H, Q), of the key that is first now
+                turned = lead > TIE
+                counts.setdefault((sequence.kind, site.layer, longer), []).append(turned.flatten())
+
+    with recorded({site: site.attention for site in sites(network)}, watch):
+        prediction(network, "graph_scm", LABELED_ROWS, number)()
+    rows = []
+    for (kind, layer, longer), turned in counts.items():
+        share = torch.cat(turned).double().mean().item()
+        rows.append({"table": number, "queries": kind, "layer": layer, "longer": longer, "turned": share})
+    return pd.DataFrame(rows)
+
+
+def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
+    """Compute the scores of a sequence with queries scaled as in a table with n labeled rows, (H, Q, K)."""
+    q = sequence.projected[:MOST_QUERIES]  # (Q, H, d)
+    scaling = site.attention.ssmax_layer
+    if scaling is not None:
+        log_n = torch.tensor([math.log(n)], device=q.device)
+        q = scaling(q, log_n, torch.zeros(len(q), dtype=torch.long, device=q.device))
+    return logits(site.attention, q, sequence.k)
+
+
+def findings_of_network(turned: pd.DataFrame) -> str:
+    by_layer = turned.groupby(["queries", "layer", "longer"], sort=False)["turned"]
+    shares = by_layer.agg(lambda shares: mean_interval(shares.to_numpy(), 0.0, 1.0)).unstack("longer")
+    shares.columns = [f"n = {longer:,}" for longer in shares]
+    tables = counted(turned["table"].nunique(), "table")
+    return f"""
+## A trained network
+
+{markdown(shares.reset_index())}
+
+Share of queries, in all heads, for which another key than before has the largest weight, by 1 % or more, if they are
+multiplied as in a table with so many labeled rows. Queries and keys are those of {tables} of graph_scm with
+{LABELED_ROWS} labeled rows, with 95 % intervals for other tables; trained.csv has each. SSMax and softmax have 0. This
+is one network, so one seed, and whether the other key is the better one is not asked.
 """
