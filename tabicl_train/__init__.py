@@ -4,7 +4,7 @@ import importlib
 
 __all__ = ["FineTune", "TabICLClassifier", "TabICLRegressor", "TableStream", "compose", "open_run", "train"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 MODULES = {
     "FineTune": "prediction.fine_tune",

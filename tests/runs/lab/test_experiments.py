@@ -154,8 +154,10 @@ def test_curriculum_at_its_smallest_size(tmp_path):
 
 @pytest.mark.slow  # git, for the page
 def test_classes_at_its_smallest_size(tmp_path, run_dir):
-    page = run_small_experiment("classes", tmp_path / "classes", f"checkpoint={run_dir}")
+    page = run_small_experiment("classes", tmp_path / "classes", f"checkpoint={run_dir}", "members=2")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
+    assert scores["accuracy_members"].between(0, 1).all()
+    assert "| 2 members minus one |" in page
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition.csv")
     assert decomposition.iloc[42].tolist() == [42, 5, 2, 4]  # class, digits, group
