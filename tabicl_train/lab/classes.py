@@ -18,11 +18,11 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.folder import Folder, markdown, plot_estimates
+from tabicl_train.lab.folder import Folder, markdown, plot_estimates, share
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,8 @@ class Options:
     """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
     if there are any, otherwise the newest."""
     members: int = 1
-    """With more than one: the accuracy of so many ensemble members, too, each with other numbers for the classes."""
+    """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes and
+    in the order of the columns."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
@@ -106,21 +107,20 @@ def score_table(network: TabICL, classes: int, number: int, members: int = 1) ->
     seconds = time.perf_counter() - started
     most = network.config.max_classes
     digits = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
-    of_members = {}
-    if members > 1:
-        predicted_by_members = predict(network, X, y, asked, members)
-        of_members["accuracy_members"] = float((predicted_by_members == truth).mean())
-    return {
+    row = {
         "classes": classes,
         "table": number,
         "seconds": seconds,
         "accuracy": float((predicted == truth).mean()),
-        **of_members,
         "class_mean": float((nearest(asked, means) == truth).mean()),
         "best_possible": float((nearest(asked, centers) == truth).mean()),
         "digits": digits,
         "nodes": nodes(classes, most),
     }
+    if members > 1:
+        predicted_by_members = predict(network, X, y, asked, members)
+        row["accuracy_members"] = float((predicted_by_members == truth).mean())
+    return row
 
 
 def nearest(X: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -161,11 +161,6 @@ def draw(scores: pd.DataFrame, most: int) -> Figure:
     return figure
 
 
-def share(values: pd.Series) -> Estimate:
-    """The mean of shares, with its interval."""
-    return mean_interval(values.to_numpy(), 0.0, 1.0)
-
-
 def draw_decomposition(frame: pd.DataFrame) -> Figure:
     """Classes of two digits, in the place of their digits and the color of their group."""
     from matplotlib.figure import Figure
@@ -192,7 +187,13 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
         columns[name] = means[name].astype(int).map("{:,}".format)
     for name in ("accuracy", "class_mean", "best_possible"):
         columns[name] = groups[name].agg(share)
+    of_members = ""
     if members > 1:
+        of_members = (
+            f"\n\nThe seconds are those of one member. {members} members read the columns in other orders and give the "
+            f"classes other numbers. With up to {most} classes there are no groups; only what members gain beyond that "
+            "may come from other groups."
+        )
         differences = scores["accuracy_members"] - scores["accuracy"]
         gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")
         columns[f"{members} members minus one"] = gain
@@ -208,7 +209,7 @@ others, and what a network loses beside the class means depends on its size and 
 distribution in {FEATURES} dimensions with a standard deviation of {NOISE:g} around its center, and the centers are
 standard normal. The more classes, the closer their centers: even who knows them is wrong more often. That is the best
 possible accuracy, and the distance to it is what the network loses. **digits**: how often the table is read. **nodes**:
-predictions among at most {most} classes. The labeled rows grow with the classes, and the time with both.
+predictions among at most {most} classes. The labeled rows grow with the classes, and the time with both.{of_members}
 
 ![digits and groups of 57 classes](decomposition.png)
 

@@ -12,7 +12,7 @@ import torch
 from omegaconf import MISSING
 
 import priors
-from priors import TableSpec
+from priors import Table, TableSpec
 from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
@@ -87,10 +87,15 @@ def run(options: Options) -> None:
 
 def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[], torch.Tensor]:
     """What predicts the query rows of a table with n labeled rows, the same one in every call."""
-    spec = TableSpec(n + QUERY_ROWS, n, FEATURES, min(network.config.max_classes, n))
-    table = priors.build_prior(prior).sample(spec, (0, n, number))
+    table = draw_table(prior, n, number, network.config.max_classes)
     pack = Pack.of([(table.X, table.y, n)])
     return lambda: network(pack)
+
+
+def draw_table(prior: str, n: int, number: int, max_classes: int) -> Table:
+    """Draw a table with n labeled rows and QUERY_ROWS query rows, the same one in every call."""
+    spec = TableSpec(n + QUERY_ROWS, n, FEATURES, min(max_classes, n))
+    return priors.build_prior(prior).sample(spec, (0, n, number))
 
 
 def findings(frame: pd.DataFrame, prior: str) -> str:

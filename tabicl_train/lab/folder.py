@@ -28,7 +28,7 @@ from tabicl_train.outputs import make_folder, write_atomically
 from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.provenance import git, versions
 from tabicl_train.run_dir.records import Records
-from tabicl_train.statistics import Estimate
+from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,6 +114,11 @@ def markdown(frame: pd.DataFrame, form: str = ".3f") -> str:
     header = [name if isinstance(name, str) else f"{name:,}" for name in frame]
     cells = frame.map(lambda cell: format(cell, form) if isinstance(cell, Estimate) else str(cell))
     return markdown_table(header, cells.to_numpy())
+
+
+def share(values: pd.Series) -> Estimate:
+    """The mean of shares, with its interval."""
+    return mean_interval(values.to_numpy(), 0.0, 1.0)
 
 
 def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:

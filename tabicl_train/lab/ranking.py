@@ -7,6 +7,7 @@ the multipliers of a longer table.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,13 @@ import torch
 from omegaconf import MISSING
 
 from tabicl_train.console import counted
-from tabicl_train.lab.entropy import prediction
+from tabicl_train.errors import ConfigError
+from tabicl_train.lab.entropy import draw_table
 from tabicl_train.lab.fading import SCALE
-from tabicl_train.lab.folder import Folder, markdown
+from tabicl_train.lab.folder import Folder, markdown, share
 from tabicl_train.lab.instruments import Site, sites
-from tabicl_train.model.recording import Sequence, logits, recorded
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import QUERY, Sequence, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
@@ -36,10 +39,12 @@ POWERS = (1, 10, 100, 1000)  # exponents n of (1 + x / n)^n
 
 # Of a trained network
 LABELED_ROWS = 100
-LONGER = (200, 1_000, 10_000, 100_000)  # labeled rows of the tables whose multipliers the same queries get
+# Labeled rows of the tables whose multipliers the same queries get. mini has seen up to 922 in training.
+LONGER = (200, 900, 10_000, 100_000)
 TABLES = 8
-TIE = 0.01  # keys whose scores differ by less have weights that differ by less than 1 %: rounding and equal rows
-MOST_QUERIES = 256  # that are counted of a sequence; all inducing points of a column, and all query rows
+FACTOR = (
+    2  # by which the weights of both keys differ at least, before and afterwards: less says little where all are small
+)
 
 QUESTION = """
 A query may be rescaled before it meets the keys. One positive number for the whole query changes how decided attention
@@ -69,17 +74,31 @@ class Options:
 
 
 def run(options: Options) -> None:
-    network = None if options.checkpoint is None else load_model(options.checkpoint, options.weights)
+    network = load_network(options)
     folder = Folder("ranking", options)
     frame = curves(6 if options.small else 51)
     folder.csv("ranking", frame)
     folder.figure("ranking", draw(frame))
     text = findings(frame)
     if network is not None:
-        turned = pd.concat([turned_queries(network, number) for number in range(2 if options.small else TABLES)])
-        folder.csv("trained", turned)
-        text += findings_of_network(turned)
+        tables = range(2 if options.small else TABLES)
+        found = pd.concat([turned_queries(network, number) for number in tables], ignore_index=True)
+        folder.csv("trained", found)
+        text += findings_of_network(found)
     folder.page("Scaling and the ranking of keys", QUESTION, text)
+
+
+def load_network(options: Options) -> TabICL | None:
+    """Load the network of the options, if they name one; raises ConfigError without attention layers."""
+    if options.checkpoint is None:
+        if options.weights is not None:
+            raise ConfigError([f"weights is {options.weights!r}; they are those of a checkpoint, and there is none"])
+        return None
+    network = load_model(options.checkpoint, options.weights)
+    if not sites(network):
+        name = type(network).__name__
+        raise ConfigError([f"{name} names no attention layers; its method named_attentions would yield them"])
+    return network
 
 
 def multipliers(n: np.ndarray) -> dict[str, np.ndarray]:
@@ -180,32 +199,49 @@ def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
     -------
     DataFrame
         A row for each attention layer in which rows are keys, each kind of queries and each of LONGER: table, queries
-        (the kind), layer, longer, and turned, the share of pairs of a query and a head for which the weight of another
-        key exceeds that of the first one by 1 % or more.
+        (the kind), layer, longer, and shares of pairs of a query and a head:
+
+        turned
+            Another key has the largest weight, FACTOR times that of the former one, which had FACTOR times its weight.
+        label_before, label_now
+            Of the pairs that have turned, those whose former key and whose new key have the label of the query row; nan
+            for other queries and for numbers.
     """
-    counts: dict[tuple[str, int, int], list[torch.Tensor]] = {}
+    table = draw_table("graph_scm", LABELED_ROWS, number, network.config.max_classes)
+    pack = Pack.of([(table.X, table.y, LABELED_ROWS)])
+    labels_of_keys = table.y[:LABELED_ROWS]
+    labels_of_queries = table.y[LABELED_ROWS:]
+    turned: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
+    hits_before: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
+    hits_now: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
 
     def watch(site: Site, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            first = scores_of_keys(site, sequence, LABELED_ROWS).argmax(-1, keepdim=True)  # (H, Q, 1)
+            before = scores_of_keys(site, sequence, LABELED_ROWS)  # (H, Q, K)
             for longer in LONGER:
-                z = scores_of_keys(site, sequence, longer)
-                lead = z.amax(-1) - z.gather(-1, first)[..., 0]  # (H, Q), of the key that is first now
-                turned = lead > TIE
-                counts.setdefault((sequence.kind, site.layer, longer), []).append(turned.flatten())
+                now = scores_of_keys(site, sequence, longer)
+                key_before, key_now, has_turned = compare_first_keys(before, now)  # (H, Q) each
+                at = (sequence.kind, site.layer, longer)
+                turned[at].append(has_turned.flatten())
+                if sequence.kind == QUERY and table.num_classes:
+                    hits_before[at].append((labels_of_keys[key_before] == labels_of_queries)[has_turned])
+                    hits_now[at].append((labels_of_keys[key_now] == labels_of_queries)[has_turned])
 
     with recorded({site: site.attention for site in sites(network)}, watch):
-        prediction(network, "graph_scm", LABELED_ROWS, number)()
+        network(pack)
     rows = []
-    for (kind, layer, longer), turned in counts.items():
-        share = torch.cat(turned).double().mean().item()
-        rows.append({"table": number, "queries": kind, "layer": layer, "longer": longer, "turned": share})
+    for at, shares in turned.items():
+        kind, layer, longer = at
+        row = {"table": number, "queries": kind, "layer": layer, "longer": longer, "turned": mean_share(shares)}
+        row["label_before"] = mean_share(hits_before[at])
+        row["label_now"] = mean_share(hits_now[at])
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
 def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
-    """Compute the scores of a sequence with queries scaled as in a table with n labeled rows, (H, Q, K)."""
-    q = sequence.projected[:MOST_QUERIES]  # (Q, H, d)
+    """Compute the scores of a sequence with queries scaled as in a table with n labeled rows, float64 (H, Q, K)."""
+    q = sequence.projected  # (Q, H, d)
     scaling = site.attention.ssmax_layer
     if scaling is not None:
         log_n = torch.tensor([math.log(n)], device=q.device)
@@ -213,18 +249,50 @@ def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
     return logits(site.attention, q, sequence.k)
 
 
-def findings_of_network(turned: pd.DataFrame) -> str:
-    by_layer = turned.groupby(["queries", "layer", "longer"], sort=False)["turned"]
-    shares = by_layer.agg(lambda shares: mean_interval(shares.to_numpy(), 0.0, 1.0)).unstack("longer")
+def compare_first_keys(before: torch.Tensor, now: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the key with the largest score before and now, and whether the query has turned, (..., Q) each.
+
+    Parameters
+    ----------
+    before, now : Tensor
+        Scores, (..., Q, K).
+    """
+    key_before = before.argmax(-1, keepdim=True)
+    key_now = now.argmax(-1, keepdim=True)
+    lead_before = before.gather(-1, key_before) - before.gather(-1, key_now)  # logarithm of the ratio of their weights
+    lead_now = now.gather(-1, key_now) - now.gather(-1, key_before)
+    has_turned = torch.minimum(lead_before, lead_now) > math.log(FACTOR)
+    return key_before[..., 0], key_now[..., 0], has_turned[..., 0]
+
+
+def mean_share(parts: list[torch.Tensor]) -> float:
+    """Return the mean of all parts, bool (n,) each; nan without any."""
+    return torch.cat(parts).double().mean().item() if parts else math.nan
+
+
+def findings_of_network(found: pd.DataFrame) -> str:
+    by_layer = found.groupby(["queries", "layer", "longer"], sort=False)["turned"]
+    shares = by_layer.agg(share).unstack("longer")
     shares.columns = [f"n = {longer:,}" for longer in shares]
-    tables = counted(turned["table"].nunique(), "table")
+    hits = found[found["queries"] == QUERY].dropna()
+    hits = hits.assign(difference=hits["label_now"] - hits["label_before"]).groupby(["layer", "longer"])
+    labels = pd.DataFrame(
+        {"the former row": hits["label_before"].agg(share), "the new row": hits["label_now"].agg(share)}
+    )
+    labels["new minus former"] = hits["difference"].agg(lambda values: mean_interval(values.to_numpy()))
+    tables = counted(found["table"].nunique(), "table")
     return f"""
 ## A trained network
 
 {markdown(shares.reset_index())}
 
-Share of queries, in all heads, for which another key than before has the largest weight, by 1 % or more, if they are
-multiplied as in a table with so many labeled rows. Queries and keys are those of {tables} of graph_scm with
-{LABELED_ROWS} labeled rows, with 95 % intervals for other tables; trained.csv has each. SSMax and softmax have 0. This
-is one network, so one seed, and whether the other key is the better one is not asked.
+Share of pairs of a query and a head that turn with the multipliers of a table with n labeled rows: another key has the
+largest weight, at least {FACTOR} times that of the former one, which had at least {FACTOR} times its weight before.
+Queries and keys are those of {tables} of graph_scm with {LABELED_ROWS} labeled rows, with 95 % intervals for other
+tables; trained.csv has each. Softmax and SSMax have 0; a rule with one factor for all elements turns queries only where
+its sign changes. This is one network, so one seed.
+
+Of the query rows that turn, how many had looked first at a labeled row of their own class, and how many do so now:
+
+{markdown(labels.reset_index())}
 """

@@ -19,8 +19,8 @@ def test_four_tokens(tmp_path):
 def test_ranking(tmp_path, run_dir):
     page = run_small_experiment("ranking", tmp_path, f"checkpoint={run_dir}")
     turned = pd.read_csv(tmp_path / "trained.csv")
-    assert turned["turned"].between(0, 1).all()
-    assert "## A trained network" in page
+    assert set(turned["table"]) == {0, 1} and turned["turned"].between(0, 1).all()
+    assert "those of 2 tables of graph_scm" in page
     assert "at n = 90 (dotted)" in page
     curves = pd.read_csv(tmp_path / "ranking.csv")
     wins = curves["first"] > curves["second"]
