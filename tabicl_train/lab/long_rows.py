@@ -71,7 +71,7 @@ class Options:
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
     scale_steps: float = 0.5
-    """Multiplies the steps of all networks; with 1 they have 1e13 FLOPs each, with 0.5 as many as `experiment=demo`."""
+    """Multiplies the steps of all networks; with 1 they have 1e13 FLOPs each, as `experiment=demo_long` has."""
     small: bool = False
     """One step of training in each stage, one seed and two short tables."""
 
