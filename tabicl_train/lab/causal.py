@@ -61,6 +61,30 @@ def attend_causally(qkv: Tensor, spans: CausalSpans, rule: SSA | None, dropout: 
     return torch.cat(outs)
 
 
+def weights_of_token(attention: Attention, x: Tensor, token: int) -> Tensor:
+    """Compute the weights that a token gives to itself and to those before it, float64 (sequences, H, token + 1).
+
+    Parameters
+    ----------
+    attention : Attention
+        The layer, with softmax or with signed averaging.
+    x : Tensor
+        The tokens of sequences of equal length as the layer gets them, (sequences, T, E).
+    token : int
+        The place of the token in its sequence, from 0.
+    """
+    qkv, _ = attention.project(x[:, : token + 1].flatten(0, 1), None)
+    q, k, _ = qkv.unflatten(0, (len(x), -1)).double().unbind(2)  # (sequences, token + 1, H, d)
+    rule = attention.ssmax_layer
+    q = q[:, -1]  # (sequences, H, d)
+    if isinstance(rule, SSA):
+        q = rule(q)[0]
+    scores = torch.einsum("bhd,bthd->bht", q, k) * q.shape[-1] ** -0.5
+    if isinstance(rule, SSA):
+        scores = rule.exponents()[:, None] * signed_log(scores)
+    return scores.softmax(-1)
+
+
 def average_causally(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:
     """Signed averaging of q, k, v (count, H, T, d) -> (count, H, T, d); exponents (H,): the p of each head."""
     scores = exponents[:, None, None] * signed_log(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5)

@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
+import torch
 
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import sequences
+from tabicl_train.lab.causal import weights_of_token
 from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row
 from tabicl_train.lab.priors.quantifiers import QUANTIFIERS
-from tabicl_train.model.family import Network
+from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
 
 LEARNED = 0.01  # as much as one of the 100 samples of the paper's tests; who looks at all numbers is never wrong
@@ -35,6 +37,8 @@ PLACES = {
     "one number times 100": NORMAL | {"deviant": 100},
 }
 CLAIMS = list(PLACES)[-2:]
+WEIGHED = {"as in training": NORMAL, "one number times 100": PLACES["one number times 100"]}
+WEIGHTS = {f"weight_{kind}": title for kind, title in KINDS.items()}
 
 QUESTION = """
 Each sequence is a string of numbers, and after each number the truth of a sentence about all numbers so far: "every
@@ -71,13 +75,15 @@ def run(options: Options) -> None:
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 
-    def errors(network: Network, quantifier: str, draw: Callable[..., Pack]) -> Row:
+    def errors(network: SequenceModel, quantifier: str, draw: Callable[..., Pack]) -> Row:
         shares_wrong: Row = {}
         for kind in KINDS:
             pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
             answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             truth = pack.y.view(len(pack), -1)[:, -1]
             shares_wrong[kind] = (answers != truth).double().mean().item()
+            row = 0 if kind == "undecided" else -1  # of the number that a test multiplies
+            shares_wrong[f"weight_{kind}"] = weight_on(network, pack, row)
         return shares_wrong
 
     if options.small:
@@ -101,6 +107,24 @@ def run(options: Options) -> None:
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
+@torch.no_grad()
+def weight_on(network: SequenceModel, pack: Pack, row: int) -> float:
+    """Return the weight that the last number of a sequence gives to the number of a row, in the last layer.
+
+    It is the mean over heads and sequences, which have equal lengths and one number a row.
+    """
+    attention = network.transformer[-1].attn
+    tokens: list[torch.Tensor] = []
+    hook = attention.register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0]))
+    with hook:
+        network(pack)
+    x = tokens[0].unflatten(0, (len(pack), -1))  # (sequences, T, E)
+    last_number = x.shape[1] - 2  # before its label
+    weights = weights_of_token(attention, x, last_number)  # (sequences, H, last_number + 1)
+    on_numbers = weights[..., ::2]  # (sequences, H, rows); each number is followed by its label
+    return on_numbers[..., row].mean().item()
+
+
 def findings(scores: pd.DataFrame) -> str:
     seeds = counted(scores["seed"].nunique(), "seed")
     blocks = counted(scores["block"].nunique(), "block")
@@ -111,6 +135,11 @@ Share of wrong answers after the last number, with 95 % intervals for other seed
 {seeds} and {blocks} of test sequences:
 
 {sequences.comparison(scores, PLACES, KINDS, ".3f", 1.0)}
+
+Weight of the last layer, mean over heads, from the last number to the one that the factor multiplies: the last number
+itself, or the first one where the last number decides.
+
+{sequences.comparison(scores, WEIGHED, WEIGHTS, ".3f", 1.0)}
 
 {verdict(scores)}
 

@@ -148,6 +148,7 @@ def sequence_scores(experiment: ModuleType, share: float, noise: float, inside: 
         for rule, factor in (("softmax", 1.0), ("SSA", share + noise * (seed - 1))):
             error = (scale**2 * factor if scale > 1 else inside) * rng.uniform(0.99, 1.01)
             errors = {"error": error, "drawn": error / 1000, "undecided": error / 400, "least": 0.0, "largest": scale}
+            errors |= {"weight_drawn": 0.5, "weight_undecided": 0.5}
             rows.append({"rule": rule, "seed": seed, "block": block} | test | errors)
     return pd.DataFrame(rows).assign(variation="with MLP")
 

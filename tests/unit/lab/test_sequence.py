@@ -11,6 +11,8 @@ from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.lab import quantifiers
+from tabicl_train.lab.causal import weights_of_token
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
@@ -175,3 +177,35 @@ def test_impossible_settings_and_tables_are_told():
         network(SMALL)(Pack.of(tables(CONFIGS["numbers"], (5, 1))))
     with pytest.raises(ConfigError, match="the public format has no networks over sequences"):
         SequenceModel.to_public(SMALL)
+
+
+@pytest.mark.parametrize("name", ["softmax", "SSA"])
+@torch.no_grad()
+def test_weights_of_a_token_lead_to_the_output_of_the_layer(name):
+    made = network(CONFIGS[name])
+    attention = made.transformer[-1].attn
+    seen = {}
+    attention.register_forward_pre_hook(lambda _, arguments: seen.update(x=arguments[0]))
+    attention.out_proj.register_forward_pre_hook(lambda _, arguments: seen.update(out=arguments[0]))
+    made(Pack.of(tables(CONFIGS[name], (7, 1), (7, 1))))
+    x, out = (seen[key].unflatten(0, (2, 14)) for key in ("x", "out"))
+    for token in (0, 5, 12):
+        weights = weights_of_token(attention, x, token)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        qkv, _ = attention.project(x[:, : token + 1].flatten(0, 1), None)
+        v = qkv[:, 2].unflatten(0, (2, -1)).double()  # (sequences, token + 1, H, d)
+        expected = torch.einsum("bht,bthd->bhd", weights, v).flatten(1)
+        torch.testing.assert_close(expected.float(), out[:, token], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("row", "token"), [(0, 0), (-1, 12), (-2, 10)])
+def test_the_weight_on_a_row_is_that_on_its_number(row, token):
+    made = network(SMALL)
+    pack = Pack.of(tables(SMALL, (7, 1), (7, 1)))
+    seen = {}
+    attention = made.transformer[-1].attn
+    attention.register_forward_pre_hook(lambda _, arguments: seen.update(x=arguments[0]))
+    with torch.no_grad():
+        made(pack)
+        weights = weights_of_token(attention, seen["x"].unflatten(0, (2, 14)), 12)
+    assert quantifiers.weight_on(made, pack, row) == pytest.approx(weights[..., token].mean().item())
