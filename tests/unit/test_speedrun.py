@@ -20,8 +20,8 @@ GOOD = [0.787, 0.788, 0.786, 0.787, 0.789]
 TIMES = [(300.0, 600.0), (310.0, 590.0), (290.0, 610.0), (305.0, 600.0), (300.0, 605.0)]
 
 
-def result_of(scores=GOOD, pairs=TIMES, trial=(), preliminary=False) -> dict:
-    return {"trial": trial, "preliminary": preliminary, **speedrun.judge(scores, 0.7845, pairs)}
+def result_of(scores=GOOD, pairs=TIMES, trial=()) -> dict:
+    return {"trial": trial, **speedrun.judge(scores, 0.7845, pairs)}
 
 
 def test_scores_are_tested_and_times_are_compared_by_closed_forms():
@@ -37,7 +37,6 @@ def test_scores_are_tested_and_times_are_compared_by_closed_forms():
 
 def test_what_a_result_is():
     assert speedrun.verdict(result_of()) == "a record"
-    assert "preliminary" in speedrun.verdict(result_of(preliminary=True))
     assert "did not help" in speedrun.verdict(result_of([score - 0.002 for score in GOOD]))
     assert "not all runs were timed" in speedrun.verdict(result_of(pairs=[(None, 600.0), *TIMES[1:]]))
     slightly_faster = [(0.98 * reference, reference) for _, reference in TIMES]
@@ -102,8 +101,8 @@ def test_the_page_states_what_the_command_does():
     page = " ".join(PAGE.read_text().split())
     scores = [f"{score:.4f}" for score in speedrun.REFERENCE.values()]
     assert f"| `demo_long` | {' | '.join(scores)} |" in page
-    assert f"**The target is {speedrun.target_of(list(speedrun.REFERENCE.values())):.4f}." in page
-    assert ("It is preliminary" in page) == (len(speedrun.REFERENCE) < speedrun.SEEDS)
+    assert f"**The target is {speedrun.target_of(list(speedrun.REFERENCE.values())):.4f}**" in page
+    assert len(speedrun.REFERENCE) == speedrun.SEEDS
     assert f"p < {speedrun.LEVEL}" in page and f"at least {speedrun.SMALLEST * 100:.0f} % below" in page
 
 
