@@ -191,8 +191,8 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
     if members > 1:
         of_members = (
             f"\n\nThe seconds are those of one member. {members} members read the columns in other orders and give the "
-            f"classes other numbers. With up to {most} classes there are no groups; only what members gain beyond that "
-            "may come from other groups."
+            f"classes other numbers. With up to {most} classes there are neither digits nor groups, but also little to "
+            "gain; beyond, members differ in digits, in groups and in the order of columns."
         )
         differences = scores["accuracy_members"] - scores["accuracy"]
         gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")

@@ -42,9 +42,8 @@ LABELED_ROWS = 100
 # Labeled rows of the tables whose multipliers the same queries get. mini has seen up to 922 in training.
 LONGER = (200, 900, 10_000, 100_000)
 TABLES = 8
-FACTOR = (
-    2  # by which the weights of both keys differ at least, before and afterwards: less says little where all are small
-)
+# By which the weights of both keys differ at least, before and afterwards: less says little where all are small
+FACTOR = 2
 
 QUESTION = """
 A query may be rescaled before it meets the keys. One positive number for the whole query changes how decided attention
@@ -280,6 +279,11 @@ def findings_of_network(found: pd.DataFrame) -> str:
         {"the former row": hits["label_before"].agg(share), "the new row": hits["label_now"].agg(share)}
     )
     labels["new minus former"] = hits["difference"].agg(lambda values: mean_interval(values.to_numpy()))
+    labels["tables"] = hits.size()  # in others none turns
+    if labels.empty:
+        table_of_labels = "No query row turns, or the targets are numbers."
+    else:
+        table_of_labels = markdown(labels.reset_index())
     tables = counted(found["table"].nunique(), "table")
     return f"""
 ## A trained network
@@ -294,5 +298,5 @@ its sign changes. This is one network, so one seed.
 
 Of the query rows that turn, how many had looked first at a labeled row of their own class, and how many do so now:
 
-{markdown(labels.reset_index())}
+{table_of_labels}
 """
