@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.averaging import signed_log
+from tabicl_train.model.recording import logits
 from tabicl_train.model.scaling import SSA, Scaling
 
 __all__ = ["CausalAttention", "CausalBlock", "CausalSpans"]
@@ -74,15 +75,14 @@ def weights_of_token(attention: Attention, x: Tensor, token: int) -> Tensor:
         The place of the token in its sequence, from 0.
     """
     qkv, _ = attention.project(x[:, : token + 1].flatten(0, 1), None)
-    q, k, _ = qkv.unflatten(0, (len(x), -1)).double().unbind(2)  # (sequences, token + 1, H, d)
-    rule = attention.ssmax_layer
-    q = q[:, -1]  # (sequences, H, d)
-    if isinstance(rule, SSA):
-        q = rule(q)[0]
-    scores = torch.einsum("bhd,bthd->bht", q, k) * q.shape[-1] ** -0.5
-    if isinstance(rule, SSA):
-        scores = rule.exponents()[:, None] * signed_log(scores)
-    return scores.softmax(-1)
+    q, k, _ = qkv.unflatten(0, (len(x), -1)).unbind(2)  # (sequences, token + 1, H, d)
+    q = q[:, -1:]
+    if attention.ssmax_layer is not None:
+        q = attention.ssmax_layer(q)[0]
+    scores = []
+    for q_of_sequence, k_of_sequence in zip(q, k, strict=True):
+        scores.append(logits(attention, q_of_sequence, k_of_sequence)[:, 0])  # (H, token + 1)
+    return torch.stack(scores).softmax(-1)
 
 
 def average_causally(q: Tensor, k: Tensor, v: Tensor, exponents: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict, share
-from tabicl_train.lab.folder import Folder, markdown, plot_estimates
+from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict
+from tabicl_train.lab.folder import Folder, markdown, plot_estimates, share
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.tabicl import TabICL

@@ -19,6 +19,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.recording import attention_layers
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
@@ -66,6 +67,7 @@ def run(options: Options) -> None:
     if problems:
         raise ConfigError(problems)
     network = load_model(options.checkpoint, options.weights)
+    attention_layers(network)  # without any, before something is written
     folder = Folder("entropy", options)
     numbers_of_rows = sorted(set(options.rows))
     tables = TABLES

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import INDUCING, QUERY, Sequence, logits, recorded
+from tabicl_train.model.recording import INDUCING, QUERY, Sequence, attention_layers, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 
 ROWS = 256  # queries of each kind that are measured of a table in in-context learning
@@ -40,9 +40,9 @@ class Site(NamedTuple):
 
 
 def sites(model: TabICL) -> list[Site]:
-    """The layers in which rows are keys, in the order of a forward pass."""
+    """The layers in which rows are keys, in the order of a forward pass; raises ConfigError without any."""
     layers = []
-    for name, attention in model.named_attentions():
+    for name, attention in attention_layers(model).items():
         stage, _, layer = name.partition(".")
         layers.append(Site(stage, int(layer), attention))
     return layers

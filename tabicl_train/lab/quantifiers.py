@@ -20,6 +20,7 @@ from tabicl_train.lab.causal import weights_of_token
 from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row
 from tabicl_train.lab.priors.quantifiers import QUANTIFIERS
 from tabicl_train.lab.sequence_model import SequenceModel
+from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import Pack
 
 LEARNED = 0.01  # as much as one of the 100 samples of the paper's tests; who looks at all numbers is never wrong
@@ -76,14 +77,18 @@ def run(options: Options) -> None:
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 
     def errors(network: SequenceModel, quantifier: str, draw: Callable[..., Pack]) -> Row:
+        attention = network.transformer[-1].attn
+        tokens: list[torch.Tensor] = []  # that the last layer gets
         shares_wrong: Row = {}
         for kind in KINDS:
             pack = draw("quantifiers", 2, quantifier=quantifier, undecided=kind == "undecided")
-            answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
+            with attention.register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0])):
+                answers = sequences.predicted(network, pack)[:, -1].argmax(-1)  # (sequences,)
             truth = pack.y.view(len(pack), -1)[:, -1]
             shares_wrong[kind] = (answers != truth).double().mean().item()
             row = 0 if kind == "undecided" else -1  # of the number that a test multiplies
-            shares_wrong[f"weight_{kind}"] = weight_on(network, pack, row)
+            x = tokens.pop().unflatten(0, (len(pack), -1))  # (sequences, T, E)
+            shares_wrong[f"weight_{kind}"] = weight_on(attention, x, row)
         return shares_wrong
 
     if options.small:
@@ -108,17 +113,12 @@ def run(options: Options) -> None:
 
 
 @torch.no_grad()
-def weight_on(network: SequenceModel, pack: Pack, row: int) -> float:
-    """Return the weight that the last number of a sequence gives to the number of a row, in the last layer.
+def weight_on(attention: Attention, x: torch.Tensor, row: int) -> float:
+    """Return the weight that the last number of a sequence gives to the number of a row in a layer.
 
-    It is the mean over heads and sequences, which have equal lengths and one number a row.
+    It is the mean over heads and sequences, which have one number a row; x: tokens as the layer gets them, (sequences,
+    T, E).
     """
-    attention = network.transformer[-1].attn
-    tokens: list[torch.Tensor] = []
-    hook = attention.register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0]))
-    with hook:
-        network(pack)
-    x = tokens[0].unflatten(0, (len(pack), -1))  # (sequences, T, E)
     last_number = x.shape[1] - 2  # before its label
     weights = weights_of_token(attention, x, last_number)  # (sequences, H, last_number + 1)
     on_numbers = weights[..., ::2]  # (sequences, H, rows); each number is followed by its label

@@ -7,7 +7,6 @@ the multipliers of a longer table.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,10 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.entropy import draw_table
 from tabicl_train.lab.fading import SCALE
-from tabicl_train.lab.folder import Folder, markdown, share
+from tabicl_train.lab.folder import Folder, Row, markdown, share
 from tabicl_train.lab.instruments import Site, sites
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import QUERY, Sequence, logits, recorded
+from tabicl_train.model.recording import QUERY, Sequence, attention_layers, logits, recorded
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
@@ -94,9 +93,7 @@ def load_network(options: Options) -> TabICL | None:
             raise ConfigError([f"weights is {options.weights!r}; they are those of a checkpoint, and there is none"])
         return None
     network = load_model(options.checkpoint, options.weights)
-    if not sites(network):
-        name = type(network).__name__
-        raise ConfigError([f"{name} names no attention layers; its method named_attentions would yield them"])
+    attention_layers(network)  # without any, before something is written
     return network
 
 
@@ -210,9 +207,7 @@ def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
     pack = Pack.of([(table.X, table.y, LABELED_ROWS)])
     labels_of_keys = table.y[:LABELED_ROWS]
     labels_of_queries = table.y[LABELED_ROWS:]
-    turned: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
-    hits_before: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
-    hits_now: dict[tuple[str, int, int], list[torch.Tensor]] = defaultdict(list)
+    counts: list[Row] = []  # of each sequence
 
     def watch(site: Site, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -220,22 +215,25 @@ def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
             for longer in LONGER:
                 now = scores_of_keys(site, sequence, longer)
                 key_before, key_now, has_turned = compare_first_keys(before, now)  # (H, Q) each
-                at = (sequence.kind, site.layer, longer)
-                turned[at].append(has_turned.flatten())
+                row = {"queries": sequence.kind, "layer": site.layer, "longer": longer}
+                row["pairs"] = has_turned.numel()
+                row["turned"] = has_turned.sum().item()
                 if sequence.kind == QUERY and table.num_classes:
-                    hits_before[at].append((labels_of_keys[key_before] == labels_of_queries)[has_turned])
-                    hits_now[at].append((labels_of_keys[key_now] == labels_of_queries)[has_turned])
+                    hits_before = labels_of_keys[key_before] == labels_of_queries
+                    hits_now = labels_of_keys[key_now] == labels_of_queries
+                    row["label_before"] = (hits_before & has_turned).sum().item()
+                    row["label_now"] = (hits_now & has_turned).sum().item()
+                counts.append(row)
 
     with recorded({site: site.attention for site in sites(network)}, watch):
         network(pack)
-    rows = []
-    for at, shares in turned.items():
-        kind, layer, longer = at
-        row = {"table": number, "queries": kind, "layer": layer, "longer": longer, "turned": mean_share(shares)}
-        row["label_before"] = mean_share(hits_before[at])
-        row["label_now"] = mean_share(hits_now[at])
-        rows.append(row)
-    return pd.DataFrame(rows)
+    columns = ["queries", "layer", "longer", "pairs", "turned", "label_before", "label_now"]
+    by_layer = pd.DataFrame(counts, columns=columns).groupby(columns[:3], sort=False)
+    sums = by_layer.sum(min_count=1).astype(float)  # nan where labels are not compared
+    for name in ("label_before", "label_now"):
+        sums[name] /= sums["turned"]  # nan where none turns
+    sums["turned"] /= sums["pairs"]
+    return sums.drop(columns="pairs").reset_index().assign(table=number)
 
 
 def scores_of_keys(site: Site, sequence: Sequence, n: int) -> torch.Tensor:
@@ -262,11 +260,6 @@ def compare_first_keys(before: torch.Tensor, now: torch.Tensor) -> tuple[torch.T
     lead_now = now.gather(-1, key_now) - now.gather(-1, key_before)
     has_turned = torch.minimum(lead_before, lead_now) > math.log(FACTOR)
     return key_before[..., 0], key_now[..., 0], has_turned[..., 0]
-
-
-def mean_share(parts: list[torch.Tensor]) -> float:
-    """Return the mean of all parts, bool (n,) each; nan without any."""
-    return torch.cat(parts).double().mean().item() if parts else math.nan
 
 
 def findings_of_network(found: pd.DataFrame) -> str:

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.averaging import signed_log
+from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Spans
 from tabicl_train.model.scaling import SSA
 
-__all__ = ["INDUCING", "LABELED", "QUERY", "Sequence", "exponents", "logits", "recorded"]
+__all__ = ["INDUCING", "LABELED", "QUERY", "Sequence", "attention_layers", "exponents", "logits", "recorded"]
 
 # kinds of queries
 INDUCING = "inducing points"
@@ -63,6 +65,21 @@ def sequences(spans: Spans, x: Tensor, context: Tensor, projected: Tensor, q: Te
             seen = slice(first_key + i * keys, first_key + (i + 1) * keys)
             yield Sequence(kind, x[queries], context[seen], projected[queries], q[queries], *kv[seen].unbind(1))
             start += length
+
+
+def attention_layers(network: Network) -> dict[str, Attention]:
+    """Return the layers of a network in which rows are keys, by name, such as icl.0, in the order of a forward pass.
+
+    Raises
+    ------
+    ConfigError
+        If the network names no such layers.
+    """
+    layers = dict(network.named_attentions())
+    if not layers:
+        name = type(network).__name__
+        raise ConfigError([f"{name} names no attention layers; its method named_attentions would yield them"])
+    return layers
 
 
 @contextlib.contextmanager

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.recording import INDUCING, LABELED, Sequence, logits, recorded
+from tabicl_train.model.recording import INDUCING, LABELED, Sequence, attention_layers, logits, recorded
 
 __all__ = ["attention_weights"]
 
@@ -51,10 +50,7 @@ def attention_weights(network: Network, X: Any, y: Any) -> dict[str, np.ndarray]
     ----------
     Column stage and in-context learning: Qu et al., TabICL, arXiv 2502.05564, section 3.
     """
-    layers = dict(network.named_attentions())
-    if not layers:
-        name = type(network).__name__
-        raise ConfigError([f"{name} names no attention layers; its method named_attentions would yield them"])
+    layers = attention_layers(network)
     device = next(network.parameters()).device
     labels = torch.as_tensor(y, device=device)
     labels = labels.float() if network.config.is_regression else labels.long()

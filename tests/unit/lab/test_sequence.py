@@ -207,5 +207,6 @@ def test_the_weight_on_a_row_is_that_on_its_number(row, token):
     attention.register_forward_pre_hook(lambda _, arguments: seen.update(x=arguments[0]))
     with torch.no_grad():
         made(pack)
-        weights = weights_of_token(attention, seen["x"].unflatten(0, (2, 14)), 12)
-    assert quantifiers.weight_on(made, pack, row) == pytest.approx(weights[..., token].mean().item())
+        x = seen["x"].unflatten(0, (2, 14))
+        weights = weights_of_token(attention, x, 12)
+    assert quantifiers.weight_on(attention, x, row) == pytest.approx(weights[..., token].mean().item())
