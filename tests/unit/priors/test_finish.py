@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from priors.finish import Rejected, finish
 from priors.random import rng_at
@@ -64,8 +65,9 @@ def test_columns_are_clamped_and_standardized_and_constant_ones_dropped(kinds, n
     table = finish(*args)
     assert table.X.dtype == torch.float32
     assert table.X.shape == (num_rows, len(expected))
-    columns = sorted(table.X.T.tolist())
-    np.testing.assert_allclose(columns, sorted(expected), atol=2e-5)
+    # Columns come in any order, and some are equal in their first rows, except for rounding.
+    distances = np.abs(table.X.T.numpy()[:, None] - np.array(expected)).max(axis=-1)
+    assert distances[linear_sum_assignment(distances)].max() < 2e-5
 
 
 def test_a_spread_below_1e_6_is_not_magnified():
