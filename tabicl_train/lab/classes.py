@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 FEATURES, NOISE = 6, 0.3  # of a synthetic table: classes are normal, their centers standard normal
 CLASSES = (2, 5, 10, 11, 20, 57, 100, 101, 300, 1000)
 TABLES, ROWS, QUERIES = 3, 8, 256  # tables for each number of classes, labeled rows of each class, query rows
+# In what the members of an ensemble differ, with the columns of the scores
+DIFFERENCES = {
+    "numbers and columns": "accuracy_members",
+    "numbers": "accuracy_numbers",
+    "columns": "accuracy_columns",
+}
 
 QUESTION = """
 A network that was trained with ten classes has ten outputs, and cannot be told a label above nine. It still predicts a
@@ -56,8 +62,8 @@ class Options:
     """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
     if there are any, otherwise the newest."""
     members: int = 1
-    """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes and
-    in the order of the columns."""
+    """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes, in
+    the order of the columns, or in both, as those of `TabICLClassifier` do."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
@@ -93,9 +99,22 @@ def draw_clusters(
     return X, y, asked, truth, centers
 
 
-def predict(network: TabICL, X: np.ndarray, y: np.ndarray, asked: np.ndarray, members: int = 1) -> np.ndarray:
-    """Classes of the rows `asked`. Members differ in the order of columns and in the numbers of the classes."""
-    return TabICLClassifier(network, n_estimators=members, norm_methods=("none",)).fit(X, y).predict(asked)
+def predict(
+    network: TabICL,
+    X: np.ndarray,
+    y: np.ndarray,
+    asked: np.ndarray,
+    members: int = 1,
+    differ_in: str = "numbers and columns",
+) -> np.ndarray:
+    """Classes of the rows `asked`. Members differ in one of DIFFERENCES."""
+    classifier = TabICLClassifier(network, n_estimators=members, norm_methods=("none",)).fit(X, y)
+    first = classifier.members_[0]
+    if differ_in == "numbers":
+        classifier.members_ = [replace(member, features=first.features) for member in classifier.members_]
+    elif differ_in == "columns":
+        classifier.members_ = [replace(member, shift=first.shift) for member in classifier.members_]
+    return classifier.predict(asked)
 
 
 def score_table(network: TabICL, classes: int, number: int, members: int = 1) -> dict[str, float]:
@@ -118,8 +137,9 @@ def score_table(network: TabICL, classes: int, number: int, members: int = 1) ->
         "nodes": nodes(classes, most),
     }
     if members > 1:
-        predicted_by_members = predict(network, X, y, asked, members)
-        row["accuracy_members"] = float((predicted_by_members == truth).mean())
+        for differ_in, column in DIFFERENCES.items():
+            predicted_by_members = predict(network, X, y, asked, members, differ_in)
+            row[column] = float((predicted_by_members == truth).mean())
     return row
 
 
@@ -190,13 +210,14 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
     of_members = ""
     if members > 1:
         of_members = (
-            f"\n\nThe seconds are those of one member. {members} members read the columns in other orders and give the "
-            f"classes other numbers. With up to {most} classes there are neither digits nor groups, but also little to "
-            "gain; beyond, members differ in digits, in groups and in the order of columns."
+            f"\n\nThe seconds are those of one member. {members} members give the classes other numbers (**numbers**), "
+            "read the columns in other orders (**columns**), or both, as those of `TabICLClassifier` do. With up to "
+            f"{most} classes there are neither digits nor groups; beyond, other numbers are other digits and groups."
         )
-        differences = scores["accuracy_members"] - scores["accuracy"]
-        gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")
-        columns[f"{members} members minus one"] = gain
+        for differ_in, column in DIFFERENCES.items():
+            differences = scores[column] - scores["accuracy"]
+            gain = differences.groupby(scores["classes"]).agg(lambda values: f"{mean_interval(values.to_numpy()):+.3f}")
+            columns[f"{members} members minus one: {differ_in}"] = gain
     columns["seconds"] = means["seconds"].map("{:.2f}".format)
     table = pd.DataFrame(columns).reset_index()
     return f"""

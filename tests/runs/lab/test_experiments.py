@@ -8,6 +8,7 @@ import shlex
 import sys
 from unittest import mock
 
+import numpy as np
 import pandas as pd
 import pytest
 from command_line import command
@@ -156,10 +157,15 @@ def test_curriculum_at_its_smallest_size(tmp_path):
 def test_classes_at_its_smallest_size(tmp_path, run_dir):
     page = run_small_experiment("classes", tmp_path / "classes", f"checkpoint={run_dir}", "members=2")
     scores = pd.read_csv(tmp_path / "classes" / "classes.csv")
-    assert "| 2 members minus one |" in page
+    assert "| 2 members minus one: numbers and columns | 2 members minus one: numbers |" in page
     X, y, asked, truth, _ = classes.draw_clusters(23, classes.ROWS, classes.QUERIES, 0)
     members = TabICLClassifier(load_model(str(run_dir)), n_estimators=2, norm_methods=("none",)).fit(X, y)
     assert scores["accuracy_members"][1] == pytest.approx((members.predict(asked) == truth).mean())
+    # One member for each numbering; the mean of their logarithms of probabilities is that of the ensemble.
+    shifts = [member.shift for member in members.members_]
+    one = TabICLClassifier(load_model(str(run_dir)), n_estimators=1, norm_methods=("none",))
+    log_p = [np.log(np.roll(one.fit(X, (y + s) % 23).predict_proba(asked), -s, axis=1)) for s in shifts]
+    assert scores["accuracy_numbers"][1] == pytest.approx((sum(log_p).argmax(1) == truth).mean())
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition.csv")
     assert decomposition.iloc[42].tolist() == [42, 5, 2, 4]  # class, digits, group
