@@ -7,6 +7,7 @@ context useless, and a kernel may hang or end the process.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -35,7 +36,7 @@ from tabicl_train.gpu_check import kernels, runs, stages, steps
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, PageRow, Place, set_up
 from tabicl_train.outputs import folder_problem, write_atomically
 from tabicl_train.precision import WORKSPACE, set_up_gpu
-from tabicl_train.run_dir.provenance import git, version, versions
+from tabicl_train.run_dir.provenance import git, versions
 
 FORMAT = 1  # of the JSON file
 JSON, PAGE, LOG = "gpu-check.json", "gpu-check.html", "log.txt"
@@ -386,7 +387,7 @@ def describe_machine(device: torch.device) -> PageRow:
         "cores": cores,
         "memory, GB": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9,
         "CUDA of torch": torch.version.cuda or "none",
-        "triton": version("triton") if is_installed("triton") else "not installed",
+        "triton": importlib.import_module("triton").__version__ if is_installed("triton") else "not installed",
         **versions(),
         "commit": f"{git('rev-parse', 'HEAD') or 'unknown, outside a checkout'}{changed}",
         "system": platform.platform(),

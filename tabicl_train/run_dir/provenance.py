@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from tabicl_train import plugins
+from tabicl_train import __version__, plugins
 from tabicl_train.console import info
 from tabicl_train.run_dir.records import Records
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DRAWING = ("torch", "numpy", "scipy", "numba")  # packages on which the bits of a table depend
-PACKAGES = ("tabicl-train", "lightning", "hydra-core", *DRAWING)
+PACKAGES = ("lightning", "hydra-core", *DRAWING)
 
 
 def describe_origin() -> dict:
@@ -101,17 +101,14 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return {"host": platform.node(), "cpu": cpu_kind(), "gpu": gpu}
 
 
-def version(package: str) -> str:
-    """Return the installed version of a package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # tabicl-train itself, run from a checkout
-        return "not installed"
-
-
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, and of packages that the results of a run depend on."""
-    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {
+        "python": platform.python_version(),
+        # That of the code: an editable install keeps the version of the day when it was installed.
+        "tabicl-train": __version__,
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
 
 
 def cpu_kind() -> str:

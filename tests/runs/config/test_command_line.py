@@ -1,6 +1,5 @@
 import dataclasses
 import errno
-import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -15,6 +14,7 @@ import yaml
 from command_line import command, exit_code
 from configurations import list_experiments, problems
 
+import tabicl_train
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError, is_installed, require_matplotlib
 
@@ -73,7 +73,7 @@ def test_questions_about_the_command(monkeypatch, capfd):
     for name in ("train", "sweep"):
         assert exit_code(monkeypatch, name, "--version") == 0
         first, *rest = capfd.readouterr().out.splitlines()
-        assert first == f"tabicl-train {importlib.metadata.version('tabicl-train')}"
+        assert first == f"tabicl-train {tabicl_train.__version__}"
         assert {line.split()[0] for line in rest} >= {"python", "torch", "lightning", "commit", "device"}
         assert exit_code(monkeypatch, name, "-x") == 2
         assert "unrecognized arguments: -x" in capfd.readouterr().err
