@@ -7,7 +7,6 @@ context useless, and a kernel may hang or end the process.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ import torch
 from tabicl_train.config.options import GpuCheckOptions
 from tabicl_train.config.schema import TrainerConfig, one_of
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.errors import ConfigError, is_installed, require_page_packages
+from tabicl_train.errors import ConfigError, require_page_packages
 from tabicl_train.gpu_check import kernels, runs, stages, steps
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, PageRow, Place, set_up
 from tabicl_train.outputs import folder_problem, write_atomically
@@ -387,11 +387,19 @@ def describe_machine(device: torch.device) -> PageRow:
         "cores": cores,
         "memory, GB": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9,
         "CUDA of torch": torch.version.cuda or "none",
-        "triton": importlib.import_module("triton").__version__ if is_installed("triton") else "not installed",
+        "triton": installed_version("triton"),
         **versions(),
         "commit": f"{git('rev-parse', 'HEAD') or 'unknown, outside a checkout'}{changed}",
         "system": platform.platform(),
     }
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package that may be missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def driver() -> str:

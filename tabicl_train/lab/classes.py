@@ -63,7 +63,7 @@ class Options:
     if there are any, otherwise the newest."""
     members: int = 1
     """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes, in
-    the order of the columns, or in both, as those of `TabICLClassifier` do."""
+    the order of the columns, or in both."""
     small: bool = False
     """A small and a larger number of classes, one table for each, and no real data."""
 
@@ -110,10 +110,12 @@ def predict(
     """Classes of the rows `asked`. Members differ in one of DIFFERENCES."""
     classifier = TabICLClassifier(network, n_estimators=members, norm_methods=("none",)).fit(X, y)
     first = classifier.members_[0]
-    if differ_in == "numbers":
-        classifier.members_ = [replace(member, features=first.features) for member in classifier.members_]
-    elif differ_in == "columns":
-        classifier.members_ = [replace(member, shift=first.shift) for member in classifier.members_]
+    same = {
+        "numbers and columns": {},
+        "numbers": {"features": first.features},
+        "columns": {"shift": first.shift},
+    }
+    classifier.members_ = [replace(member, **same[differ_in]) for member in classifier.members_]
     return classifier.predict(asked)
 
 
@@ -211,8 +213,8 @@ def findings(scores: pd.DataFrame, most: int, members: int = 1) -> str:
     if members > 1:
         of_members = (
             f"\n\nThe seconds are those of one member. {members} members give the classes other numbers (**numbers**), "
-            "read the columns in other orders (**columns**), or both, as those of `TabICLClassifier` do. With up to "
-            f"{most} classes there are neither digits nor groups; beyond, other numbers are other digits and groups."
+            f"read the columns in other orders (**columns**), or both. With up to {most} classes there are neither "
+            "digits nor groups, but also little to gain; beyond, other numbers are other digits and other groups."
         )
         for differ_in, column in DIFFERENCES.items():
             differences = scores[column] - scores["accuracy"]

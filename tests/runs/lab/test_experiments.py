@@ -161,15 +161,26 @@ def test_classes_at_its_smallest_size(tmp_path, run_dir):
     X, y, asked, truth, _ = classes.draw_clusters(23, classes.ROWS, classes.QUERIES, 0)
     members = TabICLClassifier(load_model(str(run_dir)), n_estimators=2, norm_methods=("none",)).fit(X, y)
     assert scores["accuracy_members"][1] == pytest.approx((members.predict(asked) == truth).mean())
-    # One member for each numbering; the mean of their logarithms of probabilities is that of the ensemble.
-    shifts = [member.shift for member in members.members_]
-    one = TabICLClassifier(load_model(str(run_dir)), n_estimators=1, norm_methods=("none",))
-    log_p = [np.log(np.roll(one.fit(X, (y + s) % 23).predict_proba(asked), -s, axis=1)) for s in shifts]
-    assert scores["accuracy_numbers"][1] == pytest.approx((sum(log_p).argmax(1) == truth).mean())
     assert scores[["classes", "digits", "nodes"]].to_numpy().tolist() == [[4, 1, 1], [23, 2, 4]]
     decomposition = pd.read_csv(tmp_path / "classes" / "decomposition.csv")
     assert decomposition.iloc[42].tolist() == [42, 5, 2, 4]  # class, digits, group
     assert "![digits and groups" in page
+
+
+def test_members_differ_in_class_numbers_or_in_columns_alone(run_dir):
+    """The mean of their logarithms of probabilities is that of single members which see the table in such a way."""
+    network = load_model(str(run_dir))
+    X, y, asked, _, _ = classes.draw_clusters(23, classes.ROWS, classes.QUERIES, 0)
+    members = TabICLClassifier(network, n_estimators=2, norm_methods=("none",)).fit(X, y).members_
+    one = TabICLClassifier(network, n_estimators=1, norm_methods=("none",))
+    numbers = columns = 0.0
+    for member in members:
+        shift, features = member.shift, member.features
+        probabilities = one.fit(X, (y + shift) % 23).predict_proba(asked)
+        numbers += np.log(np.roll(probabilities, -shift, axis=1))
+        columns += np.log(one.fit(X[:, features], y).predict_proba(asked[:, features]))
+    for differ_in, expected in {"numbers": numbers, "columns": columns}.items():
+        assert np.array_equal(classes.predict(network, X, y, asked, 2, differ_in), expected.argmax(axis=1))
 
 
 @pytest.mark.parametrize(

@@ -231,8 +231,8 @@ COLUMNS = {
     "gaps": np.where(rng.random(ROWS) < 0.3, np.nan, rng.exponential(size=ROWS)),
     "hardly different": 1 + 1e-12 * rng.normal(size=ROWS),
 }
-# Since 1.18 scipy searches in another way: powers differ by about 1e-8, and by more where the likelihood is flat.
 SCIPY = tuple(map(int, scipy.__version__.split(".")[:2]))
+# Since 1.18 scipy searches in another way: powers differ by about 1e-8, and by more where the likelihood is flat.
 OTHER_SEARCH = SCIPY >= (1, 18)
 # Before scikit-learn 1.9 and scipy 1.15, the peer itself searches and transforms in other ways, by as much.
 OLD_PEER = tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9) or SCIPY < (1, 15)
