@@ -7,7 +7,7 @@ Training is lab/configs/sweep/long_rows.yaml, with the curricula fixed_long and 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 import torch.nn.functional as F
 from omegaconf import MISSING
 
-from tabicl_train.config.schema import positive
+from tabicl_train.config.schema import one_of, positive
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.curriculum import QUERIES, test_table
@@ -33,7 +33,7 @@ from tabicl_train.lab.folder import (
 from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 LONGEST = 2048  # rows of the longest tables of training
 FACTORS = (1, 2, 4, 8, 16)
 TABLES = 8  # each takes half a CPU minute, most of it for 32,768 rows
-FIXED, GROWING = "fixed_long", "growing_long"  # lab/configs/curriculum
+FIXED, GROWING, SHORT = CURRICULA = "fixed_long", "growing_long", "fixed_short"  # lab/configs/curriculum
+STYLES = {FIXED: "o--", GROWING: "o-", SHORT: "o:"}
+RULE = "QASSMax"  # which is compared with the others
 SMALL = [
     "seed=0",
     *(
@@ -62,7 +64,7 @@ losses, where lower is better, and the entropy of attention over log n, which is
 
 @dataclass
 class Options:
-    """tabicl-lab long_rows folder=DIR [scale_steps=1]
+    """tabicl-lab long_rows folder=DIR [scale_steps=1] ['curricula=[growing_long,fixed_short]']
 
     Trains networks of four scoring rules on up to 2,048 rows, fixed or growing, and tests them on up to 32,768. It
     takes about two and a half hours on two CPU cores; when it is stopped, the same command continues it.
@@ -70,6 +72,9 @@ class Options:
 
     folder: str = MISSING
     """Folder to write; the runs are inside, in runs/."""
+    curricula: list[str] = field(default_factory=lambda: [FIXED, GROWING])
+    """Which curricula are compared: fixed_long (2,048 rows), growing_long, fixed_short (512 rows). Another choice needs
+    another folder."""
     scale_steps: float = 0.5
     """Multiplies the steps of all networks; with 1 they have 1e13 FLOPs each, as `experiment=demo_long` has."""
     small: bool = False
@@ -77,11 +82,17 @@ class Options:
 
 
 def run(options: Options) -> None:
-    if problems := positive(scale_steps=options.scale_steps):
+    problems = positive(scale_steps=options.scale_steps)
+    for name in options.curricula:
+        problems += one_of("curricula", name, CURRICULA)
+    if not options.curricula:
+        problems.append(f"curricula is empty; name at least one of {', '.join(CURRICULA)}")
+    if problems:
         raise ConfigError(problems)
     folder = Folder("long_rows", options)
+    curricula = "curriculum=" + ",".join(options.curricula)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
-    runs = trained_runs(["sweep=long_rows", *settings], folder.path / "runs")
+    runs = trained_runs(["sweep=long_rows", curricula, *settings], folder.path / "runs")
     longest, tables = (16, 2) if options.small else (LONGEST, TABLES)
 
     def score_one(network: TabICL, _: Row, number: int) -> list[Row]:
@@ -119,13 +130,15 @@ def draw(scores: pd.DataFrame) -> Figure:
     loss, change, entropy = figure.subplots(1, 3)
     lengths = sorted(scores["n"].unique())
     for color, rule in enumerate(scores["rule"].unique()):
-        for curriculum, style in ((FIXED, "o--"), (GROWING, "o-")):
+        for curriculum in scores["curriculum"].unique():
             label = f"{rule}, {curriculum}"
             for axes, column in ((loss, "log_loss"), (entropy, "entropy")):
                 line = [values_of(scores, curriculum, rule, n, column).mean() for n in lengths]
-                axes.plot(lengths, line, style, color=f"C{color}", label=label)
-        changes = {n: growing_minus_fixed(scores, rule, n) for n in lengths}
-        plot_estimates(change, pd.Series(changes, dtype=object), color=f"C{color}", label=rule)
+                axes.plot(lengths, line, STYLES[curriculum], color=f"C{color}", label=label)
+        for other in compared_with_growing(scores):
+            changes = {n: mean_interval(growing_minus(scores, other, rule, n)) for n in lengths}
+            label = f"{rule}, minus {other}"
+            plot_estimates(change, pd.Series(changes, dtype=object), color=f"C{color}", label=label)
     change.axhline(0, color="0.5", linewidth=1)
     loss.set(title="log loss")
     change.set(title="log loss, growing minus fixed rows")
@@ -138,29 +151,39 @@ def draw(scores: pd.DataFrame) -> Figure:
     return figure
 
 
-def growing_minus_fixed(scores: pd.DataFrame, rule: str, n: int) -> Estimate:
-    """Return what growing rows change of the log loss at one length."""
-    losses = [values_of(scores, curriculum, rule, n, "log_loss") for curriculum in (GROWING, FIXED)]
-    return mean_interval(losses[0] - losses[1])
+def compared_with_growing(scores: pd.DataFrame) -> list[str]:
+    """Return the other curricula, if growing rows are among them."""
+    curricula = list(scores["curriculum"].unique())
+    return [name for name in curricula if name != GROWING] if GROWING in curricula else []
+
+
+def growing_minus(scores: pd.DataFrame, other: str, rule: str, n: int) -> np.ndarray:
+    """Return what growing rows change of the log loss at one length beside another curriculum, (seeds, tables)."""
+    return values_of(scores, GROWING, rule, n, "log_loss") - values_of(scores, other, rule, n, "log_loss")
 
 
 def findings(scores: pd.DataFrame) -> str:
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
     losses = []
+    slopes = []
     entropies = []
-    for curriculum in (FIXED, GROWING):
+    for curriculum in scores["curriculum"].unique():
         for rule in rules:
-            losses_by_length = []
-            entropies_by_length = []
-            for n in lengths:
-                losses_by_length.append(mean_interval(values_of(scores, curriculum, rule, n, "log_loss")))
-                entropies_by_length.append(mean_interval(values_of(scores, curriculum, rule, n, "entropy"), 0, 1))
-            losses.append([rule, curriculum, *losses_by_length])
-            entropies.append([rule, curriculum, *entropies_by_length])
+            by_length = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
+            losses.append([rule, curriculum, *map(mean_interval, by_length)])
+            slopes.append([rule, curriculum, *(mean_interval(longer - by_length[0]) for longer in by_length[1:])])
+            by_length = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+            entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length)])
     changes = []
-    for rule in rules:
-        changes.append([rule, *(growing_minus_fixed(scores, rule, n) for n in lengths)])
+    leads = []
+    for other in compared_with_growing(scores):
+        for rule in rules:
+            of_rule = {n: growing_minus(scores, other, rule, n) for n in lengths}
+            changes.append([rule, other, *(mean_interval(of_rule[n]) for n in lengths)])
+            if rule != RULE:
+                of_qassmax = {n: growing_minus(scores, other, RULE, n) for n in lengths}
+                leads.append([rule, other, *(mean_interval(of_qassmax[n] - of_rule[n]) for n in lengths)])
     columns = [f"n = {n:,}" for n in lengths]
     seeds = scores["seed"].nunique()
     return f"""
@@ -171,9 +194,17 @@ Log loss, with 95 % intervals for other seeds and other tables, from {counted(se
 
 {markdown(pd.DataFrame(losses, columns=["rule", "curriculum", *columns]))}
 
-Growing rows minus fixed rows; below zero, the curriculum helps:
+Log loss with more labeled rows minus that with {lengths[0]:,}; below zero, more rows help:
 
-{markdown(pd.DataFrame(changes, columns=["rule", *columns]), "+.3f")}
+{markdown(pd.DataFrame(slopes, columns=["rule", "curriculum", *columns[1:]]), "+.3f")}
+
+Growing rows minus another curriculum; below zero, growing rows help:
+
+{markdown(pd.DataFrame(changes, columns=["rule", "minus", *columns]), "+.3f")}
+
+The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more than that rule:
+
+{markdown(pd.DataFrame(leads, columns=["rule", "minus", *columns]), "+.3f")}
 
 Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning:
 

@@ -79,9 +79,9 @@ def test_scores(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_jobs")
 def test_long_rows(tmp_path):
-    page = run_small_experiment("long_rows", tmp_path)
+    page = run_small_experiment("long_rows", tmp_path, "curricula=[fixed_long,growing_long,fixed_short]")
     scores = pd.read_csv(tmp_path / "long_rows.csv")
-    assert len(scores) == 2 * 4 * 2 * 5
+    assert len(scores) == 3 * 4 * 2 * 5
     assert sorted(scores["n"].unique()) == [16, 32, 64, 128, 256]
     assert scores["entropy"].between(0, 1).all()
     assert scores["rule"].nunique() == 4
