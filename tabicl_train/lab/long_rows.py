@@ -26,22 +26,23 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
-    plot_estimates,
     score_all,
     trained_runs,
 )
 from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import mean_interval
+from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LONGEST = 2048  # rows of the longest tables of training
 FACTORS = (1, 2, 4, 8, 16)
-TABLES = 8  # each takes half a CPU minute, most of it for 32,768 rows
+TABLES = 8  # each takes half a CPU minute (16 s on two cores), most of it for 32,768 rows
 FIXED, GROWING, SHORT = CURRICULA = "fixed_long", "growing_long", "fixed_short"  # lab/configs/curriculum
+RULES = ("softmax", "SSMax", "QASSMax", "QASSMax from 1")  # labels of the sweep
 STYLES = {FIXED: "o--", GROWING: "o-", SHORT: "o:"}
 RULE = "QASSMax"  # which is compared with the others
 SMALL = [
@@ -64,10 +65,10 @@ losses, where lower is better, and the entropy of attention over log n, which is
 
 @dataclass
 class Options:
-    """tabicl-lab long_rows folder=DIR [scale_steps=1] ['curricula=[growing_long,fixed_short]']
+    """tabicl-lab long_rows folder=DIR ['curricula=[growing_long,fixed_short]'] ['rules=[softmax,QASSMax]']
 
     Trains networks of four scoring rules on up to 2,048 rows, fixed or growing, and tests them on up to 32,768. It
-    takes about two and a half hours on two CPU cores; when it is stopped, the same command continues it.
+    takes an hour and three quarters on two CPU cores; when it is stopped, the same command continues it.
     """
 
     folder: str = MISSING
@@ -75,6 +76,8 @@ class Options:
     curricula: list[str] = field(default_factory=lambda: [FIXED, GROWING])
     """Which curricula are compared: fixed_long (2,048 rows), growing_long, fixed_short (512 rows). Another choice needs
     another folder."""
+    rules: list[str] = field(default_factory=lambda: list(RULES))
+    """Which rules: softmax, SSMax, QASSMax, QASSMax from 1. Another choice needs another folder."""
     scale_steps: float = 0.5
     """Multiplies the steps of all networks; with 1 they have 1e13 FLOPs each, as `experiment=demo_long` has."""
     small: bool = False
@@ -85,14 +88,17 @@ def run(options: Options) -> None:
     problems = positive(scale_steps=options.scale_steps)
     for name in options.curricula:
         problems += one_of("curricula", name, CURRICULA)
-    if not options.curricula:
-        problems.append(f"curricula is empty; name at least one of {', '.join(CURRICULA)}")
+    for name in options.rules:
+        problems += one_of("rules", name, RULES)
+    if not (options.curricula and options.rules):
+        problems.append("curricula or rules is empty; name at least one of each")
     if problems:
         raise ConfigError(problems)
     folder = Folder("long_rows", options)
     curricula = "curriculum=" + ",".join(options.curricula)
+    rules = "rule=" + ",".join(f'"{name}"' for name in options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
-    runs = trained_runs(["sweep=long_rows", curricula, *settings], folder.path / "runs")
+    runs = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
     longest, tables = (16, 2) if options.small else (LONGEST, TABLES)
 
     def score_one(network: TabICL, _: Row, number: int) -> list[Row]:
@@ -126,29 +132,46 @@ def values_of(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: 
 def draw(scores: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 4), layout="constrained")
-    loss, change, entropy = figure.subplots(1, 3)
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    (loss, slope), (change, entropy) = figure.subplots(2, 2)
     lengths = sorted(scores["n"].unique())
-    for color, rule in enumerate(scores["rule"].unique()):
-        for curriculum in scores["curriculum"].unique():
-            label = f"{rule}, {curriculum}"
+    rules = list(scores["rule"].unique())
+    curricula = list(scores["curriculum"].unique())
+    others = compared_with_growing(scores)
+    for color, rule in enumerate(rules):
+        for number, curriculum in enumerate(curricula):
+            look = {"fmt": STYLES[curriculum], "color": f"C{color}", "label": f"{rule}, {curriculum}"}
+            losses = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
             for axes, column in ((loss, "log_loss"), (entropy, "entropy")):
                 line = [values_of(scores, curriculum, rule, n, column).mean() for n in lengths]
-                axes.plot(lengths, line, STYLES[curriculum], color=f"C{color}", label=label)
-        for other in compared_with_growing(scores):
-            changes = {n: mean_interval(growing_minus(scores, other, rule, n)) for n in lengths}
-            label = f"{rule}, minus {other}"
-            plot_estimates(change, pd.Series(changes, dtype=object), color=f"C{color}", label=label)
-    change.axhline(0, color="0.5", linewidth=1)
+                axes.plot(lengths, line, look["fmt"], color=look["color"], label=look["label"])
+            slopes = [mean_interval(longer - losses[0]) for longer in losses[1:]]
+            plot_bars(slope, lengths[1:], slopes, (number * len(rules) + color, len(rules) * len(curricula)), **look)
+        for number, other in enumerate(others):
+            changes = [mean_interval(growing_minus(scores, other, rule, n)) for n in lengths]
+            look = {"fmt": STYLES[other], "color": f"C{color}"}
+            plot_bars(change, lengths, changes, (number * len(rules) + color, len(rules) * len(others)), **look)
     loss.set(title="log loss")
-    change.set(title="log loss, growing minus fixed rows")
+    slope.set(title=f"log loss, minus that with {lengths[0]:,} labeled rows")
+    change.set(title=f"log loss of {GROWING}, minus that of {' and '.join(others)}")
     entropy.set(title="entropy of attention / log n", ylim=(-0.02, 1.02))
+    for axes in (slope, change):
+        axes.axhline(0, color="0.5", linewidth=1)
     for axes in figure.axes:
         axes.set(xscale="log", xlabel="labeled rows")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.minorticks_off()
-    loss.legend(fontsize="x-small")
+    figure.legend(*loss.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     return figure
+
+
+def plot_bars(axes: Axes, lengths: list[int], estimates: list[Estimate], place: tuple[int, int], **look) -> None:
+    """Plot means with their intervals as bars, which stand beside those of other lines: `place` is number and count."""
+    number, count = place
+    beside = 1.25 ** ((number + 0.5) / count - 0.5)
+    means = np.array([estimate.mean for estimate in estimates])
+    bars = np.array([[estimate.mean - estimate.low, estimate.high - estimate.mean] for estimate in estimates]).T
+    axes.errorbar(np.array(lengths) * beside, means, bars, linewidth=1, markersize=4, capsize=2, **look)
 
 
 def compared_with_growing(scores: pd.DataFrame) -> list[str]:
@@ -181,13 +204,13 @@ def findings(scores: pd.DataFrame) -> str:
         for rule in rules:
             of_rule = {n: growing_minus(scores, other, rule, n) for n in lengths}
             changes.append([rule, other, *(mean_interval(of_rule[n]) for n in lengths)])
-            if rule != RULE:
+            if RULE in rules and rule != RULE:
                 of_qassmax = {n: growing_minus(scores, other, RULE, n) for n in lengths}
                 leads.append([rule, other, *(mean_interval(of_qassmax[n] - of_rule[n]) for n in lengths)])
     columns = [f"n = {n:,}" for n in lengths]
     seeds = scores["seed"].nunique()
     return f"""
-![log loss, what growing rows change, and entropy by labeled rows](long_rows.png)
+![log loss, what more labeled rows and growing rows change, and entropy](long_rows.png)
 
 Log loss, with 95 % intervals for other seeds and other tables, from {counted(seeds, "seed")} and
 {counted(scores["table"].nunique(), "table")}. {NO_CLAIM if seeds < FEWEST_SEEDS else ""}
