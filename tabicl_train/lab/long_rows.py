@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import torch
 import torch.nn.functional as F
 from omegaconf import MISSING
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LONGEST = 2048  # rows of the longest tables of training
+LONGEST = 2048  # rows of the longest tables of training, of which at most 1,638 are labeled
 FACTORS = (1, 2, 4, 8, 16)
 TABLES = 8  # each takes half a CPU minute (16 s on two cores), most of it for 32,768 rows
 FIXED, GROWING, SHORT = CURRICULA = "fixed_long", "growing_long", "fixed_short"  # lab/configs/curriculum
@@ -55,11 +56,12 @@ SMALL = [
 ]
 
 QUESTION = """
-Is it worthwhile to grow the tables of training? Networks with the same longest tables, 2,048 rows, and the same amount
-of arithmetic see tables of that length only, or shorter ones first. Then they predict tables with up to 32,768 labeled
-rows. Four rules of attention: softmax; SSMax, which multiplies scores by log n; QASSMax, which multiplies queries by
-learned functions of log n and of the query; and QASSMax whose learned function of log n starts at 1. Scores are log
-losses, where lower is better, and the entropy of attention over log n, which is 1 if all rows have equal weights.
+Is it worthwhile to grow the tables of training? With the same amount of arithmetic, networks see tables of 2,048 rows
+only (fixed_long), tables that grow up to 2,048 rows (growing_long), or tables of 512 rows only (fixed_short). Then they
+predict tables with up to 32,768 labeled rows, under different rules of attention: softmax; SSMax, which multiplies
+scores by log n; QASSMax, which multiplies queries by learned functions of log n and of the query; and QASSMax whose
+learned function of log n starts at 1. Scores are log losses, where lower is better, beside that of the class
+frequencies of the labeled rows; and the entropy of attention over log n, which is 1 if all rows have equal weights.
 """
 
 
@@ -111,8 +113,22 @@ def run(options: Options) -> None:
         return rows
 
     scores = score_all(folder, runs, ["table"], itertools.product(range(tables)), score_one)
-    folder.figure("long_rows", draw(scores))
-    folder.page("What growing rows do for long tables", QUESTION, findings(scores))
+    guesses = pd.DataFrame(
+        {
+            factor * longest: [frequency_loss(number, factor * longest, longest) for number in range(tables)]
+            for factor in FACTORS
+        }
+    )
+    folder.csv("class_frequencies", guesses)
+    folder.figure("long_rows", draw(scores, guesses))
+    folder.page("What growing rows do for long tables", QUESTION, findings(scores, guesses))
+
+
+def frequency_loss(number: int, n: int, longest: int) -> float:
+    """Log loss of a test table's query rows under the class frequencies of n labeled rows."""
+    y = test_table("synthetic", number, longest * FACTORS[-1]).y
+    counts = torch.bincount(y[-QUERIES - n : -QUERIES], minlength=int(y.max()) + 1) + 1.0  # a class may have no row
+    return F.nll_loss((counts / counts.sum()).log().expand(QUERIES, -1), y[-QUERIES:]).item()
 
 
 def score(network: TabICL, X, y, n: int) -> Row:
@@ -129,15 +145,15 @@ def values_of(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: 
     return by_seed_and_table(rows, column)
 
 
-def draw(scores: pd.DataFrame) -> Figure:
+def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
+    others = compared_with_growing(scores)
     figure = Figure(figsize=(13, 8), layout="constrained")
-    (loss, slope), (change, entropy) = figure.subplots(2, 2)
+    (loss, slope), (entropy, change) = figure.subplots(2, 2)
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
     curricula = list(scores["curriculum"].unique())
-    others = compared_with_growing(scores)
     for color, rule in enumerate(rules):
         for number, curriculum in enumerate(curricula):
             look = {"fmt": STYLES[curriculum], "color": f"C{color}", "label": f"{rule}, {curriculum}"}
@@ -149,15 +165,20 @@ def draw(scores: pd.DataFrame) -> Figure:
             plot_bars(slope, lengths[1:], slopes, (number * len(rules) + color, len(rules) * len(curricula)), **look)
         for number, other in enumerate(others):
             changes = [mean_interval(growing_minus(scores, other, rule, n)) for n in lengths]
-            look = {"fmt": STYLES[other], "color": f"C{color}"}
+            look = {"fmt": "o-", "color": f"C{color}", "label": f"{rule}, minus {other}"}
             plot_bars(change, lengths, changes, (number * len(rules) + color, len(rules) * len(others)), **look)
+    loss.plot(lengths, guesses.mean(), "k:", label="class frequencies")
     loss.set(title="log loss")
     slope.set(title=f"log loss, minus that with {lengths[0]:,} labeled rows")
-    change.set(title=f"log loss of {GROWING}, minus that of {' and '.join(others)}")
-    entropy.set(title="entropy of attention / log n", ylim=(-0.02, 1.02))
+    entropy.set(title="entropy of attention / log n")
+    change.set(title=f"log loss of {GROWING}, minus another curriculum")
     for axes in (slope, change):
         axes.axhline(0, color="0.5", linewidth=1)
-    for axes in figure.axes:
+    if others:
+        change.legend(fontsize="x-small")
+    else:
+        change.set_axis_off()
+    for axes in (loss, slope, entropy, change):
         axes.set(xscale="log", xlabel="labeled rows")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.minorticks_off()
@@ -185,53 +206,72 @@ def growing_minus(scores: pd.DataFrame, other: str, rule: str, n: int) -> np.nda
     return values_of(scores, GROWING, rule, n, "log_loss") - values_of(scores, other, rule, n, "log_loss")
 
 
-def findings(scores: pd.DataFrame) -> str:
+def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
-    losses = []
+    losses = [["class frequencies", "", *(mean_interval(guesses[n].to_numpy()) for n in lengths)]]
+    leads = []
     slopes = []
     entropies = []
-    for curriculum in scores["curriculum"].unique():
-        for rule in rules:
-            by_length = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
-            losses.append([rule, curriculum, *map(mean_interval, by_length)])
-            slopes.append([rule, curriculum, *(mean_interval(longer - by_length[0]) for longer in by_length[1:])])
-            by_length = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
-            entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length)])
+    for curriculum, rule in itertools.product(scores["curriculum"].unique(), rules):
+        by_length = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
+        losses.append([rule, curriculum, *map(mean_interval, by_length)])
+        minus_guess = [values - guesses[n].to_numpy() for n, values in zip(lengths, by_length, strict=True)]
+        leads.append([rule, curriculum, *map(mean_interval, minus_guess)])
+        slopes.append([rule, curriculum, *(mean_interval(longer - by_length[0]) for longer in by_length[1:])])
+        by_length = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+        rise = f"{mean_interval(by_length[-1] - by_length[0]):+.3f}"
+        entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length), rise])
     changes = []
-    leads = []
-    for other in compared_with_growing(scores):
-        for rule in rules:
-            of_rule = {n: growing_minus(scores, other, rule, n) for n in lengths}
-            changes.append([rule, other, *(mean_interval(of_rule[n]) for n in lengths)])
-            if RULE in rules and rule != RULE:
-                of_qassmax = {n: growing_minus(scores, other, RULE, n) for n in lengths}
-                leads.append([rule, other, *(mean_interval(of_qassmax[n] - of_rule[n]) for n in lengths)])
+    more_than_others = []
+    for other, rule in itertools.product(compared_with_growing(scores), rules):
+        of_rule = {n: growing_minus(scores, other, rule, n) for n in lengths}
+        changes.append([rule, other, *map(mean_interval, of_rule.values())])
+        if RULE in rules and rule != RULE:
+            more = [growing_minus(scores, other, RULE, n) - of_rule[n] for n in lengths]
+            more_than_others.append([rule, other, *map(mean_interval, more)])
     columns = [f"n = {n:,}" for n in lengths]
+    first, last = f"{lengths[0]:,}", f"{lengths[-1]:,}"
+    # Differences have signs; tables without rows are left out.
+    tables = [
+        ("Log loss", "curriculum", columns, losses, ".3f"),
+        (
+            "Minus that of the class frequencies; below zero, it is better than a guess",
+            "curriculum",
+            columns,
+            leads,
+            "+.3f",
+        ),
+        (
+            f"Minus that with {first} labeled rows; below zero, more rows help",
+            "curriculum",
+            columns[1:],
+            slopes,
+            "+.3f",
+        ),
+        (f"{GROWING} minus another curriculum; below zero, growing rows help", "minus", columns, changes, "+.3f"),
+        (
+            f"The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more",
+            *("minus", columns, more_than_others, "+.3f"),
+        ),
+        (
+            "Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning",
+            *("curriculum", [*columns, f"{last} minus {first}"], entropies, ".3f"),
+        ),
+    ]
+    sections = []
+    for title, second, names, rows, form in tables:
+        if rows:
+            sections.append(f"{title}:\n\n{markdown(pd.DataFrame(rows, columns=['rule', second, *names]), form)}")
     seeds = scores["seed"].nunique()
+    body = "\n\n".join(sections)
     return f"""
-![log loss, what more labeled rows and growing rows change, and entropy](long_rows.png)
+![log loss by labeled rows, what more labeled rows and growing rows change of it, and entropy](long_rows.png)
 
-Log loss, with 95 % intervals for other seeds and other tables, from {counted(seeds, "seed")} and
+Means with 95 % intervals for other seeds and other tables, from {counted(seeds, "seed")} and
 {counted(scores["table"].nunique(), "table")}. {NO_CLAIM if seeds < FEWEST_SEEDS else ""}
 
-{markdown(pd.DataFrame(losses, columns=["rule", "curriculum", *columns]))}
-
-Log loss with more labeled rows minus that with {lengths[0]:,}; below zero, more rows help:
-
-{markdown(pd.DataFrame(slopes, columns=["rule", "curriculum", *columns[1:]]), "+.3f")}
-
-Growing rows minus another curriculum; below zero, growing rows help:
-
-{markdown(pd.DataFrame(changes, columns=["rule", "minus", *columns]), "+.3f")}
-
-The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more than that rule:
-
-{markdown(pd.DataFrame(leads, columns=["rule", "minus", *columns]), "+.3f")}
-
-Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning:
-
-{markdown(pd.DataFrame(entropies, columns=["rule", "curriculum", *columns]))}
+{body}
 
 lab/configs/sweep/long_rows.yaml has every setting of the training; long_rows.csv has the scores of each run and table,
 and runs/ the runs. A longer version of a table has the same query rows, and the labeled rows of the shorter ones.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
-from tabicl_train.lab import curriculum, linear, needle, quantifiers, sequences
+from tabicl_train.lab import curriculum, linear, long_rows, needle, quantifiers, sequences
 from tabicl_train.lab import folder as lab_folder
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.experiments import Preempted
@@ -213,3 +213,32 @@ def test_no_output_of_a_network_exceeds_its_bound():
         farthest = (weights - weights.mean()) * layer(norm.bias).sign()  # the vector with the largest output
         outputs = network.head(torch.cat([farthest[None], 100 * torch.randn(1000, 16)]))
     assert outputs.abs().max().item() == outputs[0].abs().item() == pytest.approx(linear.bound(network), rel=1e-4)
+
+
+def test_long_rows_compares_growing_with_fixed_rows_and_with_a_guess():
+    """Losses are made up: 1 after fixed rows, 0.9 after growing ones, and 0.01 more at each length for QASSMax."""
+    rows = []
+    kinds = itertools.product(("fixed_long", "growing_long"), ("softmax", "QASSMax"), range(3), range(2))
+    for rows_of_training, rule, seed, table in kinds:
+        for place, n in enumerate((16, 32)):
+            noise = 0.1 * table + 0.02 * seed
+            loss = 1 + noise - 0.1 * (rows_of_training == "growing_long") + 0.01 * place * (rule == "QASSMax")
+            row = {"curriculum": rows_of_training, "rule": rule, "seed": seed, "table": table}
+            rows.append({**row, "n": n, "log_loss": loss, "entropy": 0.5 + 0.1 * place})
+    guesses = pd.DataFrame({16: [1.5, 1.6], 32: [1.5, 1.6]})
+    page = long_rows.findings(pd.DataFrame(rows), guesses)
+    levels, leads, slopes, changes, more_than_others, entropies = page.split("\n\n| rule")[1:]
+    assert "| class frequencies |  | 1.550" in levels
+    for text, starts in (
+        (levels, ("| softmax | fixed_long | 1.070", "| softmax | growing_long | 0.970")),
+        (leads, ("| softmax | fixed_long | -0.480", "| softmax | growing_long | -0.580")),
+        (slopes, ("| softmax | growing_long | +0.000 ", "| QASSMax | growing_long | +0.010 ")),
+        (changes, ("| softmax | fixed_long | -0.100 ", "| QASSMax | fixed_long | -0.100 ")),
+        (more_than_others, ("| softmax | fixed_long | +0.000 ",)),
+        (entropies, ("| QASSMax | growing_long | 0.500 ",)),
+    ):
+        for start in starts:
+            assert start in text
+    assert "+0.100 [+0.100, +0.100]" in entropies
+    alone = pd.DataFrame(rows).query("curriculum == 'growing_long' and rule == 'softmax'")
+    assert "minus another" not in long_rows.findings(alone, guesses)
