@@ -100,7 +100,10 @@ def run(options: Options) -> None:
     curricula = "curriculum=" + ",".join(options.curricula)
     rules = "rule=" + ",".join(f'"{name}"' for name in options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
-    runs = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
+    trained = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
+    # A grid does not name what it has a single value of.
+    alone = {"curriculum": options.curricula[0], "rule": options.rules[0]}
+    runs = {name: (alone | facts, run_dir) for name, (facts, run_dir) in trained.items()}
     longest, tables = (16, 2) if options.small else (LONGEST, TABLES)
 
     def score_one(network: TabICL, _: Row, number: int) -> list[Row]:

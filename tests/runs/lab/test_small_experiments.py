@@ -89,6 +89,14 @@ def test_long_rows(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_jobs")
+def test_long_rows_of_a_single_curriculum_and_rule(tmp_path):
+    page = run_small_experiment("long_rows", tmp_path, "curricula=[fixed_short]", "rules=[softmax]")
+    assert "| softmax | fixed_short |" in page
+    assert "minus another curriculum" not in page
+
+
+@pytest.mark.slow
 def test_invariances(tmp_path):
     page = run_small_experiment("invariances", tmp_path)
     changes = pd.read_csv(tmp_path / "invariances.csv")
