@@ -14,6 +14,14 @@ def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
     return [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
 
 
+def each_of(name: str, values: Collection[str], choices: Collection[str]) -> list[str]:
+    """List a problem for each value that is not among the choices."""
+    problems = []
+    for value in values:
+        problems += one_of(name, value, choices)
+    return problems
+
+
 def at_least(bound: float, **values: float | None) -> list[str]:
     """List a problem for each of the named values that is below the bound; None is allowed."""
     problems = []

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tabicl_train.config.checks import each_of
 from tabicl_train.config.options import GpuCheckOptions
-from tabicl_train.config.schema import TrainerConfig, one_of
+from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError, require_page_packages
 from tabicl_train.gpu_check import kernels, runs, stages, steps
@@ -180,10 +181,7 @@ def chosen_checks(names: Any) -> list[Check]:
         return list(CHECKS)
     if isinstance(names, str):
         names = [names]
-    problems = []
-    for name in names:
-        problems += one_of("checks", name, tuple(BY_NAME))
-    if problems:
+    if problems := each_of("checks", names, tuple(BY_NAME)):
         raise ConfigError(problems)
     return [check for check in CHECKS if check.name in names]
 

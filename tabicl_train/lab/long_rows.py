@@ -1,7 +1,7 @@
 """long_rows: networks trained on up to 2,048 rows, fixed or growing, on tables of up to 32,768 labeled rows.
 
-Training is lab/configs/sweep/long_rows.yaml, with the curricula fixed_long and growing_long. It is the experiment
-`curriculum` with longer tables, the network of demo_long, QASSMax that starts at 1, and entropy.
+Training is lab/configs/sweep/long_rows.yaml, with the curricula fixed_long, growing_long and fixed_short. It is the
+experiment `curriculum` with longer tables, the network of demo_long, QASSMax that starts at 1, and entropy.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import torch
 import torch.nn.functional as F
 from omegaconf import MISSING
 
-from tabicl_train.config.schema import one_of, positive
+from tabicl_train.config.checks import each_of, positive
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.curriculum import QUERIES, test_table
@@ -27,6 +26,7 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
+    only,
     score_all,
     trained_runs,
 )
@@ -88,50 +88,41 @@ class Options:
 
 def run(options: Options) -> None:
     problems = positive(scale_steps=options.scale_steps)
-    for name in options.curricula:
-        problems += one_of("curricula", name, CURRICULA)
-    for name in options.rules:
-        problems += one_of("rules", name, RULES)
+    problems += each_of("curricula", options.curricula, CURRICULA)
+    problems += each_of("rules", options.rules, RULES)
     if not (options.curricula and options.rules):
         problems.append("curricula or rules is empty; name at least one of each")
     if problems:
         raise ConfigError(problems)
     folder = Folder("long_rows", options)
     curricula = "curriculum=" + ",".join(options.curricula)
-    rules = "rule=" + ",".join(f'"{name}"' for name in options.rules)
+    rules = only("rule", options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
     trained = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
-    # A grid does not name what it has a single value of.
-    alone = {"curriculum": options.curricula[0], "rule": options.rules[0]}
-    runs = {name: (alone | facts, run_dir) for name, (facts, run_dir) in trained.items()}
+    # A single curriculum is a setting of the sweep, and not a parameter that its runs name.
+    runs = {
+        name: ({"curriculum": options.curricula[0], **facts}, run_dir) for name, (facts, run_dir) in trained.items()
+    }
     longest, tables = (16, 2) if options.small else (LONGEST, TABLES)
+    lengths = [factor * longest for factor in FACTORS]
 
     def score_one(network: TabICL, _: Row, number: int) -> list[Row]:
-        table = test_table("synthetic", number, longest * FACTORS[-1])
+        table = test_table("synthetic", number, lengths[-1])
         rows = []
-        for n in (factor * longest for factor in FACTORS):
+        for n in lengths:
             # A shorter table has the last labeled rows of the longest one, and all have its query rows.
             X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
             rows.append({"n": n} | score(network, X, y, n))
         return rows
 
     scores = score_all(folder, runs, ["table"], itertools.product(range(tables)), score_one)
-    guesses = pd.DataFrame(
-        {
-            factor * longest: [frequency_loss(number, factor * longest, longest) for number in range(tables)]
-            for factor in FACTORS
-        }
-    )
-    folder.csv("class_frequencies", guesses)
-    folder.figure("long_rows", draw(scores, guesses))
-    folder.page("What growing rows do for long tables", QUESTION, findings(scores, guesses))
-
-
-def frequency_loss(number: int, n: int, longest: int) -> float:
-    """Log loss of a test table's query rows under the class frequencies of n labeled rows."""
-    y = test_table("synthetic", number, longest * FACTORS[-1]).y
-    counts = torch.bincount(y[-QUERIES - n : -QUERIES], minlength=int(y.max()) + 1) + 1.0  # a class may have no row
-    return F.nll_loss((counts / counts.sum()).log().expand(QUERIES, -1), y[-QUERIES:]).item()
+    guesses = {}
+    for n in lengths:
+        labels = [test_table("synthetic", number, lengths[-1]).y[-QUERIES - n :] for number in range(tables)]
+        guesses[n] = [TabICL.guess_loss(y, n) for y in labels]
+    folder.csv("class_frequencies", pd.DataFrame(guesses))
+    folder.figure("long_rows", draw(scores, pd.DataFrame(guesses)))
+    folder.page("What growing rows do for long tables", QUESTION, findings(scores, pd.DataFrame(guesses)))
 
 
 def score(network: TabICL, X, y, n: int) -> Row:
@@ -151,25 +142,25 @@ def values_of(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: 
 def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
-    others = compared_with_growing(scores)
     figure = Figure(figsize=(13, 8), layout="constrained")
     (loss, slope), (entropy, change) = figure.subplots(2, 2)
     lengths = sorted(scores["n"].unique())
     rules = list(scores["rule"].unique())
-    curricula = list(scores["curriculum"].unique())
-    for color, rule in enumerate(rules):
-        for number, curriculum in enumerate(curricula):
-            look = {"fmt": STYLES[curriculum], "color": f"C{color}", "label": f"{rule}, {curriculum}"}
-            losses = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
-            for axes, column in ((loss, "log_loss"), (entropy, "entropy")):
-                line = [values_of(scores, curriculum, rule, n, column).mean() for n in lengths]
-                axes.plot(lengths, line, look["fmt"], color=look["color"], label=look["label"])
-            slopes = [mean_interval(longer - losses[0]) for longer in losses[1:]]
-            plot_bars(slope, lengths[1:], slopes, (number * len(rules) + color, len(rules) * len(curricula)), **look)
-        for number, other in enumerate(others):
-            changes = [mean_interval(growing_minus(scores, other, rule, n)) for n in lengths]
-            look = {"fmt": "o-", "color": f"C{color}", "label": f"{rule}, minus {other}"}
-            plot_bars(change, lengths, changes, (number * len(rules) + color, len(rules) * len(others)), **look)
+    colors = {rule: f"C{number}" for number, rule in enumerate(rules)}
+    kinds = list(itertools.product(scores["curriculum"].unique(), rules))
+    for number, (curriculum, rule) in enumerate(kinds):
+        look = {"color": colors[rule], "label": f"{rule}, {curriculum}"}
+        losses = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
+        entropies = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+        loss.plot(lengths, [values.mean() for values in losses], STYLES[curriculum], **look)
+        entropy.plot(lengths, [values.mean() for values in entropies], STYLES[curriculum], **look)
+        slopes = [mean_interval(longer - losses[0]) for longer in losses[1:]]
+        plot_bars(slope, lengths[1:], slopes, (number, len(kinds)), fmt=STYLES[curriculum], **look)
+    pairs = list(itertools.product(compared_with_growing(scores), rules))
+    for number, (other, rule) in enumerate(pairs):
+        changes = [mean_interval(growing_minus(scores, other, rule, n)) for n in lengths]
+        look = {"color": colors[rule], "label": f"{rule}, minus {other}"}
+        plot_bars(change, lengths, changes, (number, len(pairs)), fmt="o-", **look)
     loss.plot(lengths, guesses.mean(), "k:", label="class frequencies")
     loss.set(title="log loss")
     slope.set(title=f"log loss, minus that with {lengths[0]:,} labeled rows")
@@ -177,7 +168,7 @@ def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
     change.set(title=f"log loss of {GROWING}, minus another curriculum")
     for axes in (slope, change):
         axes.axhline(0, color="0.5", linewidth=1)
-    if others:
+    if pairs:
         change.legend(fontsize="x-small")
     else:
         change.set_axis_off()
@@ -223,8 +214,8 @@ def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
         leads.append([rule, curriculum, *map(mean_interval, minus_guess)])
         slopes.append([rule, curriculum, *(mean_interval(longer - by_length[0]) for longer in by_length[1:])])
         by_length = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
-        rise = f"{mean_interval(by_length[-1] - by_length[0]):+.3f}"
-        entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length), rise])
+        change = f"{mean_interval(by_length[-1] - by_length[0]):+.3f}"
+        entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length), change])
     changes = []
     more_than_others = []
     for other, rule in itertools.product(compared_with_growing(scores), rules):
@@ -234,38 +225,22 @@ def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
             more = [growing_minus(scores, other, RULE, n) - of_rule[n] for n in lengths]
             more_than_others.append([rule, other, *map(mean_interval, more)])
     columns = [f"n = {n:,}" for n in lengths]
-    first, last = f"{lengths[0]:,}", f"{lengths[-1]:,}"
-    # Differences have signs; tables without rows are left out.
-    tables = [
-        ("Log loss", "curriculum", columns, losses, ".3f"),
-        (
-            "Minus that of the class frequencies; below zero, it is better than a guess",
-            "curriculum",
-            columns,
-            leads,
-            "+.3f",
-        ),
-        (
-            f"Minus that with {first} labeled rows; below zero, more rows help",
-            "curriculum",
-            columns[1:],
-            slopes,
-            "+.3f",
-        ),
-        (f"{GROWING} minus another curriculum; below zero, growing rows help", "minus", columns, changes, "+.3f"),
-        (
-            f"The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more",
-            *("minus", columns, more_than_others, "+.3f"),
-        ),
-        (
-            "Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning",
-            *("curriculum", [*columns, f"{last} minus {first}"], entropies, ".3f"),
-        ),
-    ]
-    sections = []
-    for title, second, names, rows, form in tables:
-        if rows:
-            sections.append(f"{title}:\n\n{markdown(pd.DataFrame(rows, columns=['rule', second, *names]), form)}")
+    kind = ["rule", "curriculum"]
+    pair = ["rule", "minus"]
+    longest_minus_shortest = f"{lengths[-1]:,} minus {lengths[0]:,}"
+    sections = [section("Log loss", [*kind, *columns], losses, ".3f")]
+    title = "Minus that of the class frequencies; below zero, it is better than a guess"
+    sections.append(section(title, [*kind, *columns], leads))
+    title = f"Minus that with {lengths[0]:,} labeled rows; below zero, more rows help"
+    sections.append(section(title, [*kind, *columns[1:]], slopes))
+    if changes:
+        title = f"{GROWING} minus another curriculum; below zero, growing rows help"
+        sections.append(section(title, [*pair, *columns], changes))
+    if more_than_others:
+        title = f"The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more"
+        sections.append(section(title, [*pair, *columns], more_than_others))
+    title = "Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning"
+    sections.append(section(title, [*kind, *columns, longest_minus_shortest], entropies, ".3f"))
     seeds = scores["seed"].nunique()
     body = "\n\n".join(sections)
     return f"""
@@ -279,3 +254,8 @@ Means with 95 % intervals for other seeds and other tables, from {counted(seeds,
 lab/configs/sweep/long_rows.yaml has every setting of the training; long_rows.csv has the scores of each run and table,
 and runs/ the runs. A longer version of a table has the same query rows, and the labeled rows of the shorter ones.
 """
+
+
+def section(title: str, names: list[str], rows: list[list], form: str = "+.3f") -> str:
+    """A title and its table; differences have signs."""
+    return f"{title}:\n\n{markdown(pd.DataFrame(rows, columns=names), form)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 import torch
 
-from tabicl_train.config.schema import one_of
+from tabicl_train.config.checks import each_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import sequences
@@ -68,10 +68,7 @@ class Options(sequences.SequenceOptions):
 
 
 def run(options: Options) -> None:
-    problems = []
-    for name in options.quantifiers:
-        problems += one_of("quantifiers", name, QUANTIFIERS)
-    if problems:
+    if problems := each_of("quantifiers", options.quantifiers, QUANTIFIERS):
         raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}

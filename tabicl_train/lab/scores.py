@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tabicl_train.config.schema import at_least, one_of
+from tabicl_train.config.checks import at_least, each_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import linear, sequences
-from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row, by_seed_and_table, markdown, plot_estimates
+from tabicl_train.lab.folder import (
+    FEWEST_SEEDS,
+    NO_CLAIM,
+    Folder,
+    Row,
+    by_seed_and_table,
+    markdown,
+    only,
+    plot_estimates,
+)
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.statistics import mean_interval
@@ -72,17 +81,15 @@ class Options(sequences.SequenceOptions):
 
 def run(options: Options) -> None:
     problems = at_least(1, steps=options.steps)
-    for name in options.variations:
-        problems += one_of("variations", name, VARIATIONS)
-    for name in options.rules:
-        problems += one_of("rules", name, RULES)
+    problems += each_of("variations", options.variations, VARIATIONS)
+    problems += each_of("rules", options.rules, RULES)
     if not (options.variations and options.rules):
         problems.append("variations or rules is empty; name at least one of each")
     if problems:
         raise ConfigError(problems)
     folder = Folder("scores", options)
     steps = f"curriculum.stages.sequences.steps={options.steps}"
-    rules = "rule=" + ",".join(f'"{name}"' for name in options.rules)
+    rules = only("rule", options.rules)
     variations = {name: [steps, rules, *VARIATIONS[name]] for name in options.variations}
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
