@@ -5,11 +5,14 @@ The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
+import torch
 
 from tabicl_train.config.checks import at_least, each_of
 from tabicl_train.console import counted
@@ -25,6 +28,7 @@ from tabicl_train.lab.folder import (
     only,
     plot_estimates,
 )
+from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.statistics import mean_interval
@@ -47,10 +51,13 @@ TESTS = {  # standard deviation of the points, of the coefficients, and factor o
     "points, sigma 5": (5, 1, 1),
     "points, sigma 10": (10, 1, 1),
     "coefficients, sigma 5": (1, 5, 1),
+    "both, sigma 5": (5, 5, 1),
     "first point times 10": (1, 1, 10),
     "first point times 100": (1, 1, 100),
+    "first point times 1,000": (1, 1, 1000),
 }
-PAPER = {"softmax": 1.62, "SSA": 0.02, "CosFormer": 5.10, "SA-Softmax": 3.83}  # coefficients of sigma 5, its table 1
+FAR = "coefficients, sigma 5"  # the test of the paper's table 1
+PAPER = {"softmax": 1.62, "SSA": 0.02, "CosFormer": 5.10, "SA-Softmax": 3.83}  # in the test FAR
 
 QUESTION = """
 The task is that of `tabicl-lab linear`: predict the values of a linear function from examples. Five networks differ in
@@ -101,12 +108,28 @@ def run(options: Options) -> None:
         return {
             "error": (found - values).square().mean().item(),
             "least": beyond.square().mean().item(),
+            "largest": found.abs().max().item(),
+            "largest_value": values.abs().max().item(),
             "bound": limit,
+            "weights": query_and_key_weights(network),
         }
 
     scores = sequences.scored(folder, options, variations, KEYS, list(TESTS.values()), errors)
     folder.figure("scores", draw_errors(scores))
     folder.page("Scoring functions on linear functions", QUESTION, findings(scores))
+
+
+def query_and_key_weights(network: Network) -> float:
+    """Return the root mean square of the weights that turn normalized tokens into queries and keys; nan without these.
+
+    The gain of the LayerNorm before them is part of the weights: only their product has an effect.
+    """
+    weights = []
+    for block in network.modules():
+        if isinstance(block, Block) and isinstance(block.attn, Attention):
+            both = block.attn.in_proj_weight[: 2 * block.attn.dim]  # (2 E, E) of queries and keys
+            weights.append((both * block.norm1.weight).flatten())
+    return torch.cat(weights).square().mean().sqrt().item() if weights else math.nan
 
 
 def at(scores: pd.DataFrame, test: str) -> pd.DataFrame:
@@ -142,12 +165,12 @@ def findings(scores: pd.DataFrame) -> str:
             for test in TESTS:
                 errors = by_seed_and_table(at(of_rule, test), "error", "block")
                 cells.append(f"{mean_interval(errors, 0.0):.3g}")
-            far = at(of_rule, "coefficients, sigma 5")
-            rows.append([rule, *cells, f"{far['bound'].mean():.1f}", f"{far['least'].mean():.2g}"])
-        columns = ["network", *TESTS, "bound", "least error at sigma 5"]
-        parts += [f"## {str(variation).capitalize()}", markdown(pd.DataFrame(rows, columns=columns))]
+            rows.append([rule, *cells])
+        title = f"## {str(variation).capitalize()}"
+        parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
         if own["rule"].nunique() > 1:
             parts.append(contrasts(own))
+        parts.append(limits(own))
     if scores["variation"].nunique() > 1:
         parts += ["## Between variations", "On the same sequences, a row for each network:", changes(scores)]
     text = "\n\n".join(parts)
@@ -160,13 +183,32 @@ Squared errors with 95 % intervals for other seeds of training and other sequenc
 of rules says something only if they have learned the task: an error of at most {linear.LEARNED:g} where all is of
 sigma 1. Networks of the variation with points of sigma 10 have learned theirs if their error there is small.
 **bound**: the largest output that the weights after the last LayerNorm allow. **least error**: what that bound leaves
-to a network that is right wherever it can be.
+to a network that is right wherever it can be. **largest output** and **largest value** are the means, over blocks, of
+the largest in a block. **weights** are those of queries and keys, their root mean square.
 
 {text}
 
 The paper (arXiv 2508.14685, table 1) has, for coefficients of sigma 5: {paper}. lab/configs/sweep/scores.yaml has every
 setting of the training; scores.csv has the scores of each run and block, and runs/ the runs.
 """
+
+
+def limits(scores: pd.DataFrame) -> str:
+    """Return what bounds the outputs of each rule where coefficients are far, and the weights of queries and keys."""
+    rows = []
+    for rule, of_rule in scores.groupby("rule", sort=False):
+        far = at(of_rule, FAR)
+        cells = []
+        for column in ("largest_value", "largest", "bound", "least"):
+            cells.append(f"{mean_interval(by_seed_and_table(far, column, 'block'), 0.0):.3g}")
+        rows.append([rule, *cells, f"{mean_interval(weights_by_seed(far), 0.0):.3g}"])
+    columns = ["largest value", "largest output", "bound", "least error", "weights"]
+    return markdown(pd.DataFrame(rows, columns=[f"network, {FAR}", *columns]))
+
+
+def weights_by_seed(scores: pd.DataFrame) -> np.ndarray:
+    """Return the weights of queries and keys of one rule and variation, in the order of the seeds."""
+    return scores.groupby("seed")["weights"].first().to_numpy(float)
 
 
 def contrasts(scores: pd.DataFrame) -> str:
@@ -195,5 +237,7 @@ def changes(scores: pd.DataFrame) -> str:
                 before = by_seed_and_table(sequences.where(own, variation=first), "error", "block")
                 after = by_seed_and_table(sequences.where(own, variation=variation), "error", "block")
                 cells.append(f"{mean_interval(after - before):+.3g}")
+            weights = [weights_by_seed(sequences.where(of_rule, variation=name)) for name in (first, variation)]
+            cells.append(f"{mean_interval(weights[1] - weights[0]):+.3g}")
             rows.append([f"{rule}: {variation} minus {first}", *cells])
-    return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
+    return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

@@ -25,9 +25,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def commands(page: str) -> list[str]:
-    """The lines of the code blocks that begin with a command of this project."""
-    lines = [line for _, block in blocks(page) for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
-    return [line for line in lines if re.match(r"(launch/|tabicl-)\w", line)]
+    """The lines of the code blocks that begin with a command of this project; not those of diagrams, ```text."""
+    found = []
+    for language, block in blocks(page):
+        lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+        if language != "text":
+            found += [line for line in lines if re.match(r"(launch/|tabicl-)\w", line)]
+    return found
 
 
 def files(page: str) -> dict[str, str]:

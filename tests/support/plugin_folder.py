@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,10 @@ DOORS = ("network", "scaling", "objective", "optimizer", "callback", "suite", "e
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
+    # Tests of pages, in the same process, may have registered examples of their own.
     for registry in [getattr(register, door) for door in DOORS]:
-        # Tests of pages, in the same process, may have registered examples of their own.
-        ours = {name: entry for name, entry in registry._entries.items() if registry.place(name).startswith("tabicl_")}
-        monkeypatch.setattr(registry, "_entries", ours)
-    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
+        monkeypatch.setattr(registry, "_entries", without_plugins(registry._entries))
+    monkeypatch.setattr(priors, "PRIORS", without_plugins(priors.PRIORS))
     for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
         monkeypatch.setattr(plugins, name, value)
     folder = tmp_path / "out side"
@@ -30,6 +30,12 @@ def fresh(monkeypatch, tmp_path):
     yield folder
     for name in ("mine", "other"):
         sys.modules.pop(name, None)
+
+
+def without_plugins(entries: dict[str, Any]) -> dict[str, Any]:
+    """What this repository has registered."""
+    ours = ("priors.", "tabicl_train.")
+    return {name: entry for name, entry in entries.items() if register.place_of(entry).startswith(ours)}
 
 
 def forget_plugins() -> None:

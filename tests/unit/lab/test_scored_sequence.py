@@ -9,6 +9,7 @@ from networks import randomize
 from priors import TableSpec, build_prior
 from tabicl_train.lab.linear import bound
 from tabicl_train.lab.scored_sequence import ScoredSequence, ScoredSequenceConfig
+from tabicl_train.lab.scores import query_and_key_weights
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.predict import disagreement
@@ -95,3 +96,14 @@ def test_mistakes_are_named():
     assert "no effect with score=sa_softmax" in problem
     (problem,) = ScoredSequenceConfig(score="cosformer").problems()
     assert problem == "cosformer_length is 80, must be at least max_tokens (512)"
+
+
+@torch.no_grad()
+def test_weights_of_queries_and_keys_include_the_gain_before_them_and_no_values():
+    built = network()
+    for block in built.transformer:
+        block.attn.in_proj_weight[:32] = 3.0
+        block.attn.in_proj_weight[32:] = 100.0
+        block.norm1.weight[:] = 2.0
+    assert query_and_key_weights(built) == pytest.approx(6.0)
+    assert math.isnan(query_and_key_weights(network(score="absent")))
