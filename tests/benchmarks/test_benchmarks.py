@@ -102,8 +102,11 @@ def test_card_of_weights(run_script, tmp_path, monkeypatch):
         "evaluate", "checkpoint=mini", f"output={run_dir}/evaluation.csv", "splits=1", "rows=100", "n_estimators=1"
     )
     assert scored.returncode == 0, scored.stderr
+    other = "## medium-2027-01-classifier\n\nIts section.\n"
+    (tmp_path / "README.md").write_text(f"An older introduction.\n\n{other}\n## {name}\n\nAn older section.\n")
     run_script("weights_card.py", f"{name}={run_dir}")
     card = (tmp_path / "README.md").read_text()
+    assert other in card and "older" not in card
     assert f"## {name}\n" in card and checksum((tmp_path / f"{name}.safetensors").read_bytes()) in card
     assert "have seen 128 tables" in card and "### Limits" in card and (tmp_path / f"{name}.png").is_file()
     rows = [

@@ -110,6 +110,7 @@ def test_a_grid_that_is_killed_twice_ends_with_the_table_of_an_undisturbed_one(t
     assert shown["real/loss"].tolist() == [f"{mean:.4f}" for _, mean, _, _ in expected()]
     assert shown["95% interval"].tolist() == [f"[{low:.4f}, {high:.4f}]" for *_, low, high in expected()]
     assert sweep.text() in result.stdout and len(results(folder)) == 12
+    assert "written   comparison.csv" in result.stderr  # by the call that has ended the sweep only
     again = command("sweep", *GRID, f"run_dir={folder}")
     assert again.returncode == 0
     assert again.stdout == result.stdout
