@@ -6,12 +6,14 @@ The task is lab/priors/linear_functions.py, and training is lab/configs/sweep/li
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
+from torch import nn
 
 from tabicl_train.console import counted
 from tabicl_train.lab import sequences
@@ -113,6 +115,8 @@ def run(options: Options) -> None:
 def bound(network: Network) -> float:
     """The largest output that the last LayerNorm allows: its values have mean 0 and norm sqrt(width) before weights."""
     norm, linear = network.head
+    if isinstance(norm, nn.Identity):
+        return math.inf
     weights = linear.weight[0] * norm.weight
     return ((weights - weights.mean()).norm() * len(weights) ** 0.5 + linear(norm.bias).abs()).item()
 

@@ -1,4 +1,4 @@
-"""The transformer over sequences with more scoring functions, without attention, or with a raised bound of outputs.
+"""The transformer over sequences with more scoring functions, without attention, or with another head.
 
 The SSA paper (arXiv 2508.14685) compares its rule with two others, which are here beside softmax and SSA:
 
@@ -45,7 +45,9 @@ class ScoredSequenceConfig(SequenceConfig):
     cosformer_length: int = 80
     """M of CosFormer, the longest sequence in tokens; 40 points and values have 80."""
     output_scale: float = 1.0
-    """Factor of the outputs. The last LayerNorm bounds them, and this raises the bound."""
+    """Factor of the outputs. The last LayerNorm bounds them, and this raises the bound at the start of training."""
+    head_norm: bool = True
+    """Whether a LayerNorm stands before the last linear layer. Without it the outputs have no bound of this kind."""
 
     def problems(self) -> list[str]:
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
@@ -145,6 +147,8 @@ class ScoredSequence(SequenceModel):
             block = BlindBlock if c.score == ABSENT else ScoredBlock
             blocks = (block(c.width, c.num_heads, c.scaling, c) for _ in range(c.num_blocks))
             self.transformer = nn.ModuleList(blocks)
+        if not c.head_norm:
+            self.head[0] = nn.Identity()
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
         """Predict the rows of all tables; as in `SequenceModel`."""

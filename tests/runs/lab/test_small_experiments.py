@@ -69,7 +69,7 @@ def test_haystack(tmp_path):
 def test_scores(tmp_path):
     page = run_small_experiment("scores", tmp_path)
     scores = pd.read_csv(tmp_path / "scores.csv")
-    assert len(scores) == 5 * 9 * 2
+    assert len(scores) == 5 * 10 * 2
     assert scores["rule"].nunique() == 5
     assert (scores["error"] > 0).all()
     assert "SSA minus softmax" in page

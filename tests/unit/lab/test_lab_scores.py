@@ -15,6 +15,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import curriculum, linear, long_rows, needle, quantifiers, sequences
 from tabicl_train.lab import folder as lab_folder
+from tabicl_train.lab import scores as scores_experiment
 from tabicl_train.lab.classes import nodes
 from tabicl_train.lab.experiments import Preempted
 from tabicl_train.lab.folder import Folder, score_all
@@ -165,6 +166,30 @@ def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
         assert "| softmax, with MLP, paper | 8e-05 | 1.62 | 45.35 |  |" in page
         assert "| SSA, with MLP, largest output | 1 [1, 1] | 5 [5, 5] | 5 [5, 5] | 100 [100, 100] |" in page
     assert "No claim is made" in linear.verdict(scores[scores["seed"] < 2])
+
+
+def rule_scores(share: float, inside: float) -> pd.DataFrame:
+    """Errors of softmax, and of SSA a share of them, `inside` where all is of sigma 1."""
+    rng, rows = np.random.default_rng(0), []
+    for seed, block, (test, values) in itertools.product(range(3), range(6), scores_experiment.TESTS.items()):
+        for rule, factor in (("softmax", 1.0), ("SSA", share)):
+            error = (inside if test == "all 1" else 7.0) * factor * rng.uniform(0.99, 1.01)
+            places = dict(zip(scores_experiment.KEYS, values, strict=True))
+            rows.append({"rule": rule, "seed": seed, "block": block, "error": error} | places)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("share", "inside", "words"),
+    [
+        (0.4, 1e-4, "is confirmed: SSA's minus half of softmax's is -0.6"),
+        (0.9, 1e-4, "is refuted: SSA's minus half of softmax's is +2.8"),
+        (0.9, 1e-3, "is not decided at this size"),
+    ],
+)
+def test_the_claim_about_far_coefficients_is_judged_once_the_task_is_learned(share, inside, words):
+    assert words in scores_experiment.verdict(rule_scores(share, inside))
+    assert scores_experiment.verdict(rule_scores(share, inside).query("rule == 'SSA'")) == ""
 
 
 def test_the_claim_about_quantifiers_is_judged_by_its_intervals():

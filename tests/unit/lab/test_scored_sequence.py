@@ -88,6 +88,15 @@ def test_with_the_default_score_it_is_the_transformer_whose_outputs_and_bound_ar
     assert raised(pack).abs().max() <= 8 * bound(raised)
 
 
+@torch.no_grad()
+def test_without_the_last_norm_outputs_are_linear_in_the_last_tokens_and_have_no_bound():
+    built = network(head_norm=False)
+    assert bound(built) == math.inf
+    tokens = torch.randn(3, 16)
+    outputs = built.head(tokens) - built.head[1].bias
+    torch.testing.assert_close(built.head(100 * tokens) - built.head[1].bias, 100 * outputs)
+
+
 def test_mistakes_are_named():
     found = ScoredSequenceConfig(score="cosine", output_scale=0).problems()
     assert found[0].startswith("score is 'cosine', must be one of scaling, absent, cosformer")
