@@ -74,10 +74,9 @@ standard deviation 10, which should help with deviant points and be worse near z
 class Options(sequences.SequenceOptions):
     """tabicl-lab scores folder=DIR ['variations=[outputs times 8]'] [rules=[softmax,SSA]] [steps=12000]
 
-    Trains small transformers with five scoring functions on linear functions, in four variations. A network takes 15 to
-    30 minutes on a core, and there are three for each rule and variation, so all of them take 15 to 30 hours.
-    When it is stopped, the same command continues it; further variations may be added later, other rules need another
-    folder.
+    Trains small transformers with five scoring functions on linear functions, in four variations. A network takes about
+    20 minutes on a core, and there are three for each rule and variation, so all of them take 20 hours. When it is
+    stopped, the same command continues it; further variations may be added later, other rules need another folder.
     """
 
     variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
