@@ -113,7 +113,10 @@ def run(options: Options) -> None:
 
 @torch.no_grad()
 def bound(network: Network) -> float:
-    """The largest output that the last LayerNorm allows: its values have mean 0 and norm sqrt(width) before weights."""
+    """The largest output that the last LayerNorm allows: its values have mean 0 and norm sqrt(width) before weights.
+
+    It is infinite without that LayerNorm.
+    """
     norm, linear = network.head
     if isinstance(norm, nn.Identity):
         return math.inf

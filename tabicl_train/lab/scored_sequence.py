@@ -136,7 +136,7 @@ class BlindBlock(CausalBlock):
 
 
 class ScoredSequence(SequenceModel):
-    """A transformer over sequences with other scoring functions; with the default settings it is a SequenceModel."""
+    """A transformer over sequences with other scoring functions and heads; by default it is a SequenceModel."""
 
     config: ScoredSequenceConfig
 
