@@ -200,8 +200,8 @@ Where coefficients are far, **bound** is the largest output that the weights aft
 error** what that bound leaves to a network that is right wherever it can be, and **largest output** and **largest
 value** are means, over blocks, of the largest in a block. Without that LayerNorm there is no bound.
 
-**error within {WITHIN:g}** is that of sequences whose values all lie within {WITHIN:g}, as in 99 % of those of training;
-a block with few of them counts as any other. With points of sigma 0.3 many of them are of steeper functions.
+**error within {WITHIN:g}** is that of sequences whose values all lie within {WITHIN:g}, as in 99 % of those of
+training; a block with few of them counts as any other. With points of sigma 0.3 many of them are of steeper functions.
 **weights** are those of queries and keys, their root mean square.
 
 {text}
