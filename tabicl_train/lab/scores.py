@@ -172,7 +172,7 @@ def findings(scores: pd.DataFrame) -> str:
             for test in TESTS:
                 cells.append(cell(by_seed_and_table(at(of_rule, test), "error", "block")))
             rows.append([rule, *cells])
-        title = f"## {str(variation).capitalize()}"
+        title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
         if own["rule"].nunique() > 1:
             parts.append(contrasts(own))
