@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 import torch
 from networks import TINY, tiny_network
-from plugin_folder import without_plugins
 
-from tabicl_train import plugins, register
+from tabicl_train import register
 from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import EvaluateOptions, ExportOptions
 from tabicl_train.errors import ConfigError
@@ -16,13 +15,6 @@ from tabicl_train.model import TabICL
 from tabicl_train.prediction import export as export_module
 from tabicl_train.prediction.export import build_network, export, predictor, save_public, write_onnx
 from tabicl_train.prediction.origin import Pretrained
-
-
-@pytest.fixture
-def fresh(monkeypatch):
-    plugins.load_installed()
-    for registry in (register.suite, register.export_format):
-        monkeypatch.setattr(registry, "_entries", without_plugins(registry._entries))
 
 
 def test_a_suite_may_take_the_tasks_to_score(fresh):
