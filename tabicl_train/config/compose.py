@@ -480,6 +480,14 @@ def parse_override(text: str) -> Override | None:
     return override
 
 
+def hydra_text(text: str) -> str:
+    """Quote a text for Hydra's grammar where needed: 'lr=0.1,width=2' would be several values."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+        return text
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes are escaped only before quotes and at the end
+    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
+
+
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:

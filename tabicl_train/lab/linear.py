@@ -204,9 +204,9 @@ def verdict(scores: pd.DataFrame) -> str:
         if not_learned:
             text = not_learned
         elif len(below) == len(means):
-            text = "confirmed: its interval is below one half at each sigma"
+            text = "reproduced: its interval is below one half at each sigma"
         elif above:
-            text = f"refuted: at sigma {', '.join(map(str, above))} it is above one half"
+            text = f"contradicted: at sigma {', '.join(map(str, above))} it is above one half"
         else:
             text = f"not decided: its interval is below one half at {len(below)} of {len(means)} sigmas"
         result.append(f"- {variation}: {text}.")

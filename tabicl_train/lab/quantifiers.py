@@ -164,7 +164,7 @@ def verdict(scores: pd.DataFrame) -> str:
             if not_learned:
                 result = not_learned
             elif gap.excludes_zero:
-                result = f"{'confirmed' if gap.high < 0 else 'refuted'} by {gap:+.3f}"
+                result = f"{'reproduced' if gap.high < 0 else 'contradicted'} by {gap:+.3f}"
             else:
                 softmax = sequences.where(rows_there, rule="softmax")[kind].mean()
                 result = f"not decided at this size by {gap:+.3f}, where softmax has an error of {softmax:.3f}"

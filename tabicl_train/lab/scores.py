@@ -223,9 +223,9 @@ def verdict(scores: pd.DataFrame) -> str | None:
         return f"{claim} {not_learned}."
     excess = sequences.contrast(at(scores, FAR), "error", linear.CLAIM)
     if excess.high < 0:
-        answer = "confirmed"
+        answer = "reproduced"
     elif excess.low > 0:
-        answer = "refuted"
+        answer = "contradicted"
     else:
         answer = "not decided"
     return f"{claim} {answer}: SSA's minus half of softmax's is {excess:+.3g}."

@@ -14,7 +14,7 @@ import yaml
 
 from tabicl_train import plugins
 from tabicl_train.config.checks import LARGEST_SEED, seed_problems
-from tabicl_train.config.compose import Composer, is_of_sweep
+from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
@@ -32,7 +32,6 @@ from tabicl_train.sweep.space import (
     axis_of_space,
     examples,
     grid,
-    hydra_text,
     label,
 )
 

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from tabicl_train import plugins
+from tabicl_train.config.compose import hydra_text
 from tabicl_train.console import counted, first_line, info, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import write_atomically
@@ -31,7 +32,7 @@ from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.ladder import TITLE, Ladder
 from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
 from tabicl_train.sweep.scaling_law import COLUMNS
-from tabicl_train.sweep.space import MOST_RUNS, hydra_text, short_names, value_text
+from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
 from tabicl_train.sweep.study import LADDER, RUNS, load_study
 
 RESULTS = "results.csv"

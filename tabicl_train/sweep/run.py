@@ -12,6 +12,7 @@ from pathlib import Path
 from optuna.trial import Trial, TrialState
 from tqdm import tqdm
 
+from tabicl_train.config.compose import hydra_text
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.processes import Stop, start_command, watch_signals
 from tabicl_train.errors import ConfigError
@@ -24,7 +25,7 @@ from tabicl_train.sweep.compare import write as write_comparison
 from tabicl_train.sweep.metric import counted_data_sets, curve, last
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.space import hydra_text, short_names, value_text
+from tabicl_train.sweep.space import short_names, value_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
 POLL = 0.5  # seconds between checks of the jobs

@@ -17,6 +17,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from tabicl_train.config.compose import hydra_text
+
 Point = dict[str, Any]  # a value for each axis, by its key
 MOST_RUNS = 10_000  # of a grid: its points are composed before the first run, at 11 ms each
 
@@ -158,14 +160,6 @@ def override_text(value: Any) -> str:
         pairs = [f"{key}:{override_text(inner)}" for key, inner in value.items()]
         return "{" + ",".join(pairs) + "}"
     return json.dumps(value)
-
-
-def hydra_text(text: str) -> str:
-    """Quote a text for Hydra's grammar where needed: 'lr=0.1,width=2' would be several values."""
-    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
-        return text
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', text)  # backslashes are escaped only before quotes and at the end
-    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
 def value_text(value: Any) -> str:

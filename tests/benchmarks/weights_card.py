@@ -36,15 +36,15 @@ from tabicl_train.weights import FOLDER
 
 INTRODUCTION = """# Weights in the package
 
-`TabICLClassifier()` and `TabICLRegressor()` use `mini` without a download. `TabICLClassifier("medium")` is `mini`
-trained on, with tables of up to 2,048 rows and 60 features: better on tables of more than 2,000 rows and on fine
-structure, level with `mini` on the two real suites, and not better on tables of up to 300 rows
-([how it was found](../../configs/experiment/records.md#medium-a-forecast-before-the-run-and-what-came)).
+`TabICLClassifier()` uses `mini` and `TabICLRegressor()` uses `mini-regressor`, without a download.
+`TabICLClassifier("medium")` is `mini` trained on, with tables of up to 2,048 rows and 60 features: better on tables of
+more than 2,000 rows and on fine structure, level with `mini` on the two real suites, and not better on tables of up to
+300 rows ([how it was found](../../configs/experiment/records.md#medium-a-forecast-before-the-run-and-what-came)).
 
-`mini` and `medium` are the newest files of these names, and `mini-regressor` or a dated name stand for one file
-wherever a checkpoint is read: `TabICLClassifier("mini-2026-12")`, `init_weights=mini`, `tabicl-evaluate
-checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt` writes the file that the `tabicl` package
-loads. A name comes before a file that is called so; `./mini` is a path.
+Wherever a checkpoint is read, a name stands for weights: `mini`, `medium` and `mini-regressor` for the newest ones of
+that kind, a dated name always for the same file. So `TabICLClassifier("mini-2026-12")`, `init_weights=mini`,
+`tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt` writes the file that the
+`tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
 
 The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/weights_card.py` writes this page."""
 

@@ -156,8 +156,8 @@ def sequence_scores(experiment: ModuleType, share: float, noise: float, inside: 
 
 def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
     for share, noise, words in (
-        (0.3, 0.01, "confirmed: its interval is below one half at each sigma"),
-        (0.8, 0.01, "refuted: at sigma 5, 10 it is above one half"),
+        (0.3, 0.01, "reproduced: its interval is below one half at each sigma"),
+        (0.8, 0.01, "contradicted: at sigma 5, 10 it is above one half"),
         (0.49, 0.2, "not decided: its interval is below one half at 0 of 2 sigmas"),
     ):
         scores = sequence_scores(linear, share, noise)
@@ -187,8 +187,8 @@ def rule_scores(share: float, inside: float) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("share", "inside", "words"),
     [
-        (0.4, 1e-4, "is confirmed: SSA's minus half of softmax's is -0.7 "),
-        (0.9, 1e-4, "is refuted: SSA's minus half of softmax's is +2.8"),
+        (0.4, 1e-4, "is reproduced: SSA's minus half of softmax's is -0.7 "),
+        (0.9, 1e-4, "is contradicted: SSA's minus half of softmax's is +2.8"),
         (0.9, 1e-3, "is not decided at this size"),
     ],
 )
@@ -205,7 +205,7 @@ def test_networks_without_a_bound_or_without_attention_have_no_numbers_for_these
     page = scores_experiment.findings(pd.concat([scores, scores.assign(variation=scores_experiment.WIDE)]))
     assert "| no attention | 9 [9, 9] | 5 [5, 5] | none | 0 [0, 0] | 7 [7, 7] | 7 [7, 7] | none |" in page
     assert "| 0.3 [0.0516, 0.548] |" in page  # weights 0.2, 0.3 and 0.4 of softmax
-    assert page.count("is refuted") == 1  # of the variation that is trained as in the paper
+    assert page.count("is contradicted") == 1  # of the variation that is trained as in the paper
     (line,) = [line for line in page.splitlines() if line.startswith("| no attention: points of sigma 10 minus")]
     assert line.endswith("| none |")
 
@@ -213,9 +213,9 @@ def test_networks_without_a_bound_or_without_attention_have_no_numbers_for_these
 def test_the_claim_about_quantifiers_is_judged_by_its_intervals():
     lines = quantifiers.verdict(sequence_scores(quantifiers, 0.3, 0.01)).splitlines()
     assert "(sigma 5, 200 numbers and one number times 100)" in lines[0]
-    assert lines[2].startswith("- with MLP, as drawn, sigma 5, 200 numbers: confirmed by -0.01")
-    assert lines[3].startswith("- with MLP, as drawn, one number times 100: confirmed by -7")
-    assert "numbers: refuted by +0.0" in quantifiers.verdict(sequence_scores(quantifiers, 2.0, 0.01))
+    assert lines[2].startswith("- with MLP, as drawn, sigma 5, 200 numbers: reproduced by -0.01")
+    assert lines[3].startswith("- with MLP, as drawn, one number times 100: reproduced by -7")
+    assert "numbers: contradicted by +0.0" in quantifiers.verdict(sequence_scores(quantifiers, 2.0, 0.01))
     same = quantifiers.verdict(sequence_scores(quantifiers, 1.0, 0.2))
     assert "numbers: not decided at this size by " in same
     assert "where softmax has an error of 0.025." in same
