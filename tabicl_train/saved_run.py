@@ -45,7 +45,7 @@ def open_run(run_dir: str | Path) -> SavedRun:
     Examples
     --------
     >>> run = open_run("runs/mine")
-    >>> run.metrics.plot(x="step", y=["loss", "guess_loss"])
+    >>> run.metrics.plot(x="step", y=["loss", "guess_loss"])  # needs matplotlib
     >>> run.estimator(n_estimators=1).fit(X, y).predict(queries)
     """
     folder = Path(run_dir)

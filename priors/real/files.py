@@ -297,7 +297,7 @@ class LeftOut(Exception):
     """A file or column that is left out, with the reason."""
 
 
-class MissingLibrary(Exception):
+class MissingLibrary(PriorError):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
@@ -315,7 +315,9 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     try:
         return read_frame(content, suffix, check=True, form=form, texts=texts)
-    except (LeftOut, MissingLibrary) as error:
+    except MissingLibrary as error:
+        raise MissingLibrary(f"{path} cannot be used: {error}") from None
+    except LeftOut as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
         raise PriorError(f"{path} cannot be read: {first_line(error) or type(error).__name__}") from None

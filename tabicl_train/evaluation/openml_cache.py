@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from priors.real.preprocessing import as_numbers, reads_as_numbers
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.errors import ConfigError, install
+from tabicl_train.errors import ConfigError, MissingPackage, install
 from tabicl_train.evaluation.keel import read_arff
 from tabicl_train.evaluation.suites import Protocol, Source, Split, Task, make_features
 
@@ -258,7 +258,8 @@ def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
     try:
         frame = pd.read_parquet(path) if path.suffix == ".pq" else read_arff_table(path)
     except ImportError:
-        raise ConfigError([f"{path.suffix} files need a package: {install('pyarrow liac-arff', 'openml')}"]) from None
+        how = install("pyarrow liac-arff", "openml")
+        raise MissingPackage([f"{path.suffix} files need a package: {how}"]) from None
     except (OSError, ValueError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if target not in frame:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
+from tabicl_train.errors import is_installed
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack, small_network
 from tabicl_train.model.pack import Pack
@@ -93,6 +94,8 @@ def scaling_rule(place: Place, scaling: str, dtype: torch.dtype, triton: bool) -
     """Compare losses and gradients of a scaling rule with those of fp32 on the CPU."""
     if triton and not place.is_cuda:
         raise CheckSkipped("Triton needs a GPU")
+    if triton and not is_installed("triton"):
+        raise CheckSkipped("Triton is not installed")
     network = small_network(col_scaling=scaling, icl_scaling=scaling)
     pack = random_pack()
     expected = losses_and_gradient(network, pack)

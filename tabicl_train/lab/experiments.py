@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from tabicl_train import register
 from tabicl_train.config.compose import parse_options
 from tabicl_train.config.documentation import help_text, option_line
-from tabicl_train.errors import ConfigError, is_installed, require_sweep_packages
+from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 
 
 class Preempted(Exception):
@@ -64,4 +64,7 @@ def require_packages(name: str) -> None:
         require_sweep_packages()
     missing = [package for package in experiment.packages if not is_installed(package)]
     if missing:
-        raise ConfigError([f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}"])
+        words = " ".join(missing)
+        of_plots = set(missing) <= {"matplotlib", "jinja2"}
+        how = install(words, "plots") if of_plots else f"pip install {words}"
+        raise ConfigError([f"{name} needs {', '.join(missing)}: {how}"])

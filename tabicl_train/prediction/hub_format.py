@@ -276,8 +276,8 @@ folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
 {result} = {kind.lower()}.{method}(queries)
 ```
 
-The package `{LIBRARY}` is needed. X may be an array or a data frame, with numbers, strings, categories, booleans, times
-and missing values."""
+The package `{LIBRARY}` is needed, and `huggingface_hub` for the download. X may be an array or a data frame, with
+numbers, strings, categories, booleans, times and missing values."""
     beyond = beyond_public(pretrained.config)
     if beyond:
         text += f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."

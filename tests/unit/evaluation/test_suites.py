@@ -1,11 +1,13 @@
 """Real tasks: what is read, what is left out, and the messages about faulty tables of tasks."""
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from command_line import command
 from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
@@ -166,6 +168,20 @@ def test_folder(tmp_path, ending):
     assert task.X["string"].isna().any()
     assert task.X["group"].cat.categories.to_list() == [0, 1, 2]
     assert task.y.tolist() == [0, 1] * 30
+
+
+def test_files_without_their_package_are_an_error(tmp_path, monkeypatch):
+    """They are not left out one by one: the means over the others would be those of another suite."""
+    pytest.importorskip("pyarrow")
+    table().to_csv(tmp_path / "data.csv", index=False)
+    table().to_parquet(tmp_path / "data.parquet")
+    write_tasks(tmp_path)
+    with open(tmp_path / "tasks.csv", "a") as file:
+        file.write("other,data.parquet,label,id,group\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = command("evaluate", "checkpoint=mini", "suite=folder", f"folder={tmp_path}", "splits=1", "n_estimators=1")
+    assert result.returncode == 2 and "mean" not in result.stdout
+    assert "data.parquet cannot be used: .parquet files need pyarrow: pip install pyarrow" in result.stderr
 
 
 @pytest.mark.parametrize(
