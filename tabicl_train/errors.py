@@ -25,10 +25,6 @@ class ConfigError(Exception):
         return "\n".join(self.problems)
 
 
-class MissingPackage(ConfigError):
-    """A package is not installed, without which files of a kind cannot be read."""
-
-
 class Diverged(Exception):
     """Raised to end a run that no longer learns, with the reason and advice."""
 

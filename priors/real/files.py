@@ -315,9 +315,7 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     try:
         return read_frame(content, suffix, check=True, form=form, texts=texts)
-    except MissingLibrary as error:
-        raise MissingLibrary(f"{path} cannot be used: {error}") from None
-    except LeftOut as error:
+    except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
         raise PriorError(f"{path} cannot be read: {first_line(error) or type(error).__name__}") from None
@@ -356,13 +354,22 @@ def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.Data
     )
 
 
-def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
+def require_reader(suffix: str) -> None:
+    """Raise MissingLibrary if files with this suffix need a package that is not installed."""
+    if suffix == ".csv" or suffix not in SUFFIXES:
+        return
     try:
-        import pyarrow as pa
+        import pyarrow  # noqa: F401
     except ImportError:
         raise MissingLibrary(
             f"{suffix} files need pyarrow: pip install pyarrow, or pip install -e '.[eval]' in the project's folder"
         ) from None
+
+
+def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
+    require_reader(suffix)
+    import pyarrow as pa
+
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
     refuse_equal_names(frame.columns)
     return frame.set_axis(frame.columns.map(str), axis=1)

@@ -26,7 +26,7 @@ from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import at_least, one_of
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.errors import ConfigError, MissingPackage, require_matplotlib
+from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.importances import as_text as as_text_of_importances
 from tabicl_train.evaluation.importances import importances_of_tasks
@@ -314,8 +314,6 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int | None, splits:
         try:
             task = source.load(rows)
             scores = score_task(task, methods, splits) + task.known_scores(splits)
-        except MissingPackage:  # of every file of this kind: means over the others would be of another suite
-            raise
         except Exception as error:  # of any type, from reading or from a method
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
             bar.write(f"warning   {source.name} is skipped: {kind}{first_line(error)}", file=sys.stderr)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from priors.real.preprocessing import as_numbers, reads_as_numbers
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.errors import ConfigError, MissingPackage, install
+from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.keel import read_arff
 from tabicl_train.evaluation.suites import Protocol, Source, Split, Task, make_features
 
@@ -146,6 +146,9 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
         if protocol is None:
             name = f"{name} ({task})"  # so that a task has another name than with a protocol, whose scores differ
         path = table_path(place, dataset)
+        if not is_installed("pyarrow" if path.suffix == ".pq" else "arff"):
+            how = install("pyarrow liac-arff", "openml")
+            raise ConfigError([f"{path.suffix} files need a package: {how}"])
         read = partial(read_table, place, task)
         source = OpenMLSource(name, read, numbers, path, most_splits=most_splits, protocol=protocol)
         source.place = place
@@ -257,9 +260,6 @@ def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
     path = table_path(place, dataset)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".pq" else read_arff_table(path)
-    except ImportError:
-        how = install("pyarrow liac-arff", "openml")
-        raise MissingPackage([f"{path.suffix} files need a package: {how}"]) from None
     except (OSError, ValueError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if target not in frame:

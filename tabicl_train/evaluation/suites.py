@@ -25,14 +25,14 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit, train_
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
-from priors.real.files import TASKS, MissingLibrary, nested_type, read_file
+from priors.real.files import TASKS, MissingLibrary, nested_type, read_file, require_reader
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
 from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.errors import ConfigError, MissingPackage, install
+from tabicl_train.errors import ConfigError, install
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # the only one with more than 20 rows and without a download
@@ -302,8 +302,6 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
     def read(item: str) -> pd.DataFrame:
         try:
             return read_file(place / item, form=form)
-        except MissingLibrary as error:
-            raise MissingPackage([str(error)]) from None
         except PriorError as error:
             raise ConfigError([str(error)]) from None
 
@@ -323,6 +321,11 @@ def sources_of_table(
         rows = read_tasks(table, COLUMNS)
     except PriorError as error:
         raise ConfigError([first_line(error)]) from None
+    for item in [row["item"] for row in rows] if is_folder else []:
+        try:
+            require_reader(Path(item).suffix.lower())
+        except MissingLibrary as error:  # now, since a task that cannot be read later is left out of the means
+            raise ConfigError([f"{table.parent / item} cannot be used: {error}"]) from None
 
     count = Counter(row["item"] for row in rows)
 

@@ -41,10 +41,11 @@ INTRODUCTION = """# Weights in the package
 more than 2,000 rows and on fine structure, level with `mini` on the two real suites, and not better on tables of up to
 300 rows ([how it was found](../../configs/experiment/records.md#medium-a-forecast-before-the-run-and-what-came)).
 
-Wherever a checkpoint is read, a name stands for weights: `mini`, `medium` and `mini-regressor` for the newest ones of
-that kind, a dated name always for the same file. So `TabICLClassifier("mini-2026-12")`, `init_weights=mini`,
-`tabicl-evaluate checkpoint=mini-regressor`. `tabicl-export checkpoint=mini output=mini.ckpt` writes the file that the
-`tabicl` package loads. A name comes before a file that is called so; `./mini` is a path.
+Wherever a checkpoint is read, a name stands for weights: `mini` for the newest ones of that name, `mini-2026-12` for
+those of a month. With `-classifier` or `-regressor` at its end it is one of both, without it the one of the task at
+hand: `TabICLClassifier("mini-2026-12")`, `init_weights=mini`, `tabicl-evaluate checkpoint=mini-regressor`.
+`tabicl-export checkpoint=mini output=mini.ckpt` writes the file that the `tabicl` package loads. A name comes before a
+file that is called so; `./mini` is a path.
 
 The weights have the license of this project, BSD-3-Clause. `tests/benchmarks/weights_card.py` writes this page."""
 

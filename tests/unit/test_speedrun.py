@@ -43,7 +43,8 @@ def test_what_a_result_is():
     noisy = [(300.0, 600.0), (840.0, 600.0), (360.0, 600.0), (780.0, 600.0), (420.0, 600.0)]
     for pairs in (slightly_faster, noisy):
         assert "at most 0.97" in speedrun.verdict(result_of(pairs=pairs))
-    assert "a trial" in speedrun.verdict(result_of(trial=["suites is ['sklearn']"]))
+    trial = speedrun.verdict(result_of(trial=["suites is ['sklearn']"]))
+    assert "a trial" in trial and trial.endswith("the target is reached, and its time is that of a record")
     lucky = speedrun.Plan(SpeedrunOptions(seeds=[0, 1, 2, 3, 7]), [], [], None, RunConfig())
     assert lucky.trial == ["the seeds are 0, 1, 2, 3, 7"]
     assert not lucky.other_scores  # so a repeat with other seeds is tested by the fixed target
@@ -122,9 +123,9 @@ def test_rules_that_a_configuration_breaks():
 
 def test_the_page_states_what_the_command_does():
     page = " ".join(PAGE.read_text().split())
-    scores = [f"{score:.4f}" for score in speedrun.REFERENCE_SCORES.values()]
+    scores = [f"{score:.4f}" for score in speedrun.REFERENCE_SCORES]
     assert f"| `demo_long` | {' | '.join(scores)} |" in page
-    assert f"**The target is {speedrun.target_of(list(speedrun.REFERENCE_SCORES.values())):.4f}**" in page
+    assert f"**The target is {speedrun.target_of(speedrun.REFERENCE_SCORES):.4f}**" in page
     assert len(speedrun.REFERENCE_SCORES) == speedrun.SEEDS
     records = PAGE.read_text().partition("## Records")[2].partition("\n## ")[0]
     last = [line for line in records.splitlines() if line.startswith("| 20")][-1]
@@ -154,6 +155,10 @@ def test_the_command_from_start_to_end(tmp_path):
     interrupted = command("speedrun", *arguments)
     assert "remove entry-1 reference-1" in interrupted.stdout, interrupted.stderr
 
+    (tmp_path / "a run/plan.json").rename(tmp_path / "plan.json")
+    adopted = command("speedrun", *arguments)
+    assert adopted.returncode == 2 and "without its plan.json" in adopted.stderr
+    (tmp_path / "plan.json").rename(tmp_path / "a run/plan.json")
     other = command("speedrun", *arguments, "optimizer.momentum=0.8")
     assert other.returncode == 2 and "holds another speedrun" in other.stderr
     refused = command("speedrun", "experiment=smoke", "init_weights=mini", "n_estimators=4", "seed=1")
