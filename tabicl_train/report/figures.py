@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,15 @@ def panel() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
-    """Draw the loss and, if known, its ratio to the loss of predicting from labels alone."""
-    ratios = {name: loss_ratios(rows) for name, rows in metrics.items() if "guess_loss" in rows}
+def draw_training(metrics: Runs, validation: Runs, other_losses: Collection[str] = ()) -> list[Figure]:
+    """Draw the loss and, if known, its ratio to the loss of predicting from labels alone.
+
+    other_losses: the runs whose training loss is not the network's own one, which guess_loss and validations are of
+    """
+    ratios = {}
+    for name, rows in metrics.items():
+        if "guess_loss" in rows and name not in other_losses:
+            ratios[name] = loss_ratios(rows)
     points = {}  # ratios of validations
     for name, rows in validation.items():
         tables = inside(of_kind(rows, OWN, SYNTHETIC))
@@ -79,7 +86,7 @@ def draw_training(metrics: Runs, validation: Runs) -> list[Figure]:
     loss, axes = panel()
     draw_curves(axes, metrics, "loss")
     label_steps(axes, "loss")
-    if not ratios:
+    if not (ratios or points):
         return [loss]
     ratio, axes = panel()
     draw_ratios(axes, list(metrics), ratios, points)

@@ -188,12 +188,14 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     scalings = tables_of(runs, "scaling")
     attentions = tables_of(runs, "attention")
     names = [run.name for run in runs]
+    other_losses = {run.name: words for run in runs if (words := other_loss(run.config or {})) is not None}
     return {
         "decimals": DECIMALS,
         "overview": overview(runs),
         "starts": starts(runs),
         "settings": settings(runs),
-        "training": draw_training(metrics, validations) if metrics else None,
+        "training": draw_training(metrics, validations, other_losses) if metrics else None,
+        "other_losses": other_losses,
         "optimization": draw_optimization(metrics) if metrics else None,
         "multipliers": draw_each(draw_multipliers, scalings, names),
         "gates": draw_each(draw_gates, scalings, names),
@@ -209,6 +211,16 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "real_data": real_data(runs),
         "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
+
+
+def other_loss(config: dict[str, Any]) -> str | None:
+    """Say what the training loss of a run is, by its dotted names, if it is not the network's own loss alone."""
+    words = []
+    if "objective.name" in config:
+        words.append(f"is that of objective={config['objective.name']}")
+    if any(key.startswith("auxiliary_losses.") for key in config):
+        words.append("includes auxiliary losses")
+    return " and ".join(words) or None
 
 
 def draw_each(

@@ -388,6 +388,33 @@ def test_the_loss_is_also_shown_relative_to_guessing():
     assert set(one.get_ydata()) == {1}
 
 
+def test_a_loss_of_another_objective_has_no_ratio_to_guessing(tmp_path):
+    settings = ["objective=cross_entropy", "objective.label_smoothing=0.2", "+auxiliary_losses.balance=0.1"]
+    folders = {}
+    for name, more in (("own", []), ("other", settings)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        config = dataclasses.asdict(compose(["experiment=smoke", "prior=dummy", *more]))
+        (folders[name] / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        METRICS_CSV.to_csv(folders[name] / "metrics.csv", index=False)
+    pages = {}
+    for name, shown in (("own", ["own"]), ("other", ["other"]), ("both", ["own", "other"])):
+        write_report([folders[each] for each in shown], tmp_path / f"{name}.html")
+        pages[name] = Page(tmp_path / f"{name}.html")
+    guessing = "At a ratio of 1 the network is no better than guessing"
+    assert {name: guessing in page.text for name, page in pages.items()} == {"own": True, "other": False, "both": True}
+    assert len(pages["own"].pictures) == len(pages["both"].pictures) == len(pages["other"].pictures) + 1
+    other = "The training loss is that of objective=cross_entropy and includes auxiliary losses."
+    assert other in pages["other"].text and "The training loss" not in pages["own"].text
+    assert f"other: {other}" in pages["both"].text
+
+    # A validation is of the network's own loss.
+    (axes,) = draw_training({"a": METRICS_CSV}, {"a": VALIDATION_CSV}, ["a"])[1].axes
+    assert [len(line.get_xdata()) for line in axes.get_lines()] == [2, 2]  # of validations, and the line at 1
+    both = draw_training({"a": METRICS_CSV, "b": METRICS_CSV}, {}, ["a"])[1].axes[0]
+    assert [line.get_label() for line in both.get_lines() if not line.get_label().startswith("_")] == ["b"]
+
+
 def test_own_synthetic_and_public_tables_are_told_apart():
     assert {name: values[20] for name, values in validation_means(VALIDATION_CSV).items()} == {
         "loss on own tables": 0.5, "loss on synthetic tables": 0.5, "ROC AUC on real data": pytest.approx(0.65)
