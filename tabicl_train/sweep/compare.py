@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,20 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 from tabicl_train.evaluation.arms import distinct, evaluated, is_baseline, is_csv, networks_of, read_csv_arms
-from tabicl_train.evaluation.compare import Arm, Comparison, Paired, as_text, compare, pair, write_tables
+from tabicl_train.evaluation.compare import (
+    NAMES,
+    Arm,
+    Comparison,
+    Pair,
+    Paired,
+    as_latex,
+    as_text,
+    compare,
+    pair,
+    write_tables,
+)
 from tabicl_train.outputs import make_folder
+from tabicl_train.run_dir.records import Records
 
 if TYPE_CHECKING:
     from tabicl_train.sweep.arms import Points
@@ -24,6 +36,16 @@ OUTPUT = "comparison"
 DEFAULT_METRICS = {"roc_auc": ["roc_auc", "log_loss"], "r2": ["r2", "pinball"]}  # by default
 
 
+class Difference(Pair):
+    """Two arms whose scores may be of different objectives or tables, so that neither is called better."""
+
+    @property
+    def sentence(self) -> str:
+        """How far the scores lie apart, in words."""
+        lead = -self.lead if self.lead.mean < 0 else self.lead
+        return f"{self.a} and {self.b} differ by {lead:.4f} of {NAMES.get(self.metric, self.metric)} {self.where}"
+
+
 @dataclass
 class Compared:
     """The result of a comparison."""
@@ -31,6 +53,7 @@ class Compared:
     paired: Paired
     comparisons: list[Comparison]
     shared: str | None = None  # which arms were trained on identical tables
+    warnings: list[str] = field(default_factory=list)  # metrics by which points cannot be compared
 
     @property
     def text(self) -> str:
@@ -58,7 +81,7 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
         compared = compare_validations(open_points(words[0], options.by), options)
     else:
         compared = compare_on_tasks(words, is_sweep, options)
-    print(compared.text)
+    print("\n".join([*(f"warning   {line}" for line in compared.warnings), compared.text]))
     info(write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep))
     return compared
 
@@ -78,7 +101,14 @@ def compare_validations(points: Points, options: CompareOptions) -> Compared:
     arms = points.merged(points.validations())
     metrics = chosen(options, [points.sweep.metric])
     paired, comparisons = compare_all(arms, metrics, options, by_seed=True)
-    return Compared(paired, comparisons, shared_of_runs(points))
+    warnings = []
+    for number, comparison in enumerate(comparisons):
+        warning = points.sweep.warning(comparison.metric)
+        if warning is not None:
+            warnings.append(warning)
+            differences: list[Pair] = [Difference(**vars(found)) for found in comparison.pairs]
+            comparisons[number] = replace(comparison, pairs=differences)
+    return Compared(paired, comparisons, shared_of_runs(points), warnings)
 
 
 def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOptions) -> Compared:
@@ -172,6 +202,9 @@ def compare_all(
 def write(folder: Path, compared: Compared, overwrite: bool) -> str:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
     write_tables(folder, compared.comparisons, overwrite)
+    if compared.warnings:
+        comments = [f"% warning: {line}" for line in compared.warnings]
+        Records(folder).replace("comparison.tex", "\n".join([*comments, as_latex(compared.comparisons)]))
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     no_figures = ""
     if is_installed("matplotlib"):

@@ -21,7 +21,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.planning import RunSize, size_of
-from tabicl_train.sweep.metric import compared_data_sets
+from tabicl_train.sweep.metric import compared_data_sets, incomparable
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.scaling_law import too_few
 from tabicl_train.sweep.space import (
@@ -51,6 +51,7 @@ class Plan:
     config_dir: str | None = None  # the option --config-dir
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
     data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
+    incomparable: dict[str, str] = field(default_factory=dict)  # see `metric.incomparable`
     sizes: list[RunSize] = field(default_factory=list)  # of `points`, with sweep.scaling_law
     forecast: dict[str, RunSize] = field(default_factory=dict)
     other_tables: list[str] = field(default_factory=list)  # forecasts of runs whose stages draw tables of other sizes
@@ -172,6 +173,7 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
             check_ladder(plan, composer, problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
+    plan.incomparable = incomparable(plan.configs)
     return plan
 
 

@@ -30,7 +30,15 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.ladder import TITLE, Ladder
-from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
+from tabicl_train.sweep.metric import (
+    DATA_SETS,
+    INCOMPARABLE,
+    SWEEP_METRICS,
+    counted_data_sets,
+    is_better_lower,
+    last,
+    warning_of,
+)
 from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
 from tabicl_train.sweep.study import LADDER, RUNS, load_study
@@ -211,6 +219,10 @@ class Sweep:
             f"Metric: {self.metric} ({direction} is better){self.data_sets_in_words}."
         )
 
+    def warning(self, metric: str) -> str | None:
+        """Return why values of a metric cannot be compared between the points, and what to compare instead, or None."""
+        return warning_of(metric, self.study.user_attrs.get(INCOMPARABLE, {}), self.folder)
+
     @property
     def data_sets_in_words(self) -> str:
         """Say over which public data sets the metric is a mean, if it is one."""
@@ -226,6 +238,8 @@ class Sweep:
     def text(self) -> str:
         """Format the results for the terminal."""
         parts = [f"{self.name}: {self.summary}"]
+        if (warning := self.warning(self.metric)) is not None:
+            parts.append(f"warning   {warning}")
         for table in (self.ranking(), self.without_result()):
             if len(table):
                 shown = table.reset_index()

@@ -22,7 +22,7 @@ from tabicl_train.sweep import jobs
 from tabicl_train.sweep.arms import shared_in_words
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.compare import write as write_comparison
-from tabicl_train.sweep.metric import counted_data_sets, curve, last
+from tabicl_train.sweep.metric import counted_data_sets, curve, last, warning_of
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import short_names, value_text
@@ -266,6 +266,9 @@ def run_sweep(plan: Plan) -> str:
                 shared = shared_of_plan(plan)
                 if shared is not None:
                     info(f"tables    {shared}")
+            warning = warning_of(controller.metric, plan.incomparable, plan.folder)
+            if warning is not None and not was_whole:
+                info(f"warning   {warning}")
             is_whole = controller.run()
             sweep = controller.write()
     finally:

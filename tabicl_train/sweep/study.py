@@ -16,7 +16,7 @@ from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.resume import PLUGIN, plugin_hashes
 from tabicl_train.run_dir.records import whole_lines_end
-from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
+from tabicl_train.sweep.metric import DATA_SETS, INCOMPARABLE, is_better_lower
 from tabicl_train.sweep.plan import Plan
 
 NAME = "sweep"
@@ -56,6 +56,7 @@ def open_study(plan: Plan) -> optuna.Study:
         study.set_user_attr(DATA_SETS, data_sets)
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
+    study.set_user_attr(INCOMPARABLE, plan.incomparable)
     if plan.sweep.scaling_law:  # it is not part of the identity, so that a law may be fitted later
         sizes = [[point, size._asdict()] for point, size in zip(plan.points, plan.sizes, strict=True)]
         forecast = {name: size._asdict() for name, size in plan.forecast.items()}

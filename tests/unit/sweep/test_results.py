@@ -60,6 +60,8 @@ def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None 
             values.append(quality(trial.params, seed))
             (plan.folder / name).mkdir()
             (plan.folder / name / "validation.csv").write_text(f"step,data,loss\n20,{data},{values[-1]!r}\n")
+            if plan.sweep.metric == "loss":
+                (plan.folder / name / "metrics.csv").write_text(f"step,loss\n20,{values[-1]!r}\n")
             status = "failed" if math.isnan(values[-1]) else "finished"
             (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
         if math.isnan(sum(values)):
@@ -311,3 +313,58 @@ def test_tables_are_shared_unless_what_decides_them_differs():
     same, *different = texts.values()
     assert same == "with the same seed, all points are trained on identical tables"
     assert set(different) == {"no two points are trained on identical tables: their priors or curricula differ"}
+
+
+OBJECTIVES = ("objective=cross_entropy", "objective.label_smoothing=0,0.2", "sweep.metric=loss")
+PRIORS = ("prior=mlp_scm,graph_scm", "validation.rows=[64]", "validation.best=synthetic")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (OBJECTIVES, "training loss of points that differ in objective.label_smoothing is of different objectives,"),
+        ((*PRIORS, "sweep.metric=synthetic/loss"), "synthetic/loss of points that differ in prior is of different "),
+        ((*PRIORS, "sweep.metric=real/loss"), None),
+    ],
+)
+def test_losses_of_different_objectives_or_tables_are_warned_of_and_no_point_is_better(
+    settings, warning, tmp_path, monkeypatch, capsys
+):
+    def lower_for_the_second(point: dict, seed: int) -> float:
+        (value,) = point.values()
+        return 0.01 * seed + (1.0 if value in (0, "mlp_scm") else 0.5 + 0.001 * seed**2)
+
+    monkeypatch.setattr(sweep_run, "write_page", lambda sweep: None)
+    plan = make_plan([*SETTINGS, *settings, "seed=0,1,2", f"run_dir={tmp_path}/it"])
+    with monkeypatch.context() as patched:  # before the first run
+        patched.setattr(sweep_run.Controller, "run", lambda self: False)
+        sweep_run.run_sweep(plan)
+    before = capsys.readouterr().err
+    found = invent(plan, lower_for_the_second)
+    assert sweep_run.run_sweep(plan) == "finished"
+    at_the_end = capsys.readouterr().out
+    later = command("compare", str(found.folder)).stdout
+    latex = (found.folder / "comparison.tex").read_text()
+
+    for text in (at_the_end, later):
+        assert ("is better than" in text) == (warning is None)
+        assert ("differ by 0.49" in text) == (warning is not None)
+    if warning is None:
+        assert "warning" not in before + at_the_end + later + latex
+        return
+    for text, first_of_results in ((at_the_end, "rank"), (later, "2 arms paired")):
+        assert text.count("warning   ") == 1
+        assert text.index(f"warning   {warning}") < text.index(first_of_results)
+        assert f"compare such points by real/loss, or by tabicl-compare {found.folder} suite=NAME" in text
+    assert before.count("warning   ") == 1 and f"warning   {warning}" in before
+    assert latex.startswith(f"% warning: {warning}")
+
+
+def test_a_page_and_other_metrics_have_the_warning_too(tmp_path):
+    plan = make_plan([*SETTINGS, *PRIORS, "sweep.metric=synthetic/loss", "seed=0,1", f"run_dir={tmp_path}/it"])
+    found = invent(plan, lambda point, seed: 1.0 + 0.1 * seed, 1)
+    write_page(found)
+    page = Page(found.folder / "sweep.html")
+    assert "Warning: synthetic/loss of points that differ in prior is of different tables" in page.text
+    assert "training loss of points that differ in prior is of different tables" in found.warning("loss")
+    assert found.warning("real/loss") is None
