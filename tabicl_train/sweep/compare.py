@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +113,7 @@ def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: Co
                 arms_of_points.append(arm)
             arms_of_word = points[word].merged(arms_of_points)
             if sum(is_sweep) > 1:
-                arms_of_word = [Arm(f"{word}: {arm.name}", arm.scores) for arm in arms_of_word]
+                arms_of_word = [replace(arm, name=f"{word}: {arm.name}") for arm in arms_of_word]
         elif word in networks:
             arm, *baseline_arms = evaluated(networks[word], options, unscored_baselines)
             for baseline_arm in baseline_arms:
