@@ -149,7 +149,8 @@ class CompareOptions:
     """Ensemble members over which a network's predictions are averaged."""
     weights: str | None = None
     """Which weights of run directories: best (by validation), newest, or an average, ema or last; null takes the best
-    if there are any, otherwise the newest."""
+    if there are any, otherwise the newest. A checkpoint of a run takes newest, ema or last, too; an export or a name
+    holds one set, which is scored as it is, and a line says so."""
     metric: Any = None
     """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
     validations of a sweep those of sweep.metric. null takes roc_auc and log_loss, r2 and pinball, or the sweep's."""

@@ -22,14 +22,25 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.evaluation.evaluate import TEXTS, identity, scored, short_name, stored_scores, unfinished
+from tabicl_train.evaluation.evaluate import (
+    TEXTS,
+    identity,
+    scored,
+    short_name,
+    stored_scores,
+    unfinished,
+    warn_of_version,
+)
 from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
+from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
+from tabicl_train.run_dir.choice import choice_problems, say_once
 from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import names as names_of_weights
+from tabicl_train.weights import resolve
 
 SCORES = "scores"  # folder in the output, with a CSV file for each network that was scored
 PATTERN = "*?["  # a word with one of these stands for several runs
@@ -154,14 +165,15 @@ def evaluated(networks: Networks, options: CompareOptions, baselines: Collection
     first_seed = next(iter(networks.paths))
     arms_of_baselines = []
     scores = {}  # of the networks, by seed
+    listed: list[str] = []
     for seed, path in networks.paths.items():
         if seed == first_seed:
-            results = results_of(path, options, baselines)
+            results, listed = results_and_tasks(path, options, baselines)
             arms_of_baselines = [arm_of(results, name, name) for name in baselines]
         else:
-            results = results_of(path, options, ())
+            results, listed = results_and_tasks(path, options, ())
         scores[seed] = scores_of(results, THIS_MODEL)
-    return [Arm(networks.name, scores), *arms_of_baselines]
+    return [Arm(networks.name, scores, listed=tuple(listed)), *arms_of_baselines]
 
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:
@@ -170,14 +182,38 @@ def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: 
     stored = stored_scores(settings, numbers)
     if stored is not None:
         available |= set(stored["method"])
+        if names:
+            warn_of_version(settings.suite, numbers)
     for name in names:
         if name not in available:
             raise ConfigError([f"there are no scores of {name} on such tasks of suite={settings.suite}"])
 
 
+def weights_to_take(checkpoint: str, weights: str | None) -> str | None:
+    """Return which weights of an arm to score: those asked for; None, which a line says, if it holds one set only."""
+    # An error would keep an average of a run from being compared with `mini`.
+    if problems := choice_problems(weights):
+        raise ConfigError(problems)
+    path = resolve(checkpoint)
+    if weights is None or path.is_dir():
+        return weights
+    if path.suffix not in (".safetensors", ".onnx") and is_run_checkpoint(load(str(path))[1]):
+        return weights
+    say_once(f"weights   {checkpoint} holds one set of weights, which is scored; weights={weights} is for runs")
+    return None
+
+
 def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> pd.DataFrame:
     """Return the scores of a network, from the output folder if they are there."""
-    weights = options.weights if Path(checkpoint).is_dir() else None
+    results, _ = results_and_tasks(checkpoint, options, baselines)
+    return results
+
+
+def results_and_tasks(
+    checkpoint: str, options: CompareOptions, baselines: Collection[str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the scores of a network, and the names of all tasks of the suite, some of which may have no scores."""
+    weights = weights_to_take(checkpoint, options.weights)
     settings = EvaluateOptions(
         checkpoint=checkpoint,
         weights=weights,
@@ -191,14 +227,13 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         n_estimators=options.n_estimators,
     )
     pretrained = read_weights(checkpoint, weights)
-    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, own files.
+    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
     form = csv_format(settings.separator, settings.decimal)
     numbers = pretrained.config.is_regression
     tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
     check_baselines(baselines, settings, numbers)
-    files = [(str(task.path), task.path.stat().st_mtime_ns) for task in tasks if task.path and task.path.exists()]
-    content = identity(settings, pretrained.config, pretrained.tensors)
-    content |= {"baselines": sorted(baselines), "files": files}
+    content = identity(settings, pretrained.config, pretrained.tensors, tasks)
+    content |= {"baselines": sorted(baselines)}
     digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
     folder = Path(options.output or ".", SCORES)
     name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
@@ -207,4 +242,4 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         make_folder("output", folder)
         info(f"score     {checkpoint}")
         scored(dataclasses.replace(settings, output=str(path)), baselines)
-    return read_results(path)
+    return read_results(path), [task.name for task in tasks]

@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from priors.real.tasks import shortened
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS
+from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS, differing_members
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
@@ -27,7 +28,7 @@ from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_t
 LOWER_IS_BETTER = ("loss", "rmse", "pinball", "calibration_error", "crps", "seconds")  # ends of names of metrics
 SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if their tasks are the same tables
 # Of intervals neither more coverage nor less width is better.
-WITHOUT_DIRECTION = [*SIZES, "coverage", "width"]
+WITHOUT_DIRECTION = [*SIZES, "n_estimators", "coverage", "width"]
 NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
 TABLE = "comparison.csv"
 LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
@@ -45,6 +46,7 @@ class Arm:
     name: str
     scores: dict[Hashable, pd.DataFrame]  # without seeds, the only key is None
     is_trained: bool = True  # False for a baseline, which has no trained range
+    listed: tuple[str, ...] = ()  # all tasks of the suite that it was scored on, if known; some may have no scores
 
     @property
     def has_seeds(self) -> bool:
@@ -63,7 +65,7 @@ class Paired:
     arms: list[Arm]
     seeds: list[Hashable]  # [None] if no arm has any
     index: pd.MultiIndex  # (data, split)
-    of: int  # tasks that any arm has scores of
+    of: int  # tasks of the suite, or that any arm has scores of
     left_out: list[str]  # why there are fewer, and which seeds are missing
 
     @property
@@ -209,6 +211,11 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
         index = index[index.isin(frame.index)]
     left_out = []
     found = set(index.get_level_values("data"))
+    # Said at every call: a task that cannot be read is skipped with a warning in the call that scores it, and no more.
+    unscored = [task for task in dict.fromkeys(task for arm in arms for task in arm.listed) if task not in every]
+    if unscored:
+        names = shortened(unscored)
+        left_out.append(f"{len(unscored)} of {counted(len(every) + len(unscored), 'task')} without any scores: {names}")
     if missing := len(every) - len(found):
         left_out.append(f"{counted(missing, 'task')} without scores of every arm")
     if not outside:
@@ -227,7 +234,7 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
         advice = "; outside=true takes those outside a trained range, too" if found else ""
         reasons = "; ".join(left_out) or "there are none"
         raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
-    return Paired(list(arms), seeds, index, len(every), left_out)
+    return Paired(list(arms), seeds, index, len(every) + len(unscored), left_out)
 
 
 def names_of(arms: Sequence[Arm]) -> str:
@@ -411,6 +418,12 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         if arm.is_trained and "trained_range" in frame and (frame["trained_range"] == "unknown").all():
             unknown.append(arm.name)
     lines = [line, *lines_of_weights(paired), *(f"left out: {reason}" for reason in paired.left_out)]
+    networks = {}
+    for arm in paired.arms:
+        if arm.is_trained:
+            networks[arm.name] = pd.concat([arm.frame(seed) for seed in paired.seeds])
+    if members := differing_members(networks):
+        lines.append(members)
     for each in comparisons:
         not_finite = len(paired.tasks) - len(each.values)
         if not_finite and not each.by_seed:  # validations of different tables have different metrics

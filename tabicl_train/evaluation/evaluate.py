@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ from tabicl_train.evaluation.scores import (
     score_numbers,
     standardize,
 )
-from tabicl_train.evaluation.suites import STORED_SCORES, Source, Task, sources
+from tabicl_train.evaluation.suites import DATA_PACKAGES, STORED_SCORES, Source, Task, data_version, sources
 from tabicl_train.model.config import named_parts
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
@@ -51,6 +51,7 @@ from tabicl_train.prediction.origin import Pretrained, TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
+from tabicl_train.run_dir.choice import say_once
 from tabicl_train.run_dir.records import Records, number
 
 FORMATS = ("scores", "bencheval")  # of the output
@@ -122,14 +123,19 @@ def scored(options: EvaluateOptions, baselines: Collection[str] | None = None) -
         stored = None if stored is None else stored[stored["method"].isin(baselines)]
     if stored is not None:
         methods = {name: make for name, make in methods.items() if name not in set(stored["method"])}
+        if not stored.empty:
+            warn_of_version(options.suite, pretrained.config.is_regression)
 
     output = None if options.output is None else Path(options.output).resolve()
     try:
-        scores = begin(output, options, identity(options, pretrained.config, pretrained.tensors)) if output else []
+        scores: list[dict] = []
+        if output:
+            scores = begin(output, options, identity(options, pretrained.config, pretrained.tensors, tasks))
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
-        for row in scores:  # an earlier version wrote no such column; the weights are the same
+        for row in scores:  # an earlier version wrote no such columns; weights and settings are the same
+            row["n_estimators"] = members_of_method(row["method"], options)
             row["weights"] = weights_of_method(row["method"], pretrained)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
@@ -138,6 +144,7 @@ def scored(options: EvaluateOptions, baselines: Collection[str] | None = None) -
                     task_rows += beside(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
+                    row["n_estimators"] = members_of_method(row["method"], options)
                     row["weights"] = weights_of_method(row["method"], pretrained)
                     scores.append(row)
                 if output:
@@ -161,8 +168,15 @@ def weights_of_method(method: str, pretrained: Pretrained) -> str:
     return pretrained.name if method == THIS_MODEL else NO_WEIGHTS
 
 
-def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what decides the scores of a command: its settings, a digest of the weights, and code of plug-ins."""
+def members_of_method(method: str, options: EvaluateOptions) -> float:
+    """Return the cell of the column `n_estimators`."""
+    return options.n_estimators if method in (THIS_MODEL, TABICL_PACKAGE) else float("nan")
+
+
+def identity(
+    options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor], tasks: Sequence[Source]
+) -> dict[str, Any]:
+    """Return what decides the scores of a command: settings, digests of weights and data, and code of plug-ins."""
     code = {
         record["module"]: record["sha256"] for record in plugins_used([("suite", options.suite), *named_parts(config)])
     }
@@ -172,18 +186,35 @@ def identity(options: EvaluateOptions, config: NetworkConfig, weights: dict[str,
     # The digest stands for the first two.
     left_out = ("checkpoint", "weights", "output", "figure", "importances")
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {"weights": digest.hexdigest(), "plugins": code, **kept, "overwrite": False}
+    digests = {"weights": digest.hexdigest(), "data": data_digest(options, tasks)}
+    return {**digests, "plugins": code, **kept, "overwrite": False}
+
+
+def data_digest(options: EvaluateOptions, tasks: Sequence[Source]) -> str:
+    """Return a digest that changes with tasks.csv, the files of the tasks, and the package with the data of a suite."""
+    known: list[Any] = [data_version(options.suite)]
+    if options.folder is not None:
+        table = Path(options.folder, TASKS)
+        if table.is_file():  # openml has none
+            known.append(table.read_bytes().hex())
+    for task in tasks:
+        if task.path is not None and task.path.exists():
+            stat = task.path.stat()  # reading gigabytes would take longer than a call that has all scores already
+            known.append([task.name, str(task.path), stat.st_size, stat.st_mtime_ns])
+    return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
 
 
 def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
     """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
-    if output.exists() and Records(output.parent).json(unfinished(output).name) == settings:
+    before = Records(output.parent).json(unfinished(output).name)
+    if output.exists() and before == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
         return [from_text(row) for row in rows]
     if output.exists() and not options.overwrite:
-        raise ConfigError(
-            [f"output is {options.output!r}, which holds other scores or is finished: set overwrite=true"]
-        )
+        held = "other scores or is finished"
+        if before is not None and {**before, "data": settings["data"]} == settings:
+            held = f"scores of other data, as {TASKS}, a table or the package with the data has changed"
+        raise ConfigError([f"output is {options.output!r}, which holds {held}: set overwrite=true"])
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))
     return []
@@ -282,13 +313,30 @@ def stored_scores(options: EvaluateOptions, numbers: bool) -> pd.DataFrame | Non
     path = STORED_SCORES[options.suite][numbers]
     if not path.is_file():
         return None
-    with open(path) as file:
-        known = json.loads(file.readline().removeprefix("#"))
-        scores = pd.read_csv(file)
+    known = about_stored_scores(path)
+    scores = pd.read_csv(path, skiprows=1)
     splits = known["splits"] if options.splits is None else options.splits  # stored are those of the defaults
     if options.rows not in (None, known["rows"]) or splits > known["splits"]:
         return None
     return scores[scores["split"] < splits]  # the first splits do not depend on their number
+
+
+def about_stored_scores(path: Path) -> dict[str, Any]:
+    """Return the first line of a file of stored scores: its splits, rows and versions of packages."""
+    with open(path) as file:
+        return json.loads(file.readline().removeprefix("#"))
+
+
+def warn_of_version(suite: str, numbers: bool) -> None:
+    """Say so if the stored scores of the baselines are of another version of the data than is installed."""
+    installed = data_version(suite)
+    if installed is None:
+        return
+    package = DATA_PACKAGES[suite]
+    stored = about_stored_scores(STORED_SCORES[suite][numbers])["packages"][package]
+    if installed != stored:
+        are = f"the stored scores of the baselines are of {package} {stored}, and {installed} is installed"
+        say_once(f"warning   {are}: splits may differ; tests/benchmarks/store_baselines.py fits them again")
 
 
 def short_name(checkpoint: str) -> str:

@@ -1,8 +1,9 @@
 """Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), weights (which ones of the run, or NO_WEIGHTS for
-other methods), and for classification classes and the CLASS_METRICS, for regression the NUMBER_METRICS.
+seconds, trained_range (inside, outside or unknown, see origin.py), n_estimators (ensemble members, nan for methods that
+are no networks), weights (which ones of the run, or NO_WEIGHTS for other methods), and for classification classes and
+the CLASS_METRICS, for regression the NUMBER_METRICS. Files of earlier versions lack the column n_estimators.
 
 Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
 ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.
@@ -74,6 +75,20 @@ def weights_of_first(results: pd.DataFrame) -> str | None:
         return None
     first = results["method"].iloc[0]
     return next(iter(results["weights"][results["method"] == first].dropna()), None)
+
+
+def differing_members(networks: Mapping[str, pd.DataFrame]) -> str:
+    """Say with how many ensemble members each network was scored; "" if it is the same number, or no table says it."""
+    # networks: the rows of each one. Eight members against one would look like a difference of the networks.
+    members = {}
+    for name, rows in networks.items():
+        members[name] = "not recorded"
+        if "n_estimators" in rows and rows["n_estimators"].notna().any():
+            members[name] = " and ".join(f"{number:g}" for number in rows["n_estimators"].dropna().unique())
+    if len(set(members.values())) < 2:
+        return ""
+    listed = ", ".join(f"{name} {number}" for name, number in members.items())
+    return f"the networks were not scored with the same number of ensemble members (n_estimators): {listed}"
 
 
 def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:

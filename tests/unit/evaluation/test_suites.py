@@ -120,7 +120,10 @@ def test_rows_without_a_finite_target_are_left_out(capsys):
 def test_rows_of_rare_and_missing_classes_are_left_out(dtype, capsys):
     frame = table(61).assign(label=["rare"] * 9 + ["often"] * 10 + [None] * 5 + ["b"] * 37).astype({"label": dtype})
     task = make_task("t", frame, "label")
-    assert capsys.readouterr().err == "t: 9 rows of classes with fewer than 10 rows left out\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "t: 5 rows with a missing target left out",
+        "t: 9 rows of classes with fewer than 10 rows left out",
+    ]
     assert np.bincount(task.y).tolist() == [37, 10]
     assert list(task.X["id"][task.y == 1]) == list(range(9, 19))
     with pytest.raises(ConfigError, match="label has fewer than two classes with at least 10 rows"):
@@ -136,6 +139,18 @@ def test_classes_are_counted_after_subsampling(capsys):
     assert (labels[kept.X["x"].astype(int)] == np.array(["a", "b"])[kept.y]).all()
     with pytest.raises(ConfigError, match="fewer than two classes have at least 4 of the 20 sampled rows"):
         subsample(task, 20)
+
+
+@pytest.mark.parametrize(("numbers", "target"), [(False, "label"), (True, "number")])
+def test_a_line_says_how_many_rows_of_an_own_table_are_scored(numbers, target, tmp_path, capsys):
+    values = np.random.default_rng(1).normal(size=1500)
+    table(1500).assign(number=values).to_csv(tmp_path / "data.csv", index=False)
+    write_tasks(tmp_path, target=target)
+    (source,) = sources("folder", str(tmp_path), numbers)
+    assert len(source.load(None).y) == 1000
+    assert capsys.readouterr().err == "mine: 1,000 of 1,500 rows are scored (rows=1000)\n"
+    assert len(source.load(1500).y) == 1500
+    assert capsys.readouterr().err == ""
 
 
 def test_sampling_all_but_a_few_rows():

@@ -299,5 +299,5 @@ def test_scores_are_those_of_the_code_of_the_suite(fresh):
             f"from tabicl_train import register\n@register.suite('made')\ndef made(folder, numbers): return [{value}]\n"
         )
         plugins.load("./mine.py")
-        found.append(identity(EvaluateOptions(suite="made"), TabICLConfig(), {}))
+        found.append(identity(EvaluateOptions(suite="made"), TabICLConfig(), {}, []))
     assert found[0]["plugins"].keys() == {"mine"} and found[0] != found[1]

@@ -223,6 +223,23 @@ def test_the_page_of_a_run_is_replaced_and_other_files_only_if_asked_to(runs, tm
     assert (run / "config.yaml").read_bytes() == (runs[0] / "config.yaml").read_bytes()
 
 
+def test_other_numbers_of_ensemble_members_are_named(runs, tmp_path):
+    said = "the networks were not scored with the same number of ensemble members (n_estimators): a 8, b "
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(runs[0] / "config.yaml", tmp_path / name)
+        write_scores(tmp_path / name, lead=0.1)
+    results = pd.read_csv(tmp_path / "a/evaluation.csv")
+    members = results["method"].map({"this model": 8})  # nan for the baseline
+    results.assign(n_estimators=members).to_csv(tmp_path / "a/evaluation.csv", index=False)
+    for of_b, number in ((None, "not recorded"), (members - 7, "1"), (members, None)):
+        if of_b is not None:
+            results.assign(n_estimators=of_b).to_csv(tmp_path / "b/evaluation.csv", index=False)
+        write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", overwrite=True)
+        text = Page(tmp_path / "page.html").text
+        assert said not in text if number is None else f"{said}{number}." in text
+
+
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):
     other = tmp_path / "two"
     other.mkdir()
