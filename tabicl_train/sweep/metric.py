@@ -71,13 +71,21 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
     if not metric.startswith(f"{REAL}/"):
         return None
     from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of  # pandas and scikit-learn: a second or two
+    from tabicl_train.curriculum import largest_tables
     from tabicl_train.prediction.origin import position, trained_range
 
     inside_all: dict[str, bool] = {}
     for config in configs:
         inherited = inherited_range(config.init_weights, config.model.is_regression)
         # The trained range of a checkpoint at the end of such a run
-        checkpoint = {"config": asdict(config), "global_step": config.total_steps, "inherited_range": inherited}
+        checkpoint = {
+            "config": asdict(config),
+            "global_step": config.total_steps,
+            "largest_tables": largest_tables(
+                config.curriculum, configured_prior(config.prior), config.model.is_regression
+            ),
+            "inherited_range": inherited,
+        }
         trained = trained_range(checkpoint)
         for task in real_tasks(config.model.is_regression, config.validation.real_rows):
             name = name_of(task)
@@ -87,16 +95,16 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
 
 
 @functools.cache
-def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, list[int]] | None:
+def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, Any] | None:
     """Return the trained range of the weights that runs start from; None if it is unknown."""
     if init_weights is None:
         return None
     from tabicl_train.prediction.export import read_weights
 
-    trained = read_weights(resolve(init_weights, is_regression)).trained_range
-    if trained is None:
+    weights = read_weights(resolve(init_weights, is_regression))
+    if weights.trained_range is None:
         return None
-    return trained.recorded()
+    return weights.trained_range.recorded(weights.config.max_classes)
 
 
 def counted_data_sets(study: Any) -> list[str] | None:
