@@ -32,7 +32,7 @@ from priors.checksum import is_damaged, with_checksum
 from priors.folders import without_folders
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed
-from priors.table import PriorError, Table, TableSpec
+from priors.table import Largest, PriorError, Table, TableSpec
 
 __all__ = ["Disk"]
 
@@ -44,6 +44,7 @@ FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
 SHARD_SIZE = 10  # steps of a shard
 REQUIRED = ("prior", "options", "seed")  # metadata that every shard has
+REAL_TABLES = "real_tables"  # metadata of tabicl-prior dump, for draws from real tables: a hash of these
 
 
 @dataclass
@@ -68,6 +69,14 @@ class Disk(Prior):
     def mixed(self, mix: Mapping[str, float]) -> Disk:
         """Return the prior itself; the spec of a stored table holds its shares, which are compared."""
         return self
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the largest sizes of the stored tables, if they are of real ones; see Prior.largest."""
+        paths = shard_paths(Path(self.folder))
+        if not paths or REAL_TABLES not in Shard(paths[0]).metadata:
+            return Largest()  # synthetic tables are as large as the curriculum has asked for
+        rows, features, classes = map(max, zip(*(Shard(path).largest() for path in paths), strict=True))
+        return Largest(rows, features, classes or None)
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
         """List why a run cannot get all its tables; tables: their number in each step of the run, from step 0 on."""
@@ -187,6 +196,18 @@ class Shard:
         stored = self.metadata.get("seed")
         if stored != str(seed):
             raise PriorError(f"shard {self.path} holds tables of seed {stored}, not of seed {seed}")
+
+    def largest(self) -> tuple[int, int, int]:
+        """Return the most rows, features and classes of its tables; reads no values."""
+        most = (0, 0, 0)
+        for name, record in self.metadata.items():
+            if not name[0].isdigit():  # not a table, "step.number"
+                continue
+            with self.reading():
+                rows, features = self.file.get_slice(f"{name}.X").get_shape()
+            classes = json.loads(record)["num_classes"]
+            most = max(most[0], rows), max(most[1], features), max(most[2], classes)
+        return most
 
     def record(self, address: Address, spec: TableSpec) -> dict[str, Any] | None:
         """Return the record of a table, None if it is not stored; raises PriorError for one that has another spec."""

@@ -13,7 +13,7 @@ import numpy as np
 from priors.prior import Prior, Realistic, skill_problems
 from priors.random import Seed, as_seed, rng_at
 from priors.realism import Realism
-from priors.table import PriorError, Table, TableSpec
+from priors.table import Largest, PriorError, Table, TableSpec
 
 __all__ = ["MixSCM"]
 
@@ -111,6 +111,15 @@ class MixSCM(Prior):
     def numeric_targets(self) -> bool:  # type: ignore[override]
         """Whether all components also draw tables with a numeric target."""
         return all(prior.numeric_targets for prior in self.priors.values())
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the largest sizes of the components that are drawn; see Prior.largest."""
+        drawn = [self.priors[name].largest(rows, numeric) for name, share in self.shares.items() if share > 0]
+        most = []
+        for sizes in zip(*drawn, strict=True):
+            known = [size for size in sizes if size is not None]
+            most.append(max(known) if len(known) == len(sizes) else None)  # one without a limit is enough
+        return Largest(*most)
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """Draw the table at an address; see Prior.sample."""

@@ -12,7 +12,7 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
 from priors.real.csv_format import csv_format, format_problems
-from priors.table import PriorError, Source, Table, TableSpec
+from priors.table import Largest, PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import OwnRows
@@ -124,6 +124,12 @@ class OneTable(Prior, DividedTables):
     def sources(self) -> dict[Source, int]:
         """Return the table with its number of rows."""
         return {(NAME, self.task.entry.path): self.task.entry.rows}
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the rows for training, the features and the classes of the table; see Prior.largest."""
+        divided = self.rows(numeric)
+        features = divided.rows.X.shape[1]
+        return Largest(len(divided.sides[TRAINING]), features, None if numeric else divided.rows.num_classes)
 
     def fingerprint(self) -> str:
         """Return a hash of the table and of what is predicted in it."""

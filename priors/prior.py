@@ -13,7 +13,7 @@ import torch
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.realism import Realism
-from priors.table import PriorError, Table, TableSpec
+from priors.table import Largest, PriorError, Table, TableSpec
 
 __all__ = ["Prior", "Realistic"]
 
@@ -111,6 +111,18 @@ class Prior:
             What the curriculum asks for.
         """
         return wanted
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the largest sizes of the tables that can be drawn, which limit the trained range of a network.
+
+        Parameters
+        ----------
+        rows : int
+            The fewest rows that a table is asked to have.
+        numeric : bool
+            Whether the target is a number.
+        """
+        return Largest(classes=None if numeric else self.stored_classes or None)
 
     def fingerprint(self) -> str | None:
         """Return a hash of the files behind the prior; a run is continued only on the same ones."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from priors.errors import PriorError
 from priors.random import Seed
 
-__all__ = ["MAX_CLASSES", "MIN_ROWS", "PriorError", "Source", "Table", "TableSpec"]
+__all__ = ["MAX_CLASSES", "MIN_ROWS", "Largest", "PriorError", "Source", "Table", "TableSpec"]
 
 MIN_ROWS = 10
 MAX_CLASSES = 10
@@ -75,6 +75,14 @@ class TableSpec:
         """Raise PriorError with all problems."""
         if problems := self.problems():
             raise PriorError("impossible table: " + "; ".join(problems))
+
+
+class Largest(NamedTuple):
+    """The largest sizes of the tables that a prior can draw; None where it draws as large ones as it is asked for."""
+
+    rows: int | None = None
+    features: int | None = None
+    classes: int | None = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables, Eligible
 from priors.real.csv_format import csv_format, format_problems
-from priors.table import PriorError, Source, Table, TableSpec
+from priors.table import Largest, PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import TableCache
@@ -156,6 +156,17 @@ class Tables(Prior, DividedTables):
         """Count the tables that are long enough to draw so many rows."""
         long_enough = int((self.most_rows[numeric] >= rows).sum())
         return Eligible(long_enough, len(self.tasks))
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the most features and classes of the tables that are long enough; see Prior.largest."""
+        features = 0
+        classes = 0
+        for task in self.tasks:
+            targets = [facts for facts in task.possible_targets(numeric) if facts.known >= rows]
+            if targets:
+                features = max(features, len(task.columns) - 1)
+                classes = max(classes, *(facts.distinct for facts in targets))
+        return Largest(features=features or None, classes=None if numeric else classes or None)
 
     def fingerprint(self) -> str:
         """Return a hash of the tables of all sides and of what is predicted in them."""

@@ -222,6 +222,34 @@ def cap_features(rows: int, features: int) -> int:
     return min([features, *caps])
 
 
+def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> dict[str, dict[str, int]]:
+    """Return what limits the sizes of tables beyond the ranges of their stages, by stage: rows, features and classes.
+
+    Real tables may be shorter or narrower than asked for, or have fewer classes, and long tables have fewer features.
+    """
+    largest: dict[str, dict[str, int]] = {}
+    for name, stage in curriculum.stages.items():
+        fewest_rows = min(rows[0] for rows in stage.row_ranges.values())
+        of_prior = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
+        limits = {size: most for size, most in of_prior.items() if most is not None}
+        most_asked_for = most_features(stage)
+        if prior.stored_sizes is None and most_asked_for < stage.features[1]:
+            limits["features"] = min(most_asked_for, limits.get("features", most_asked_for))
+        if limits:
+            largest[name] = limits
+    return largest
+
+
+def most_features(stage: StageConfig) -> int:
+    """Return the most features that a table of a stage is asked to have."""
+    bounds = [bound for rows in stage.row_ranges.values() for bound in rows]
+    features = stage.features[1]
+    if stage.features_per_row:
+        per_row = max(highest for _, _, highest in stage.features_per_row)
+        features = min(max(round(max(bounds) * per_row), stage.features[0]), features)
+    return cap_features(min(bounds), features)
+
+
 def draw_features(stage: StageConfig, rows: int, rng: np.random.Generator) -> int:
     """Draw the number of features of a table with so many rows, by the stage's bands of features per row."""
     weights = np.array([weight for weight, _, _ in stage.features_per_row])

@@ -117,7 +117,7 @@ class Pretraining(L.LightningModule):
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)
-        self.inherited_range: dict[str, list[int]] | None = None
+        self.inherited_range: dict[str, Any] | None = None
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
         self.too_large_until = 0  # step from which such packs are tried again

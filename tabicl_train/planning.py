@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from priors.mix_scm import MixSCM
+from tabicl_train.config.prior_checks import draws_validation_tables
 from tabicl_train.config.schema import (
     CurriculumConfig,
     RunConfig,
@@ -46,6 +47,7 @@ def run_plan(config: RunConfig) -> list[str]:
     if plans_for_elsewhere(config.trainer):
         card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"
         lines.append(f"device    {card}; torch finds none on this machine")
+    lines += cap_lines(config)
 
     # The table of stages. Of one that `trainer.max_steps` cuts short, only its steps in this run count as work.
     stages = []
@@ -96,8 +98,25 @@ def cost_lines(config: RunConfig) -> list[str]:
     return [f"costs     counted on small tables, since the network has no formula for {' and '.join(names)}"]
 
 
+def cap_lines(config: RunConfig) -> list[str]:
+    """Describe in which stages long tables have fewer features than `features` asks for."""
+    if configured_prior(config.prior).stored_sizes is not None:  # stored tables have sizes of their own
+        return []
+    lines = []
+    for name, stage in config.curriculum.stages.items():
+        bounds = [bound for rows in stage.row_ranges.values() for bound in rows]
+        of_shortest = cap_features(min(bounds), stage.features[1])
+        caps = []
+        for more_than, cap in reversed(FEATURE_CAPS):
+            if max(bounds) > more_than and cap <= of_shortest and cap < stage.features[1]:
+                caps.append(f"{cap} with more than {more_than:,} rows")
+        if caps:
+            lines.append(f"features  stage {name}: at most {', '.join(caps)}")
+    return lines
+
+
 def mixture_lines(config: RunConfig) -> list[str]:
-    """Describe the shares of all components of a mixture, and those of the stages that have others."""
+    """Describe the shares of all components of a mixture, those of the stages that have others, and then validation."""
     prior = configured_prior(config.prior)
     if not isinstance(prior, MixSCM):
         return []
@@ -106,6 +125,10 @@ def mixture_lines(config: RunConfig) -> list[str]:
         shares = prior.mixed(stage.mix).shares
         if shares != prior.shares:
             lines.append(f"          stage {name}: {percentages(shares)}")
+    if len(lines) > 1 and draws_validation_tables(config):
+        for kind, part in config.curriculum.priors_by_kind(prior).items():
+            assert isinstance(part, MixSCM)  # as the whole is one
+            lines.append(f"          {kind} tables of validation: {percentages(part.shares)}")
     return lines
 
 

@@ -95,7 +95,8 @@ def build_module(
         source = config.init_weights
         start = ranks.from_first(lambda: initial_weights(source, config.model))
         module.model.load_state_dict(start.tensors)
-        module.inherited_range = None if start.trained_range is None else start.trained_range.recorded()
+        if start.trained_range is not None:
+            module.inherited_range = start.trained_range.recorded(config.model.max_classes)
     broadcast_weights(module)
     return module, optimizer
 

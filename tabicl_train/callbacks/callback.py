@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 
 from priors import Prior
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.curriculum import largest_tables
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
@@ -113,6 +115,11 @@ class RunContext:
     def logged(self) -> LoggedSteps:
         """The steps after which rows are written."""
         return LoggedSteps(self.config.trainer.log_every, self.config.total_steps)
+
+    @cached_property
+    def largest_tables(self) -> dict[str, dict[str, int]]:
+        """What limits the sizes of tables beyond their stages; checkpoints keep it for the trained range."""
+        return largest_tables(self.config.curriculum, self.prior, self.config.model.is_regression)
 
     @property
     def start_file(self) -> Path:

@@ -180,6 +180,7 @@ class Checkpoints(Callback):
             "optimizer_states": [state.optimizer.state_dict()],
             "callbacks": states,
             "config": self.context.values,
+            "largest_tables": self.context.largest_tables,
             "run": run,
         }
         state.module.on_save_checkpoint(content)

@@ -279,6 +279,7 @@ class Validation(Callback):
         content = {
             "config": self.context.values,
             "global_step": self.context.config.total_steps,
+            "largest_tables": self.context.largest_tables,
             "inherited_range": module.inherited_range,
         }
         return trained_range(content)
@@ -373,6 +374,7 @@ class Validation(Callback):
             "format_version": FORMAT_VERSION,
             "config": self.context.values,
             "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
+            "largest_tables": self.context.largest_tables,
             "inherited_range": module.inherited_range,
         }
         if step == 0:

@@ -314,6 +314,8 @@ def training(origin: dict) -> str:
         "started from": config["init_weights"],
         "commit": commit,
         "seed": config["seed"],
+        "objective": objective_in_words(config.get("objective")),
+        "auxiliary losses": shares_in_words(config.get("auxiliary_losses") or {}),
         "optimizer": config["optimizer"]["name"],
         "precision": config["trainer"]["precision"],
         "command": command,
@@ -321,9 +323,9 @@ def training(origin: dict) -> str:
     fact_rows = [(name, value) for name, value in facts.items() if value is not None]
 
     stages = config["curriculum"]["stages"]
-    lengths = {name: stage["steps"] for name, stage in stages.items()}
     stage_rows = []
-    for name, done in steps_of_stages(lengths, origin["step"]).items():  # the stages that have begun, in order
+    has_mix = sets_mix(origin)
+    for name, done in begun_stages(origin).items():
         stage = stages[name]
         steps = f"{done:,}"
         if done < stage["steps"]:
@@ -339,7 +341,11 @@ def training(origin: dict) -> str:
                 f"{stage['learning_rate']:g}, {stage['schedule']}",
             ]
         )
+        if has_mix:
+            stage_rows[-1].append(shares_in_words(stage.get("mix") or {}) or "the weights of the components")
     header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
+    if has_mix:
+        header.append("mixture")
     return "\n\n".join(
         [
             "## Training",
@@ -350,6 +356,32 @@ def training(origin: dict) -> str:
     )
 
 
+def begun_stages(origin: dict) -> dict[str, int]:
+    """Return the steps of the stages that have begun, by name, in order."""
+    stages = origin["config"]["curriculum"]["stages"]
+    return steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
+
+
+def sets_mix(origin: dict) -> bool:
+    """Whether a stage that has begun has shares of its own of the components of a mixture."""
+    stages = origin["config"]["curriculum"]["stages"]
+    return any(stages[name].get("mix") for name in begun_stages(origin))
+
+
+def objective_in_words(objective: dict | None) -> str | None:
+    """Describe an objective by its name and its options; None for the network's own."""
+    if objective is None:
+        return None
+    options = [f"{key}={value}" for key, value in objective.items() if key != "name"]
+    text = f"`{objective['name']}`"
+    return f"{text} with {', '.join(options)}" if options else text
+
+
+def shares_in_words(weights: dict[str, float]) -> str | None:
+    """List names with their weights; None without any."""
+    return ", ".join(f"`{name}` {weight:g}" for name, weight in weights.items()) or None
+
+
 def data(origin: dict) -> str:
     prior = origin["config"]["prior"]
     text = f"## Data\n\nAll training tables were drawn from the prior `{prior['name']}`"
@@ -358,7 +390,10 @@ def data(origin: dict) -> str:
     options = [(f"`{key}`", f"`{value}`") for key, value in prior.items() if key != "name"]
     if not options:
         return f"{text}."
-    return f"{text} with these options:\n\n{fact_table(['option', 'value'], options)}"
+    text += " with these options"
+    if sets_mix(origin):
+        text += ", but with the mixtures of the stages above in place of the weights of `components`"
+    return f"{text}:\n\n{fact_table(['option', 'value'], options)}"
 
 
 def validation(pretrained: Pretrained) -> str:

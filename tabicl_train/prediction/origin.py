@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,6 +26,7 @@ from tabicl_train.run_dir.records import Records, number
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
+SMALLER_THAN_ASKED_FOR = ("disk", "hdf5", "one_table", "tables")  # priors whose tables may be, in rows or otherwise
 UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
 
 
@@ -39,6 +40,7 @@ class TrainedRange:
     labeled_rows: tuple[int, int]  # the fewest and the most
     features: tuple[int, int]
     classes: int | None = None  # the most; None for numbers
+    by_settings: bool = False  # whether the tables, which are real or stored ones, may have been smaller than asked for
 
     def holds(self, labeled_rows: int, features: int, classes: int | None = None) -> bool:
         """Whether all sizes of a task lie inside, bounds included."""
@@ -61,6 +63,7 @@ class TrainedRange:
             common_bounds(self.labeled_rows, other.labeled_rows),
             common_bounds(self.features, other.features),
             min(limits, default=None),
+            self.by_settings or other.by_settings,
         )
 
     def with_those_of(self, other: TrainedRange) -> TrainedRange:
@@ -68,18 +71,26 @@ class TrainedRange:
         return TrainedRange(
             widest_bounds([self.labeled_rows, other.labeled_rows]),
             widest_bounds([self.features, other.features]),
-            self.classes,
+            max((classes for classes in (self.classes, other.classes) if classes is not None), default=None),
+            self.by_settings or other.by_settings,
         )
 
-    def recorded(self) -> dict[str, list[int]]:
-        """Return what files hold: all but the classes, which are those of the network's settings."""
-        return {"labeled_rows": list(self.labeled_rows), "features": list(self.features)}
+    def recorded(self, max_classes: int) -> dict[str, Any]:
+        """Return what files hold: the classes only if they are fewer than those of the network, `max_classes`."""
+        sizes: dict[str, Any] = {"labeled_rows": list(self.labeled_rows), "features": list(self.features)}
+        if self.classes is not None and self.classes < max_classes:
+            sizes["classes"] = self.classes
+        if self.by_settings:
+            sizes["by_settings"] = True
+        return sizes
 
     def __str__(self) -> str:
         (fewest, most), (narrowest, widest) = self.labeled_rows, self.features
         text = f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
         if self.classes is not None:
             text += f", up to {self.classes} classes"
+        if self.by_settings:
+            text += " by the settings of its stages, though tables of its prior may have been smaller"
         return text
 
 
@@ -180,9 +191,11 @@ def checked_origin(source: str | Path, origin: Any) -> dict:
 
 def is_trained_range(sizes: dict) -> bool:
     """Whether values of a file are those of a TrainedRange."""
-    if sizes.keys() != {"labeled_rows", "features"}:
+    if not {"labeled_rows", "features"} <= sizes.keys() <= {"labeled_rows", "features", "classes", "by_settings"}:
         return False
-    for bounds in sizes.values():
+    if type(sizes.get("classes", 0)) is not int or type(sizes.get("by_settings", True)) is not bool:
+        return False
+    for bounds in (sizes["labeled_rows"], sizes["features"]):
         if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [int, int]:
             return False
     return True
@@ -269,7 +282,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "command": [word for word in start.get("command", [])[1:] if not word.startswith("run_dir=")],
         "versions": start.get("versions", {}),
         "stream_version": start.get("stream_version"),
-        "trained_range": trained_range(content).recorded(),
+        "trained_range": trained_range(content).recorded(config["model"]["max_classes"]),
         "plugins": start.get("plugins", []),
         "config": {key: value for key, value in config.items() if key != "run_dir"},
         "validation": validation_rows(records, step),
@@ -280,13 +293,21 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint."""
-    # It needs `config`, `global_step` and, from a run with init_weights, `inherited_range`: what was recorded of those
-    # weights. Files of earlier versions lack it, as do weights of other programs; then only the run's own tables count.
-    stages = content["config"]["curriculum"]["stages"]
-    max_classes = content["config"]["model"]["max_classes"]
+    # It needs `config`, `global_step`, and what files of earlier versions lack:
+    # - `largest_tables`, see curriculum.py. Without it the settings of the stages count, which the range says of a
+    #   prior whose tables may be smaller.
+    # - `inherited_range`, from a run with init_weights: what was recorded of those weights. Without it, as for weights
+    #   of other programs, only the run's own tables count.
+    config = content["config"]
+    stages = config["curriculum"]["stages"]
+    max_classes = config["model"]["max_classes"]
     lengths = {name: stage["steps"] for name, stage in stages.items()}
     started = steps_of_stages(lengths, max(content["global_step"], 1))
-    range_of_run = range_of_stages([stages[name] for name in started], max_classes)
+    largest = content.get("largest_tables")
+    drawn = [limited(stages[name], (largest or {}).get(name, {})) for name in started]
+    range_of_run = range_of_stages(drawn, max_classes)
+    if largest is None and (config.get("prior") or {}).get("name") in SMALLER_THAN_ASKED_FOR:
+        range_of_run = replace(range_of_run, by_settings=True)
     inherited = content.get("inherited_range")
     if inherited is None:
         return range_of_run
@@ -296,10 +317,22 @@ def trained_range(content: dict) -> TrainedRange:
     return range_of_run.with_those_of(inherited_range)
 
 
+def limited(stage: dict, largest: Mapping[str, int]) -> dict:
+    """Return a stage with the sizes of its tables, given the most rows, features and classes that they can have."""
+    sizes = dict(stage)
+    for name, size in (("rows", "rows"), ("small_rows", "rows"), ("features", "features")):
+        if size in largest:
+            sizes[name] = [min(bound, largest[size]) for bound in stage[name]]
+    if "classes" in largest:
+        sizes["classes"] = largest["classes"]
+    return sizes
+
+
 def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     """Return the range of the tables of stages, for a network with so many classes (0: numbers)."""
     labeled = []
     features = []
+    classes = 0
     for stage in stages:
         # A stage draws from two ranges of rows, unless one of them has all tables.
         row_ranges = []
@@ -311,13 +344,15 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
         for fewest, most in row_ranges:
             labeled += [round(fewest * lowest_share), round(most * highest_share)]
         features.append(stage["features"])
-    return TrainedRange(widest_bounds([labeled]), widest_bounds(features), max_classes or None)
+        classes = max(classes, min(stage.get("classes", max_classes), max_classes))
+    return TrainedRange(widest_bounds([labeled]), widest_bounds(features), classes or None)
 
 
 def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
-    return TrainedRange((fewest, most), (narrowest, widest), max_classes or None)
+    classes = min(recorded.get("classes", max_classes), max_classes)
+    return TrainedRange((fewest, most), (narrowest, widest), classes or None, recorded.get("by_settings", False))
 
 
 def start_before(step: int, starts: list[dict]) -> dict:

@@ -101,21 +101,28 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
 
 def last_checkpoint(config: RunConfig) -> dict[str, Any]:
     """Return what decides the trained range of a checkpoint at the end of a run with this configuration."""
-    inherited = inherited_range(config.init_weights, config.model.is_regression)
-    return {"config": asdict(config), "global_step": config.total_steps, "inherited_range": inherited}
+    from tabicl_train.curriculum import largest_tables
+
+    prior = configured_prior(config.prior)
+    return {
+        "config": asdict(config),
+        "global_step": config.total_steps,
+        "largest_tables": largest_tables(config.curriculum, prior, config.model.is_regression),
+        "inherited_range": inherited_range(config.init_weights, config.model.is_regression),
+    }
 
 
 @functools.cache
-def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, list[int]] | None:
+def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, Any] | None:
     """Return the trained range of the weights that runs start from; None if it is unknown."""
     if init_weights is None:
         return None
     from tabicl_train.prediction.export import read_weights
 
-    trained = read_weights(resolve(init_weights, is_regression)).trained_range
-    if trained is None:
+    weights = read_weights(resolve(init_weights, is_regression))
+    if weights.trained_range is None:
         return None
-    return trained.recorded()
+    return weights.trained_range.recorded(weights.config.max_classes)
 
 
 def counted_data_sets(study: Any) -> list[str] | None:

@@ -179,6 +179,23 @@ def test_the_plan_of_a_run_cut_short_is_that_of_its_steps():
     assert float(cut[7]) == pytest.approx(flops * 4 / 7, rel=0.1)
 
 
+def test_the_plan_names_the_caps_of_features_in_long_tables():
+    def caps(*settings: str) -> list[str]:
+        stage = "curriculum.stages.smoke"
+        lines = run_plan(compose(["experiment=smoke", *(f"{stage}.{each}" for each in settings)]))
+        return [line for line in lines if line.startswith("features")]
+
+    long = "features  stage smoke: at most 80 with more than 10,240 rows, 60 with more than 20,000 rows"
+    assert caps("features=[2,100]", "rows=[60,25000]") == [long]
+    assert caps("features=[2,70]", "rows=[60,25000]") == [
+        "features  stage smoke: at most 60 with more than 20,000 rows"
+    ]
+    assert caps("features=[2,100]", "rows=[60001,60001]") == [
+        "features  stage smoke: at most 15 with more than 60,000 rows"
+    ]
+    assert caps("features=[2,60]", "rows=[60,20000]") == caps("features=[2,100]") == []
+
+
 def test_a_limit_of_steps_after_the_end_of_the_curriculum_is_a_warning():
     def warnings(steps: int) -> list[str]:
         return [line for line in run_plan(compose(["experiment=smoke", f"trainer.max_steps={steps}"])) if "max" in line]

@@ -9,13 +9,14 @@ from faults import train_with_faults
 from forked import run_ranks
 from table_files import build_frame, write_table_files
 from test_resume import STEPS, tables
-from training_runs import last_checkpoint
+from training_runs import last_checkpoint, train_short_run
 
 from priors.real import real_tables
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
+from tabicl_train.prediction.export import export, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, 
     assert tables(other) == tables(whole) and len(tables(whole)) == STEPS * 8
     seen, also = (last_checkpoint(run_dir)["callbacks"]["TablesSeen"] for run_dir in (whole, other))
     assert seen == also != {}
+
+
+def test_checkpoints_know_the_sizes_that_real_tables_can_have(tmp_path):
+    build_frame(0, 150).to_csv(tmp_path / "own.csv", index=False)
+    settings = ["prior=one_table", f"prior.file={tmp_path}/own.csv", "curriculum.stages.smoke.features=[2,60]"]
+    train_short_run(tmp_path / "run", *settings, "trainer.max_steps=1")
+    (tmp_path / "own.csv").unlink()  # an export does not need it
+    trained = read_weights(tmp_path / "run").trained_range
+    assert (trained.features, trained.classes, trained.by_settings) == ((2, 7), 2, False)
+    export(str(tmp_path / "run"), str(tmp_path / "hub"))
+    assert read_weights(tmp_path / "hub").trained_range == trained
 
 
 def test_a_run_is_continued_on_the_same_tables_only(settings, folder, tmp_path):

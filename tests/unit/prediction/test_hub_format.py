@@ -15,7 +15,7 @@ from training_runs import write_untrained_run
 from priors.random import STREAM_VERSION
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export, load_checkpoint, read_weights, save_public
-from tabicl_train.prediction.hub_format import load_hub
+from tabicl_train.prediction.hub_format import load_hub, model_card
 from tabicl_train.run_dir.records import Records
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -233,6 +233,29 @@ def test_it_tells_recipe_data_scores_and_limits(tmp_path):
     assert str(tmp_path) not in card
     assert "started from" not in card
     assert "| later |" not in card
+
+
+def test_it_tells_the_mixtures_of_the_stages_and_what_was_minimized(tmp_path):
+    stage = "curriculum.stages.smoke"
+    mix = [f"{stage}.steps=6", f"{stage}.mix={{tree_scm:3,mlp_scm:1}}", "+curriculum.stages.later.steps=14"]
+    write_untrained_run(tmp_path / "run", "prior=mix_scm", *mix, "objective=cross_entropy")
+    pretrained = read_weights(tmp_path / "run")
+    pretrained.origin["config"]["auxiliary_losses"] = {"load_balance": 0.01}
+    card = model_card("m", pretrained)
+    for line in (
+        "| objective | `cross_entropy` with label_smoothing=0.0, class_weights=none |",
+        "| auxiliary losses | `load_balance` 0.01 |",
+        "| stage | steps | tables per step | rows | labeled share | features | learning rate | mixture |",
+        "| smoke | 6 | 8 | 40 to 80 | 0.3 to 0.9 | 2 to 6 | 0.001, cosine | `tree_scm` 3, `mlp_scm` 1 |",
+        "with these options, but with the mixtures of the stages above in place of the weights of `components`:",
+    ):
+        assert line in card, line
+    assert "0.0008, cosine | the weights of the components |" in card
+
+    write_untrained_run(tmp_path / "plain", "prior=mix_scm", "+curriculum.stages.later.mix={mlp_scm:1}")
+    plain = model_card("m", read_weights(tmp_path / "plain"))  # its stage with a mixture has not begun
+    assert not re.search("mixture|objective|auxiliary losses", plain)
+    assert "with these options:" in plain
 
 
 def test_scores_outside_the_trained_range_are_marked(tmp_path):

@@ -4,12 +4,21 @@ from dataclasses import asdict
 
 import pytest
 import yaml
+from table_files import build_frame, write_table_files
 
 from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of
 from tabicl_train.config.compose import CONFIG_DIR, Composer, compose
-from tabicl_train.config.schema import OWN, SYNTHETIC, StageConfig, ValidationConfig
+from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, configured_prior
+from tabicl_train.curriculum import largest_tables
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.origin import TrainedRange, position, range_of_stages, trained_range
+from tabicl_train.prediction.origin import (
+    TrainedRange,
+    as_range,
+    is_trained_range,
+    position,
+    range_of_stages,
+    trained_range,
+)
 
 
 def test_all_sizes_of_a_task_must_lie_inside():
@@ -49,13 +58,82 @@ def test_what_weights_have_seen_before_a_run_belongs_to_its_range():
     stage = asdict(StageConfig(steps=10, rows=[60, 400], features=[2, 12]))  # as in own_tables
     content = {"config": {"model": asdict(mini.config), "curriculum": {"stages": {"own": stage}}}, "global_step": 5}
     assert not trained_range(content).holds(100, 13)
-    content["inherited_range"] = mini.trained_range.recorded()
+    content["inherited_range"] = mini.trained_range.recorded(mini.config.max_classes)
     assert trained_range(content).holds(100, 13)
     assert trained_range(content) == mini.trained_range
     assert trained_range(content | {"global_step": 0}) == mini.trained_range
     wider = content["config"] | {"curriculum": {"stages": {"own": stage | {"features": [40, 50]}}}}
     assert trained_range(content | {"config": wider}).features == (2, 50)
     assert trained_range(content | {"config": wider, "global_step": 0}).features == (2, 30)  # nothing was seen of it
+
+
+def content_of(config: RunConfig) -> dict:
+    """What the range of a run at its end depends on."""
+    prior = configured_prior(config.prior)
+    return {
+        "config": asdict(config),
+        "global_step": config.total_steps,
+        "largest_tables": largest_tables(config.curriculum, prior, config.model.is_regression),
+    }
+
+
+def test_a_table_of_ten_columns_teaches_no_hundred_features(tmp_path):
+    build_frame(0, 400).to_csv(tmp_path / "own.csv", index=False)
+    content = content_of(compose(["experiment=fine_tune", "init_weights=mini", f"prior.file={tmp_path}/own.csv"]))
+    training = content["largest_tables"]["fine_tune"]["rows"]
+    assert 250 < training < 400
+    assert trained_range(content) == TrainedRange((round(0.8 * training),) * 2, (7, 7), classes=2)
+
+    mini = read_weights("mini")
+    inherited = {"inherited_range": mini.trained_range.recorded(mini.config.max_classes)}
+    assert trained_range(content | inherited) == mini.trained_range
+    digits = {"labeled_rows": 140, "features": 64, "classes": 10}
+    assert position(trained_range(content | inherited), digits) == "outside"
+
+    del content["largest_tables"]  # a checkpoint of an earlier version
+    by_settings = trained_range(content)
+    assert by_settings == TrainedRange((800, 800), (100, 100), classes=10, by_settings=True)
+    assert str(by_settings).endswith("by the settings of its stages, though tables of its prior may have been smaller")
+    assert trained_range(content | inherited).by_settings
+    assert by_settings.common(mini.trained_range).by_settings
+
+
+def test_files_hold_fewer_classes_than_those_of_the_network():
+    for trained in (
+        TrainedRange((18, 180), (2, 12), classes=10),
+        TrainedRange((18, 180), (2, 12), classes=3),
+        TrainedRange((18, 180), (2, 12), classes=3, by_settings=True),
+        TrainedRange((18, 180), (2, 12)),
+    ):
+        max_classes = 10 if trained.classes else 0
+        recorded = trained.recorded(max_classes)
+        assert is_trained_range(recorded)
+        assert as_range(recorded, max_classes) == trained
+    assert TrainedRange((18, 180), (2, 12), classes=10).recorded(10).keys() == {"labeled_rows", "features"}
+    for wrong in ({"classes": 3.0}, {"classes": None}, {"by_settings": 1}, {"rows": [1, 2]}):
+        assert not is_trained_range({"labeled_rows": [18, 180], "features": [2, 12]} | wrong)
+
+
+def test_a_mixture_with_synthetic_tables_has_the_range_of_its_stages(tmp_path):
+    folder = write_table_files(tmp_path / "tables", 8)
+    settings = ["experiment=own_tables", f"prior.components.tables.folder={folder}", "curriculum.stages.own.rows=[60,140]"]
+    settings += [f"prior.components.tables.{side}_fraction=0.25" for side in ("validation", "test")]
+    assert trained_range(content_of(compose(settings))).features == (2, 12)
+    alone = trained_range(content_of(compose([*settings, "curriculum.stages.own.mix={tables:1}"])))
+    assert alone.features == (2, 7)
+
+
+def test_features_beyond_the_cap_of_all_rows_of_a_stage_are_outside():
+    def features(*settings: str) -> tuple[int, int]:
+        stage = "curriculum.stages.smoke"
+        config = compose(["experiment=smoke", *(f"{stage}.{each}" for each in settings)])
+        return trained_range(content_of(config)).features
+
+    assert features("features=[2,100]", "rows=[20000,50000]") == (2, 80)
+    assert features("features=[70,100]", "rows=[60001,60001]") == (15, 15)
+    assert features("features=[2,100]", "rows=[1000,50000]") == (2, 100)
+    assert features("features=[2,100]", "rows=[20000,50000]", "small_share=0.1", "small_rows=[60,100]") == (2, 100)
+    assert features("features=[2,100]", "rows=[60,80]", "features_per_row=[[1,0.1,0.5]]") == (2, 40)
 
 
 # The recipes that have been run say it themselves, so that another default does not change what their names mean.

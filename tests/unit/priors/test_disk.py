@@ -302,3 +302,14 @@ def test_a_mixture_streams_stored_tables_and_needs_those_of_the_stages_that_use_
         assert all(torch.equal(p.X, q.X) and torch.equal(p.y, q.y) for p, q in zip(a.packs, b.packs, strict=True))
     with pytest.raises(ConfigError, match=r"validation.rows must be"):
         compose([*mixture, "validation.every=1", "validation.rows=[40]"])
+
+
+def test_the_largest_tables_are_those_that_are_stored_if_they_are_of_real_ones(tmp_path):
+    specs = [TableSpec(60, 30, 4, 3), TableSpec(50, 30, 5, 3)]
+    requested = [((SEED, step, 0), specs[step % 2]) for step in range(6)]
+    dump(PRIOR, requested, tmp_path / "synthetic")
+    assert build_prior("disk", folder=str(tmp_path / "synthetic")).largest(50, False) == (None, None, None)
+    dump(PRIOR, requested, tmp_path / "real", facts={"real_tables": "a hash"})
+    tables = [PRIOR.sample(spec, address) for address, spec in requested]
+    largest = build_prior("disk", folder=str(tmp_path / "real")).largest(50, False)
+    assert largest == (60, max(table.X.shape[1] for table in tables), max(table.num_classes for table in tables))

@@ -249,6 +249,8 @@ def test_what_a_file_does_not_say_is_found_in_its_labels(tmp_path):
     assert prior.contents.most_classes == 2
     limited = write(tmp_path / "limited.h5", max_num_classes=np.array([4]))
     assert not build_prior("hdf5", file=str(limited)).numeric_targets
+    assert build_prior("hdf5", file=str(limited)).largest(40, False) == (None, None, 4)
+    assert prior.largest(40, True) == (None, None, None)
     numbers = build_prior("hdf5", file=str(write(tmp_path / "numbers.h5", problem_type="regression")))
     assert numbers.numeric_targets and not numbers.classes
 

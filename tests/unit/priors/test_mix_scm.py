@@ -16,6 +16,7 @@ from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import configured_prior, flatten
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
+from tabicl_train.planning import mixture_lines
 from tabicl_train.resume import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)
@@ -207,6 +208,20 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
             compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.validation_fraction=0"])
 
 
+def test_only_real_components_limit_the_largest_tables(tmp_path):
+    folder = write_table_files(tmp_path / "tables", 2)
+    components = {
+        "tables": {"weight": 1, "folder": str(folder), "validation_fraction": 0.0, "test_fraction": 0.0},
+        "one_table": {"weight": 1, "file": f"{folder}/table0.csv", "drop": ["x"]},
+        "mlp_scm": {"weight": 0},
+    }
+    mix = build_prior("mix_scm", components=components)
+    assert mix.largest(60, False).features == 7
+    assert mix.largest(60, False).rows is None  # tables has as many as asked for
+    assert mix.mixed({"one_table": 1}).largest(60, False) == mix.priors["one_table"].largest(60, False)
+    assert mix.mixed({"one_table": 3, "mlp_scm": 1}).largest(60, False) == (None, None, None)
+
+
 def test_the_shares_of_a_stage_may_change_until_it_starts():
     def config(first: str, later: str):
         stages = [f"{STAGE}.steps=5", f"{STAGE}.mix={first}", "+curriculum.stages.later.steps=5"]
@@ -314,6 +329,10 @@ def test_the_plan_names_the_shares_of_all_components():
     result = command("train", "experiment=smoke", "prior=mix_scm", *stages, "--cfg", "job")
     lines = [line for line in result.stderr.splitlines() if "tree_scm" in line]
     assert lines == ["mixture   mlp_scm 70 %, tree_scm 30 %", "          stage later: tree_scm 100 %, mlp_scm 0 %"]
+    validated = ["validation.every=5", "validation.rows=[60]"]
+    shares = mixture_lines(compose(["experiment=smoke", "prior=mix_scm", *stages, *validated]))
+    assert shares == [*lines, "          synthetic tables of validation: mlp_scm 70 %, tree_scm 30 %"]
+    assert mixture_lines(compose(["experiment=smoke", "prior=mix_scm", *validated])) == lines[:1]
 
 
 def checkpoint_of(prior: dict, config) -> dict:

@@ -363,3 +363,19 @@ def test_the_folder_is_described(folder):
 def order(folder) -> list[str]:
     """Numbers of the unlisted tables in the order of their content."""
     return [task.entry.path[5] for task in prior_of(folder).tasks if task.is_guessed]
+
+
+def test_the_largest_tables_are_those_of_files_that_are_long_enough(folder):
+    wide = build_frame(9, 40)
+    wide.assign(**{f"x{i}": wide["x"] * i for i in range(2, 6)}).to_csv(folder / "wide.csv", index=False)
+    prior = prior_of(folder)
+    assert prior.largest(40, False).features == 11
+    assert prior.largest(41, False).features == 7  # of the other tables
+    assert prior.largest(10**6, False) == (None, None, None)  # such a stage is refused
+    drawn = [prior.sample(TableSpec(40, 20, 100, 10), seed) for seed in range(80)]
+    assert max(table.X.shape[1] for table in drawn) == 11
+
+    for path in folder.glob("*.csv"):  # without numbers, which are cut into any number of classes
+        pd.read_csv(path)[["group", "flag", "label"]].to_csv(path, index=False)
+    assert prior_of(folder).largest(40, False) == (None, 2, 3)
+    assert prior_of(folder).largest(40, True).classes is None
