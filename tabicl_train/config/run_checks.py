@@ -61,10 +61,10 @@ def settings_without_effect(config: RunConfig) -> list[str]:
     remarks = []
     for name, stage in config.curriculum.stages.items():
         key = f"curriculum.stages.{name}"
-        # That of a constant schedule may be written out as its learning rate.
-        if stage.schedule == "constant":
-            if stage.final_learning_rate not in (default.final_learning_rate, stage.learning_rate):
-                remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
+        # A constant learning rate may be written out as the final one.
+        as_expected = (default.final_learning_rate, stage.learning_rate)
+        if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
+            remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
         if stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
         if stage.small_share == 0 and stage.small_rows != default.small_rows:
