@@ -447,7 +447,7 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
     return dataclasses.replace(pretrained, tensors=weights)
 
 
-def other_function(saved: NetworkConfig, model: NetworkConfig) -> list[str]:
+def other_function(saved: Any, model: NetworkConfig) -> list[str]:
     """Return the differences between networks that the same weights fit, but by which they predict something else."""
     differences = []
     for option, value in dataclasses.asdict(saved).items():
