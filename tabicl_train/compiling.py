@@ -18,6 +18,7 @@ from tabicl_train.errors import is_installed
 from tabicl_train.model import attention
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import QASSMax
+from tabicl_train.model.stages import InducedAttention
 from tabicl_train.precision import uses_cuda
 
 GRAPHS = 64  # limit of each kind, beyond which torch warns and runs eagerly; small stages of TabICLv2 need 47 in total
@@ -70,8 +71,11 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
 
 
 def use_triton(network: Network) -> bool:
-    """Let the layers that have a Triton kernel use it; returns whether there are any."""
+    """Let the layers that have a Triton kernel use it; returns whether any of them will."""
     layers = [layer for _, layer in network.named_scalings() if isinstance(layer, QASSMax)]
     for layer in layers:
         layer.triton = True
-    return bool(layers)
+    # The kernel takes queries of rows; inducing points are queries that all columns share (`QASSMax.scale`).
+    induced = [block for block in network.modules() if isinstance(block, InducedAttention)]
+    without_kernel = {block.multihead_attn1.attn.ssmax_layer for block in induced}
+    return any(layer not in without_kernel for layer in layers)

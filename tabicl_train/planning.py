@@ -16,6 +16,7 @@ import torch
 
 from priors.mix_scm import MixSCM
 from tabicl_train.config.prior_checks import draws_validation_tables
+from tabicl_train.config.run_checks import settings_without_effect
 from tabicl_train.config.schema import (
     CurriculumConfig,
     RunConfig,
@@ -86,6 +87,7 @@ def run_plan(config: RunConfig) -> list[str]:
     if max_steps is not None and max_steps > config.total_steps:
         ends = f"the curriculum ends the run after {config.total_steps:,} steps"
         warnings.append(f"warning   trainer.max_steps is {max_steps:,}, but {ends}")
+    warnings += [f"warning   {remark}" for remark in settings_without_effect(config)]
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
 

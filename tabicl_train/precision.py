@@ -26,8 +26,15 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 # cuBLAS reads it when CUDA starts; without it, torch refuses products if algorithms must be repeatable.
 WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# 10^12 FLOPs per second of dense matrix products in 16-bit formats and in fp32 without TF32, from the data sheets
-PEAK_TFLOPS = {"H200": (989, 67), "H100": (989, 67), "A100": (312, 19.5), "L40S": (362, 91.6), "4090": (165, 82.6)}
+# 10^12 FLOPs per second of dense matrix products in 16-bit formats, in TF32, and in fp32 without TF32, from the data
+# sheets, some of which have the double, of sparse matrices
+PEAK_TFLOPS = {
+    "H200": (989, 494.5, 67),
+    "H100": (989, 494.5, 67),
+    "A100": (312, 156, 19.5),
+    "L40S": (362, 183, 91.6),
+    "4090": (165, 82.6, 82.6),
+}
 
 
 @dataclass(frozen=True)
@@ -137,14 +144,15 @@ def policy(trainer: TrainerConfig) -> list[str]:
     return lines
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOPs per second of a device, or None if unknown."""
+def peak_flops(device: torch.device, precision: str, tf32: bool) -> float | None:
+    """Return the peak FLOPs per second of a device, or None if unknown; tf32: whether products of fp32 are in TF32."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    for card, (in_16_bits, in_fp32) in PEAK_TFLOPS.items():
+    for card, (in_16_bits, in_tf32, in_fp32) in PEAK_TFLOPS.items():
         if card in name:
-            return (in_fp32 if precision == "fp32" else in_16_bits) * 1e12
+            of_fp32 = in_tf32 if tf32 else in_fp32
+            return (of_fp32 if precision == "fp32" else in_16_bits) * 1e12
     return None
 
 

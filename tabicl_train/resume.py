@@ -39,6 +39,7 @@ from tabicl_train.weights import resolve
 
 NAMED = 5  # differences that a refusal names; others are counted
 WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
+TRAINING_ONLY = ("dropout", "checkpoint_rows")  # settings of every network that do not change what it predicts
 
 # Names of differences that are no options.
 STREAM = "the version of the table stream"
@@ -441,7 +442,28 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
     if different:
         setting = model_name(pretrained.config) or " ".join(different)
         raise ConfigError([f"init_weights: its network is another one than the configuration's; set {setting}"])
+    for difference in other_function(pretrained.config, model):
+        info(f"warning   init_weights: {difference}; the run starts from another function than that of the file")
     return dataclasses.replace(pretrained, tensors=weights)
+
+
+def other_function(saved: Any, model: NetworkConfig) -> list[str]:
+    """Return the differences between networks that the same weights fit, but by which they predict something else."""
+    differences = []
+    for option, value in dataclasses.asdict(saved).items():
+        now = getattr(model, option)
+        # NEVER is refused elsewhere; FREE, as a plug-in declares it, leaves scores as they are.
+        is_told = severity_of_model(option, type(model)) not in (Severity.NEVER, Severity.FREE, Severity.START)
+        if value != now and is_told and option not in TRAINING_ONLY:
+            differences.append(f"model.{option} was {as_written(value)}, is {as_written(now)}")
+    return differences
+
+
+def as_written(value: Any) -> str:
+    """Return a value as a command line has it."""
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def model_name(settings: NetworkConfig) -> str | None:

@@ -87,7 +87,8 @@ def build_module(
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
     if config.trainer.triton and not compiling.use_triton(module.model):
-        info("warning   trainer.triton has no effect: no layer of the network has the query-aware scalable softmax")
+        why = "no layer outside column attention has the query-aware scalable softmax"
+        info(f"warning   trainer.triton has no effect: {why}")
     optimizer = module.configure_optimizers()
     if content is not None:
         load_training(content, module, optimizer)

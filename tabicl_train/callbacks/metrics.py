@@ -7,11 +7,13 @@ loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm 
 guess_loss                 mean loss of predicting the tables of this step from labels alone
 tables_per_s, cells_per_s  of all ranks, since the previous row
 data_wait                  share of the time spent waiting for tables since the previous row, on rank 0
-accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks
+accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks; empty if
+                           all steps since then have used tables a second time
 skipped                    steps with a non-finite loss or gradient norm so far
 clipped                    share of the steps since the previous row whose gradient was clipped
 tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations
-peak_share                 share of the peak performance of the devices, if known
+peak_share                 share of the peak performance of the devices in the format of the run, if known: with
+                           trainer.precision=fp32 that of TF32, or with trainer.tf32=false that of fp32
 memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
 
 scaling.csv, a row for each logged step and each layer with a scaling rule:
@@ -39,7 +41,7 @@ from tqdm import tqdm
 from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info
-from tabicl_train.curriculum import learning_rate, stage_at
+from tabicl_train.curriculum import is_second_use, learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
@@ -176,10 +178,11 @@ class Metrics(Callback):
         self.steps += 1
         self.tables += item.tables
         self.cells += sum(pack.cells for pack in item.packs)
-        self.drawn += sum(len(pack) for pack in item.packs)
-        self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(module.model.config, pack) for pack in item.packs)
         _, stage, stage_step = stage_at(self.context.config.curriculum, item.step)
+        if not is_second_use(stage, stage_step):  # whose tables were drawn, and counted, twelve steps before
+            self.drawn += sum(len(pack) for pack in item.packs)
+            self.rejected += item.rejections.total()
+        self.flops += sum(step_flops(module.model.config, pack) for pack in item.packs)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         if state.step not in self.context.logged:
             return
@@ -199,7 +202,7 @@ class Metrics(Callback):
         guess = sum(guess_losses(module, item))
         sums = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
         cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()  # of all ranks from here on
-        peak = peak_flops(module.device, module.precision.name)
+        peak = peak_flops(module.device, module.precision.name, self.context.config.trainer.tf32)
         return {
             "step": step,
             "stage": item.stage,
@@ -209,7 +212,7 @@ class Metrics(Callback):
             "tables_per_s": self.tables / seconds,
             "cells_per_s": cells / seconds,
             "data_wait": (self.context.loader.waited - self.waited) / seconds,
-            "accept_rate": drawn / (drawn + rejected),
+            "accept_rate": drawn / (drawn + rejected) if drawn else "",
             "skipped": int(module.skipped),
             "clipped": int(self.clipped) / self.steps,
             "tflops_per_s": flops / seconds / 1e12,

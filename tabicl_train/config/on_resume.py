@@ -4,6 +4,9 @@
     dropout: float = field(default=0.0, metadata={"resume": "refused"})       # anywhere, such as in a plug-in
 
 An option that declares nothing has the severity of its section, and a section that declares nothing is TOLD.
+
+Where the weights of `init_weights` had another value of a network's option that is neither NEVER nor FREE, a warning
+says so.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class StageConfig:
     small_share: float = 0.0
     """Share of the groups of tables, 0..1, whose rows are drawn from small_rows instead of rows."""
     small_rows: list[int] = field(default_factory=lambda: [100, 1024])
-    """Range [lowest, highest] of the rows of those groups."""
+    """Range [lowest, highest] of the rows of those groups; it has no effect with small_share=0."""
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
@@ -133,7 +133,7 @@ class StageConfig:
     decay: float = 0.2
     """Share of the stage's steps, 0..1, over which the learning rate falls with schedule=wsd."""
     final_learning_rate: float = 1e-7
-    """Learning rate at the end of the stage."""
+    """Learning rate at the end of the stage; it has no effect with schedule=constant."""
     clip: float = field(default=10.0, metadata=MAY_BE_INFINITE)
     """Largest gradient norm; larger gradients are scaled down to it, and inf never clips."""
     weight_decay: float = 0.01
@@ -280,11 +280,15 @@ class CurriculumConfig:
             return  # `problems` and the check of finite numbers say so
         for name, stage in self.stages.items():
             fewest_steps = min(1, stage.steps)  # 1, but a number of steps that is wrong, such as 0, stays wrong
+            final_rate = stage.final_learning_rate
+            # A default without effect stays one, since a changed one is told (`run_checks.settings_without_effect`).
+            if stage.schedule != "constant" or final_rate != StageConfig.final_learning_rate:
+                final_rate *= self.scale_rates
             self.stages[name] = replace(
                 stage,
                 steps=max(fewest_steps, round(stage.steps * self.scale_steps)),
                 learning_rate=stage.learning_rate * self.scale_rates,
-                final_learning_rate=stage.final_learning_rate * self.scale_rates,
+                final_learning_rate=final_rate,
             )
         self.scale_steps = 1.0
         self.scale_rates = 1.0
@@ -298,7 +302,7 @@ class OptimizerConfig:
     """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw; or that of a plug-in,
     which has options of its own: optimizer=NAME."""
     momentum: float = 0.9
-    """Nesterov momentum of Muon, in [0, 1)."""
+    """Nesterov momentum of Muon, in [0, 1); AdamW takes the first of betas."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     """Decay rates of AdamW's two moments, each in [0, 1)."""
     eps: float = 1e-8
@@ -336,7 +340,8 @@ class TrainerConfig:
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     triton: bool = False
     """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel instead of some forty of
-    torch's. It was compared with torch's operations in Triton's interpreter only, and not yet run on a GPU."""
+    torch's, except in column attention: it needs model.icl_scaling=qassmax or qassmax_elementwise. It was compared with
+    torch's operations in Triton's interpreter only, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     plan_memory_gb: float = field(default=80.0, metadata=FREE)
@@ -612,7 +617,8 @@ class RunConfig:
     """Steps of the preflight."""
     init_weights: str | None = field(default=None, metadata=START)
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
-    mini. With a name, the network is that of the weights unless `model=` names another."""
+    mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting
+    that the weights fit, but by which they predict something else, such as model.scaling_bound."""
     model: Any = field(default_factory=TabICLConfig, metadata=NEVER)  # the settings of any family, see model/family.py
     """The network."""
     prior: Any = field(default=None, metadata=REFUSED)

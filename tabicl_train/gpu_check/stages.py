@@ -260,7 +260,7 @@ def add_times(
 ) -> None:
     """Add the row of a stage."""
     rate = sum(laps.flops) / sum(laps.times)
-    peak = peak_flops(place.device, choose(config.trainer).name)
+    peak = peak_flops(place.device, choose(config.trainer).name, config.trainer.tf32)
     ranks = ranks_of(place, stage)
     place.add(
         "steps",

@@ -139,6 +139,9 @@ def test_triton_is_chosen_by_the_setting_alone(tmp_path):
     assert compiling.use_triton(network)
     assert all(layer.triton for layer in layers)
     assert not compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none", icl_scaling="ssmax")))
+    assert compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none")))
+    only_columns = TabICL(dataclasses.replace(SMALL, icl_scaling="none"))  # whose inducing points have no kernel
+    assert not compiling.use_triton(only_columns)
     (problem,) = compiling.problems(TrainerConfig(triton=True, accelerator="cpu"))
     assert problem == "trainer.triton is true, which needs a GPU"
     with pytest.raises(ConfigError, match=problem):

@@ -6,12 +6,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalize
+from tabicl_train.optimizer import MuonAdamW, build_optimizer, orthogonalize, remarks
+from tabicl_train.state import untrained_module
 
 
 def tiny_model() -> TabICL:
@@ -265,3 +267,27 @@ def test_other_optimizers_treat_all_parameters_alike(name, kind):
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(ConfigError, match="there is no optimizer 'sgd'; there are muon, muon_all, adamw"):
         build_optimizer(tiny_model(), OptimizerConfig(name="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (
+            ["optimizer=adamw", "optimizer.momentum=0.95", "optimizer.betas=[0.9,0.99]"],
+            ["warning   optimizer.momentum has no effect, since optimizer=adamw uses Muon for no weight"],
+        ),
+        (
+            ["optimizer=muon_all", "optimizer.momentum=0.95", "optimizer.betas=[0.9,0.99]", "optimizer.eps=1e-6"],
+            [
+                "warning   optimizer.betas has no effect, since optimizer=muon_all uses AdamW for no weight",
+                "warning   optimizer.eps has no effect, since optimizer=muon_all uses AdamW for no weight",
+            ],
+        ),
+        (["optimizer=muon", "optimizer.momentum=0.95", "optimizer.betas=[0.9,0.99]", "optimizer.eps=1e-6"], []),
+        (["optimizer=muon_all"], []),
+    ],
+)
+def test_options_that_concern_no_weight_are_told(settings, lines):
+    config = compose(["experiment=smoke", *settings])
+    module = untrained_module(config)
+    assert remarks(module.model, module.configure_optimizers(), config.optimizer.name, has_decay=True) == lines

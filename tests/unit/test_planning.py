@@ -204,6 +204,36 @@ def test_a_limit_of_steps_after_the_end_of_the_curriculum_is_a_warning():
     assert warnings(21) == [said] and warnings(20) == []
 
 
+STAGE = "curriculum.stages.smoke."
+CONSTANT = f"{STAGE}schedule=constant"
+REGRESSION = "since the targets of regression have no classes"
+
+
+@pytest.mark.parametrize(
+    ("settings", "remark"),
+    [
+        ([CONSTANT, f"{STAGE}final_learning_rate=0"], f"{STAGE}final_learning_rate has no effect, since schedule is"),
+        ([CONSTANT, f"{STAGE}final_learning_rate=1e-3"], None),  # its learning rate
+        ([CONSTANT, "curriculum.scale_rates=2"], None),
+        ([f"{STAGE}final_learning_rate=0"], None),
+        ([f"{STAGE}decay=0.5"], f"{STAGE}decay has no effect, since schedule is cosine"),
+        ([f"{STAGE}decay=0.5", f"{STAGE}schedule=wsd"], None),
+        ([f"{STAGE}small_rows=[20,30]"], f"{STAGE}small_rows has no effect, since small_share is 0"),
+        ([f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share=0.5"], None),
+        (["prior.realism.imbalance=1", "task=regression"], f"prior.realism.imbalance has no effect, {REGRESSION}"),
+        (
+            ["prior=mix_scm", "+prior.components.mlp_scm.realism={imbalance: 1}", "task=regression"],
+            f"prior.components.mlp_scm.realism.imbalance has no effect, {REGRESSION}",
+        ),
+        (["prior.realism.imbalance=1"], None),
+    ],
+)
+def test_settings_without_effect_are_told(settings, remark):
+    lines = [line for line in run_plan(compose(["experiment=smoke", *settings])) if line.startswith("warning")]
+    words = "" if remark is None else f"warning   {remark}"
+    assert [line[: len(words)] for line in lines] == ([] if remark is None else [words])
+
+
 def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp_path):
     """What only the fullest pack would need is a warning."""
     result = command("train", "experiment=smoke", f"run_dir={tmp_path}/run", "model.embed_dim=1000000")
@@ -239,7 +269,10 @@ def test_the_plan_tells_how_many_passes_a_step_takes():
 
 
 def test_peaks_are_those_of_the_device_and_format(monkeypatch):
-    assert peak_flops(torch.device("cpu"), "fp32") is None
-    for name, peaks in {"NVIDIA H200": (989e12, 67e12), "Some Other GPU": (None, None)}.items():
+    """Products of fp32 are in TF32 unless trainer.tf32 is false."""
+    assert peak_flops(torch.device("cpu"), "fp32", True) is None
+    gpu = torch.device("cuda")
+    for name, peaks in {"NVIDIA H200": (989e12, 494.5e12, 67e12), "Some Other GPU": (None, None, None)}.items():
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device, name=name: name)
-        assert (peak_flops(torch.device("cuda"), "bf16"), peak_flops(torch.device("cuda"), "fp32")) == peaks
+        of_fp32 = peak_flops(gpu, "fp32", True), peak_flops(gpu, "fp32", False)
+        assert (peak_flops(gpu, "bf16", True), *of_fp32) == peaks

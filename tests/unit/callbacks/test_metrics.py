@@ -57,11 +57,20 @@ def tables(*shapes: tuple[int, int, int]) -> Pack:
     return Pack.of((torch.zeros(rows, features), torch.arange(rows) % 2, n) for rows, n, features in shapes)
 
 
+def after_a_step(config) -> SimpleNamespace:
+    """What is read of a module."""
+    return SimpleNamespace(
+        device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"), loss=torch.tensor(1.0),
+        grad_norm=torch.tensor(2.0), skipped=torch.tensor(0),
+        model=SimpleNamespace(config=config.model, guess_loss=family_of(config.model).guess_loss),
+    )  # fmt: skip
+
+
 def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_path, monkeypatch):
     """Two steps of 8 tables each in 4 seconds; this rank computes 3 of them, the other one 5 larger ones."""
     clock = iter([10.0, 14.0, 14.0])
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(metrics, "peak_flops", lambda *_: 1e12)
+    monkeypatch.setattr(metrics, "peak_flops", lambda device, precision, tf32: 1e12 if tf32 else 5e12)
     config = compose(["experiment=smoke"])
     packs = [tables((40, 20, 3), (40, 20, 3)), tables((60, 30, 5))]
     own_cells = 2 * (2 * 40 * 3 + 60 * 5)
@@ -70,11 +79,7 @@ def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_p
     other_cells, other_flops, other_guess = 10_000, 5e12, 3.5  # the sum of five losses
     watching = watch(config, tmp_path, TwoRanks([other_cells, other_flops, 10, 14, other_guess]))
     watching.start(SimpleNamespace(step=0))
-    module = SimpleNamespace(
-        device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"), loss=torch.tensor(1.0),
-        grad_norm=torch.tensor(2.0), skipped=torch.tensor(0),
-        model=SimpleNamespace(config=config.model, guess_loss=family_of(config.model).guess_loss),
-    )  # fmt: skip
+    module = after_a_step(config)
     for step in (0, 1):
         item = StepItem(step, "smoke", 8, packs)
         item.rejections["split"] = 1
@@ -87,6 +92,23 @@ def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_p
     assert float(row["accept_rate"]) == 16 / (16 + 16)
     guesses = [module.model.guess_loss(y, n) for pack in packs for _, y, n in pack.tables()]
     assert float(row["guess_loss"]) == pytest.approx((sum(guesses) + other_guess) / 8)
+
+
+def test_second_uses_of_tables_are_no_draws(tmp_path):
+    """Steps 10 and 11 draw their tables; 12 to 15 use those of twelve steps before."""
+    config = compose(["experiment=smoke", "curriculum.stages.smoke.uses=2"])
+    watching = watch(config, tmp_path)
+    watching.context.logged = {14, 16}
+    watching.start(SimpleNamespace(step=10))
+    module = after_a_step(config)
+    for step in range(10, 16):
+        item = StepItem(step, "smoke", 3, [tables((40, 20, 3), (40, 20, 3), (60, 30, 5))])
+        if step < 12:
+            item.rejections["split"] = 1
+        watching.after_step(SimpleNamespace(step=step + 1, module=module), item)
+    mixed, reused = Records(tmp_path).rows("metrics.csv")
+    assert float(mixed["accept_rate"]) == 6 / (6 + 2)
+    assert reused["accept_rate"] == ""
 
 
 def test_guessing_the_frequencies_of_the_labels():

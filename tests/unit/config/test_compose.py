@@ -7,6 +7,7 @@ from configurations import list_experiments
 import priors
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import compose, search_folders
+from tabicl_train.config.run_checks import settings_without_effect
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
@@ -43,6 +44,7 @@ def test_every_yaml_composes(file):
         assert "Hardware: " in comment
         assert f"{tables:,} tables" in comment or f"{tables / 1e6:.0f} million tables" in comment
     assert config.total_steps > 0
+    assert settings_without_effect(config) == []
 
 
 EXPERIMENTS_WITH_A_MODEL = ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]

@@ -9,10 +9,11 @@ import torch
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import NetworkSettings
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.prediction.origin import Pretrained
-from tabicl_train.resume import initial_weights
+from tabicl_train.resume import initial_weights, other_function
 from tabicl_train.state import untrained_module
 
 MISSING_VALUES = "col_embedder.missing_values"
@@ -75,6 +76,29 @@ def test_another_architecture_is_named_by_its_configuration(folder):
     small = compose(["experiment=smoke", "model=small"])
     with pytest.raises(ConfigError, match=r"than the configuration's; set model=tiny$"):
         initial_weights(f"{folder}/run", small.model)
+
+
+def test_a_start_from_another_function_than_that_of_the_file_is_told(config, folder, capsys):
+    def warnings(**settings) -> list[str]:
+        initial_weights(f"{folder}/run", dataclasses.replace(config.model, **settings))
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+
+    assert warnings() == warnings(dropout=0.1, checkpoint_rows=7) == []
+    (line,) = warnings(scaling_bound=5.0, dropout=0.1)
+    assert line.startswith("warning   init_weights: model.scaling_bound was null, is 5; the run starts from another")
+
+
+def test_settings_of_a_network_of_ones_own_are_told_unless_they_leave_its_scores_as_they_are():
+    @dataclasses.dataclass
+    class Settings(NetworkSettings):
+        family: str = "mine"
+        width: int = 8
+        temperature: float = dataclasses.field(default=1.0, metadata={"resume": "refused"})
+        chunk: int = dataclasses.field(default=4, metadata={"resume": "free"})
+
+    saved = Settings(temperature=2.5, chunk=8, dropout=0.1, checkpoint_rows=5)
+    assert other_function(saved, Settings()) == ["model.temperature was 2.5, is 1"]
+    assert other_function(Settings(), Settings()) == []
 
 
 def test_a_run_that_has_begun_needs_its_start_no_more(folder):
