@@ -116,7 +116,11 @@ def test_files_hold_fewer_classes_than_those_of_the_network():
 
 def test_a_mixture_with_synthetic_tables_has_the_range_of_its_stages(tmp_path):
     folder = write_table_files(tmp_path / "tables", 8)
-    settings = ["experiment=own_tables", f"prior.components.tables.folder={folder}", "curriculum.stages.own.rows=[60,140]"]
+    settings = [
+        "experiment=own_tables",
+        f"prior.components.tables.folder={folder}",
+        "curriculum.stages.own.rows=[60,140]",
+    ]
     settings += [f"prior.components.tables.{side}_fraction=0.25" for side in ("validation", "test")]
     assert trained_range(content_of(compose(settings))).features == (2, 12)
     alone = trained_range(content_of(compose([*settings, "curriculum.stages.own.mix={tables:1}"])))
