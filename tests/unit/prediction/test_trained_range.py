@@ -116,7 +116,11 @@ def test_files_hold_fewer_classes_than_those_of_the_network():
 
 def test_a_mixture_with_synthetic_tables_has_the_range_of_its_stages(tmp_path):
     folder = write_table_files(tmp_path / "tables", 8)
-    settings = ["experiment=own_tables", f"prior.components.tables.folder={folder}", "curriculum.stages.own.rows=[60,140]"]
+    settings = [
+        "experiment=own_tables",
+        f"prior.components.tables.folder={folder}",
+        "curriculum.stages.own.rows=[60,140]",
+    ]
     settings += [f"prior.components.tables.{side}_fraction=0.25" for side in ("validation", "test")]
     assert trained_range(content_of(compose(settings))).features == (2, 12)
     alone = trained_range(content_of(compose([*settings, "curriculum.stages.own.mix={tables:1}"])))
@@ -133,7 +137,7 @@ def test_features_beyond_the_cap_of_all_rows_of_a_stage_are_outside():
     assert features("features=[70,100]", "rows=[60001,60001]") == (15, 15)
     assert features("features=[2,100]", "rows=[1000,50000]") == (2, 100)
     assert features("features=[2,100]", "rows=[20000,50000]", "small_share=0.1", "small_rows=[60,100]") == (2, 100)
-    assert features("features=[2,100]", "rows=[60,80]", "features_per_row=[[1,0.1,0.5]]") == (2, 40)
+    assert features("features=[2,100]", "rows=[60,80]", "features_per_row=[[1.0,0.1,0.5]]") == (2, 40)
 
 
 # The recipes that have been run say it themselves, so that another default does not change what their names mean.
