@@ -56,12 +56,13 @@ def test_the_tables_are_the_same_for_workers_ranks_and_continued_runs(settings, 
 
 
 def test_checkpoints_know_the_sizes_that_real_tables_can_have(tmp_path):
-    build_frame(0, 150).to_csv(tmp_path / "own.csv", index=False)
-    settings = ["prior=one_table", f"prior.file={tmp_path}/own.csv", "curriculum.stages.smoke.features=[2,60]"]
+    folder = write_table_files(tmp_path / "tables", 1)
+    settings = ["prior=tables", f"prior.folder={folder}", "curriculum.stages.smoke.features=[2,60]"]
+    settings += ["prior.validation_fraction=0", "prior.test_fraction=0"]
     train_short_run(tmp_path / "run", *settings, "trainer.max_steps=1")
-    (tmp_path / "own.csv").unlink()  # an export does not need it
+    shutil.rmtree(folder)  # which an export does not need
     trained = read_weights(tmp_path / "run").trained_range
-    assert (trained.features, trained.classes, trained.by_settings) == ((2, 7), 2, False)
+    assert (trained.features, trained.by_settings) == ((2, 7), False)
     export(str(tmp_path / "run"), str(tmp_path / "hub"))
     assert read_weights(tmp_path / "hub").trained_range == trained
 

@@ -239,7 +239,7 @@ def test_it_tells_the_mixtures_of_the_stages_and_what_was_minimized(tmp_path):
     stage = "curriculum.stages.smoke"
     mix = [f"{stage}.steps=6", f"{stage}.mix={{tree_scm:3,mlp_scm:1}}", "+curriculum.stages.later.steps=14"]
     write_untrained_run(tmp_path / "run", "prior=mix_scm", *mix, "objective=cross_entropy")
-    pretrained = read_weights(tmp_path / "run")
+    pretrained = read_weights(tmp_path / "run", "trained")
     pretrained.origin["config"]["auxiliary_losses"] = {"load_balance": 0.01}
     card = model_card("m", pretrained)
     for line in (
@@ -253,8 +253,8 @@ def test_it_tells_the_mixtures_of_the_stages_and_what_was_minimized(tmp_path):
     assert "0.0008, cosine | the weights of the components |" in card
 
     write_untrained_run(tmp_path / "plain", "prior=mix_scm", "+curriculum.stages.later.mix={mlp_scm:1}")
-    plain = model_card("m", read_weights(tmp_path / "plain"))  # its stage with a mixture has not begun
-    assert not re.search("mixture|objective|auxiliary losses", plain)
+    plain = model_card("m", read_weights(tmp_path / "plain", "trained"))  # its stage with a mixture has not begun
+    assert not re.search(r"\| mixture|the mixtures|objective|auxiliary losses", plain)
     assert "with these options:" in plain
 
 
