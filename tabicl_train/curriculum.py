@@ -229,7 +229,7 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
     """
     largest: dict[str, dict[str, int]] = {}
     for name, stage in curriculum.stages.items():
-        fewest_rows = min(rows[0] for rows in stage.row_ranges.values())
+        fewest_rows, _ = stage.row_bounds
         of_prior = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
         limits = {size: most for size, most in of_prior.items() if most is not None}
         most_asked_for = most_features(stage)
@@ -242,12 +242,12 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
 
 def most_features(stage: StageConfig) -> int:
     """Return the most features that a table of a stage is asked to have."""
-    bounds = [bound for rows in stage.row_ranges.values() for bound in rows]
+    fewest_rows, most_rows = stage.row_bounds
     features = stage.features[1]
     if stage.features_per_row:
         per_row = max(highest for _, _, highest in stage.features_per_row)
-        features = min(max(round(max(bounds) * per_row), stage.features[0]), features)
-    return cap_features(min(bounds), features)
+        features = min(max(round(most_rows * per_row), stage.features[0]), features)
+    return cap_features(fewest_rows, features)
 
 
 def draw_features(stage: StageConfig, rows: int, rng: np.random.Generator) -> int:

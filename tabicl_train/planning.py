@@ -106,11 +106,11 @@ def cap_lines(config: RunConfig) -> list[str]:
         return []
     lines = []
     for name, stage in config.curriculum.stages.items():
-        bounds = [bound for rows in stage.row_ranges.values() for bound in rows]
-        of_shortest = cap_features(min(bounds), stage.features[1])
+        fewest_rows, most_rows = stage.row_bounds
+        of_shortest = cap_features(fewest_rows, stage.features[1])
         caps = []
         for more_than, cap in reversed(FEATURE_CAPS):
-            if max(bounds) > more_than and cap <= of_shortest and cap < stage.features[1]:
+            if most_rows > more_than and cap <= of_shortest and cap < stage.features[1]:
                 caps.append(f"{cap} with more than {more_than:,} rows")
         if caps:
             lines.append(f"features  stage {name}: at most {', '.join(caps)}")

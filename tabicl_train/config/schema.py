@@ -157,6 +157,12 @@ class StageConfig:
             ranges["small_rows"] = self.small_rows
         return ranges
 
+    @property
+    def row_bounds(self) -> tuple[int, int]:
+        """The fewest and the most rows of these ranges."""
+        bounds = [bound for rows in self.row_ranges.values() for bound in rows]
+        return min(bounds), max(bounds)
+
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
         from priors.table import MIN_ROWS

@@ -146,22 +146,31 @@ def warning_of(metric: str, reasons: Mapping[str, str], folder: Path) -> str | N
 def incomparable(configs: Sequence[RunConfig]) -> dict[str, str]:
     """Say of each metric whose values are not of the same objective and tables in all runs, which settings differ."""
     # Metrics that not all of the runs have are left out, too.
-    tables = [tables_by_kind(config) for config in configs]
+    if len(configs) == 1:
+        return {}
+    tables_of_runs = [tables_by_kind(config) for config in configs]
+    objectives_of_training = differing([objective(config) for config in configs])
+    objectives_of_validation = differing([own_loss(config) for config in configs])
     reasons = {}
     for metric in SWEEP_METRICS:
         kind, _, score = metric.partition("/")
-        if not all(kind in of_run for of_run in tables):
+        if not all(kind in of_run for of_run in tables_of_runs):
             continue
-        names = {"tables": differing([of_run[kind] for of_run in tables])}
+        tables = differing([of_run[kind] for of_run in tables_of_runs])
+        objectives = []
         if metric == "loss":
-            names = {"objectives": differing([objective(config) for config in configs]), **names}
+            objectives = objectives_of_training
         elif score == "loss":
-            names = {"objectives": differing([own_loss(config) for config in configs]), **names}
-        what = " and ".join(name for name, settings in names.items() if settings)
+            objectives = objectives_of_validation
+        what = []
+        if objectives:
+            what.append("objectives")
+        if tables:
+            what.append("tables")
         if what:
             title = "training loss" if metric == "loss" else metric
-            settings = ", ".join(dict.fromkeys(name for found in names.values() for name in found))
-            reasons[metric] = f"{title} of points that differ in {settings} is of different {what}"
+            settings = ", ".join(dict.fromkeys([*objectives, *tables]))
+            reasons[metric] = f"{title} of points that differ in {settings} is of different {' and '.join(what)}"
     return reasons
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by, steps_of_stages
+from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum, data, fact_table, introduction, limits, training
+from tabicl_train.prediction.hub_format import begun_stages, checksum, data, fact_table, introduction, limits, training
 from tabicl_train.prediction.hub_format import validation as validation_section
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
@@ -82,7 +82,7 @@ def section(name: str, run: RunContent) -> str:
 def effort(origin: dict, run: RunContent) -> str:
     """Tables and time in all, and the starts of the run with their hardware."""
     stages = origin["config"]["curriculum"]["stages"]
-    steps = steps_of_stages({name: stage["steps"] for name, stage in stages.items()}, origin["step"])
+    steps = begun_stages(origin)
     seen = sum(stages[name]["tables"] * done for name, done in steps.items())
     hours = effort_of_run(run.metrics, flatten(origin["config"]))[1] / 3600
     rows = []
