@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from priors.finish import Rejected
     from priors.prior import Prior, Realistic
     from priors.random import rng_at
-    from priors.table import Table, TableSpec
+    from priors.table import Largest, Table, TableSpec
 
 __all__ = [
+    "Largest",
     "Prior",
     "PriorError",
     "Realistic",
@@ -38,6 +39,7 @@ __all__ = [
 GROUP = "tabicl_train.priors"  # of entry points
 PRIORS: dict[str, type[Prior] | str] = {}  # by name; some as "module:class", which is imported when it is asked for
 HOMES = {  # the modules of names that are imported on first use
+    "Largest": "priors.table",
     "Prior": "priors.prior",
     "Realistic": "priors.prior",
     "Rejected": "priors.finish",

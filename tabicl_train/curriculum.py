@@ -231,7 +231,8 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
     for name, stage in curriculum.stages.items():
         fewest_rows, _ = stage.row_bounds
         of_prior = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
-        limits = {size: most for size, most in of_prior.items() if most is not None}
+        # A plug-in may return NumPy integers, and a resume could not load a checkpoint with them.
+        limits = {size: int(most) for size, most in of_prior.items() if most is not None}
         most_asked_for = most_features(stage)
         if prior.stored_sizes is None and most_asked_for < stage.features[1]:
             limits["features"] = min(most_asked_for, limits.get("features", most_asked_for))

@@ -315,7 +315,7 @@ def training(origin: dict) -> str:
         "commit": commit,
         "seed": config["seed"],
         "objective": objective_in_words(config.get("objective")),
-        "auxiliary losses": shares_in_words(config.get("auxiliary_losses") or {}),
+        "auxiliary losses": weighted_names(config.get("auxiliary_losses") or {}),
         "optimizer": config["optimizer"]["name"],
         "precision": config["trainer"]["precision"],
         "command": command,
@@ -330,19 +330,18 @@ def training(origin: dict) -> str:
         steps = f"{done:,}"
         if done < stage["steps"]:
             steps += f" of {stage['steps']:,}"
-        stage_rows.append(
-            [
-                name,
-                steps,
-                stage["tables"],
-                interval(stage["rows"]),
-                interval(stage["train_share"]),
-                interval(stage["features"]),
-                f"{stage['learning_rate']:g}, {stage['schedule']}",
-            ]
-        )
+        row = [
+            name,
+            steps,
+            stage["tables"],
+            interval(stage["rows"]),
+            interval(stage["train_share"]),
+            interval(stage["features"]),
+            f"{stage['learning_rate']:g}, {stage['schedule']}",
+        ]
         if has_mix:
-            stage_rows[-1].append(shares_in_words(stage.get("mix") or {}) or "the weights of the components")
+            row.append(weighted_names(stage.get("mix") or {}) or "the weights of the components")
+        stage_rows.append(row)
     header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
     if has_mix:
         header.append("mixture")
@@ -377,7 +376,7 @@ def objective_in_words(objective: dict | None) -> str | None:
     return f"{text} with {', '.join(options)}" if options else text
 
 
-def shares_in_words(weights: dict[str, float]) -> str | None:
+def weighted_names(weights: dict[str, float]) -> str | None:
     """List names with their weights; None without any."""
     return ", ".join(f"`{name}` {weight:g}" for name, weight in weights.items()) or None
 
@@ -430,6 +429,8 @@ def evaluation(pretrained: Pretrained) -> str:
     if pretrained.config.is_regression:
         remarks = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target. {COVERAGE}"
     scored = "`weights` are those that were scored" if "weights" in rows[0] else "perhaps of another step of the run"
+    if "n_estimators" in rows[0]:
+        scored += ", `n_estimators` the members of the ensemble"
     return (
         f"## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`; {scored}. "
         f"`{THIS_MODEL}` is the pretrained network.{remarks}\n\n"

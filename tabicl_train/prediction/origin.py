@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
 from tabicl_train.config.schema import PROBES, REAL, judged_by, steps_of_stages, validation_kind
 from tabicl_train.errors import ConfigError
@@ -26,7 +27,6 @@ from tabicl_train.run_dir.records import Records, number
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
-SMALLER_THAN_ASKED_FOR = ("disk", "hdf5", "one_table", "tables")  # priors whose tables may be, in rows or otherwise
 UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
 
 
@@ -294,8 +294,8 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint."""
     # It needs `config`, `global_step`, and what files of earlier versions lack:
-    # - `largest_tables`, see curriculum.py. Without it the settings of the stages count, which the range says of a
-    #   prior whose tables may be smaller.
+    # - `largest_tables`, see curriculum.py. Without it the settings of the stages count, and the range says so if the
+    #   tables of the prior may be smaller.
     # - `inherited_range`, from a run with init_weights: what was recorded of those weights. Without it, as for weights
     #   of other programs, only the run's own tables count.
     config = content["config"]
@@ -306,7 +306,7 @@ def trained_range(content: dict) -> TrainedRange:
     largest = content.get("largest_tables")
     drawn = [limited(stages[name], (largest or {}).get(name, {})) for name in started]
     range_of_run = range_of_stages(drawn, max_classes)
-    if largest is None and (config.get("prior") or {}).get("name") in SMALLER_THAN_ASKED_FOR:
+    if largest is None and may_be_smaller(config["prior"]):
         range_of_run = replace(range_of_run, by_settings=True)
     inherited = content.get("inherited_range")
     if inherited is None:
@@ -315,6 +315,17 @@ def trained_range(content: dict) -> TrainedRange:
     if content["global_step"] == 0:  # the weights as they were taken over
         return inherited_range
     return range_of_run.with_those_of(inherited_range)
+
+
+def may_be_smaller(prior: Mapping[str, Any]) -> bool:
+    """Whether the tables of a prior, given by its settings, may be smaller than asked for."""
+    if prior["name"] == "mix_scm":
+        return all(may_be_smaller({"name": name}) for name in prior["components"])
+    try:
+        cls = prior_class(prior["name"])
+    except PriorError:  # of a plug-in that this process has not loaded
+        return True
+    return cls.largest is not Prior.largest or cls.stored_sizes is not None
 
 
 def limited(stage: dict, largest: Mapping[str, int]) -> dict:
@@ -389,7 +400,7 @@ def best_in_words(origin: dict) -> str:
 
 
 def evaluation_means(records: Records) -> list[dict]:
-    """Return the mean scores of each method in evaluation.csv, by trained range, and which weights were scored.
+    """Return the mean scores of each method in evaluation.csv by trained range, with weights and ensemble members.
 
     An R2 below 0 counts as 0.
     """
@@ -408,8 +419,11 @@ def evaluation_means(records: Records) -> list[dict]:
     by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
     means = by_method.mean().reset_index()
     means.insert(2, "tasks", by_method.size().to_numpy())
-    if "weights" in results:  # earlier versions did not write the column
-        means["weights"] = means["method"].map(results.groupby("method")["weights"].first())
+    for column in ("n_estimators", "weights"):  # the same in all rows of a method; earlier versions did not write them
+        if column in results:
+            means[column] = means["method"].map(results.groupby("method")[column].first())
+    if "n_estimators" in means:  # a column with empty cells has 8.0 in place of 8
+        means["n_estimators"] = means["n_estimators"].str.removesuffix(".0")
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 

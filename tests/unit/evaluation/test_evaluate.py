@@ -72,8 +72,8 @@ def run_content(step: int = 10) -> dict:
     }
     weights = {f"model.{name}": weight for name, weight in tiny_network().state_dict().items()}
     config = {
-        "model": dataclasses.asdict(TINY), "curriculum": {"stages": stages}, "run_dir": "run",
-        "trainer": {"max_steps": None},
+        "model": dataclasses.asdict(TINY), "prior": {"name": "mlp_scm"}, "curriculum": {"stages": stages},
+        "run_dir": "run", "trainer": {"max_steps": None},
     }  # fmt: skip
     return {"global_step": step, "config": config, "state_dict": weights, "run": {}}
 

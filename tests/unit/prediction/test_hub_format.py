@@ -292,7 +292,9 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
     def numbers(method: str, data: str, split: int, r2: float, pinball: float | None) -> dict:
         found = {"r2": r2, "rmse": 0.5, "pinball": pinball, "coverage": pinball}
         scored = weights if method == "this model" else "-"
-        return {"data": data, "split": split, "method": method, **found, "trained_range": "inside", "weights": scored}
+        members = 8.0 if method == "this model" else None
+        of_network = {"trained_range": "inside", "n_estimators": members, "weights": scored}
+        return {"data": data, "split": split, "method": method, **found, **of_network}
 
     Records(tmp_path / "run").append_rows(
         "evaluation.csv",
@@ -309,12 +311,12 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
         "regressor = TabICLRegressor(folder).fit(X, y)\n",
         "- Regression only.\n- Quantiles at levels from 0.01 to 0.99;",
         "| data | rows | loss | crps | rmse | r2 | coverage |",
-        "Means over tasks of real data, from `tabicl-evaluate`; `weights` are those that were scored. "
-        "`this model` is the pretrained network. An R2 below 0 counts as 0; `pinball` is in standard "
-        "deviations of the target. `coverage` is that of 80% intervals.",
-        "| trained_range | method | tasks | r2 | pinball | coverage | weights |",
-        f"| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 | {weights} |",  # of 0.4 and 0
-        "| inside | ridge regression | 1 | 0.5000 |  |  | - |",
+        "Means over tasks of real data, from `tabicl-evaluate`; `weights` are those that were scored, "
+        "`n_estimators` the members of the ensemble. `this model` is the pretrained network. An R2 below 0 counts as 0; "
+        "`pinball` is in standard deviations of the target. `coverage` is that of 80% intervals.",
+        "| trained_range | method | tasks | r2 | pinball | coverage | n_estimators | weights |",
+        f"| inside | this model | 2 | 0.2000 | 0.3000 | 0.3000 | 8 | {weights} |",  # of 0.4 and 0
+        "| inside | ridge regression | 1 | 0.5000 |  |  |  | - |",
     ):
         assert line in card.content, line
     (result,) = card.data.eval_results

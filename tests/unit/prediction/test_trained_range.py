@@ -2,10 +2,13 @@
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import yaml
 from table_files import build_frame, write_table_files
 
+from priors import Largest
+from priors.dummy import Dummy
 from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of
 from tabicl_train.config.compose import CONFIG_DIR, Composer, compose
 from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, configured_prior
@@ -56,13 +59,14 @@ def test_the_public_data_sets_inside_depend_on_classes_features_and_rows():
 def test_what_weights_have_seen_before_a_run_belongs_to_its_range():
     mini = read_weights("mini")
     stage = asdict(StageConfig(steps=10, rows=[60, 400], features=[2, 12]))  # as in own_tables
-    content = {"config": {"model": asdict(mini.config), "curriculum": {"stages": {"own": stage}}}, "global_step": 5}
+    config = {"model": asdict(mini.config), "prior": {"name": "mlp_scm"}, "curriculum": {"stages": {"own": stage}}}
+    content = {"config": config, "global_step": 5}
     assert not trained_range(content).holds(100, 13)
     content["inherited_range"] = mini.trained_range.recorded(mini.config.max_classes)
     assert trained_range(content).holds(100, 13)
     assert trained_range(content) == mini.trained_range
     assert trained_range(content | {"global_step": 0}) == mini.trained_range
-    wider = content["config"] | {"curriculum": {"stages": {"own": stage | {"features": [40, 50]}}}}
+    wider = config | {"curriculum": {"stages": {"own": stage | {"features": [40, 50]}}}}
     assert trained_range(content | {"config": wider}).features == (2, 50)
     assert trained_range(content | {"config": wider, "global_step": 0}).features == (2, 30)  # nothing was seen of it
 
@@ -96,6 +100,30 @@ def test_a_table_of_ten_columns_teaches_no_hundred_features(tmp_path):
     assert str(by_settings).endswith("by the settings of its stages, though tables of its prior may have been smaller")
     assert trained_range(content | inherited).by_settings
     assert by_settings.common(mini.trained_range).by_settings
+
+
+@pytest.mark.parametrize(
+    ("prior", "by_settings"),
+    [
+        ({"name": "mlp_scm"}, False),
+        ({"name": "hdf5"}, True),
+        ({"name": "a_plug_in_that_is_not_loaded"}, True),
+        ({"name": "mix_scm", "components": {"tables": {}, "one_table": {}}}, True),
+        ({"name": "mix_scm", "components": {"tables": {}, "tree_scm": {}}}, False),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_version_tells_if_its_tables_may_have_been_smaller(prior, by_settings):
+    content = {"config": asdict(compose(["experiment=smoke"])) | {"prior": prior}, "global_step": 5}
+    assert trained_range(content).by_settings == by_settings
+
+
+def test_limits_of_a_prior_are_kept_as_plain_numbers():
+    class OfNumPy(Dummy):
+        def largest(self, rows: int, numeric: bool) -> Largest:
+            return Largest(features=np.int64(5))
+
+    limits = largest_tables(compose(["experiment=smoke"]).curriculum, OfNumPy(), False)
+    assert limits == {"smoke": {"features": 5}} and type(limits["smoke"]["features"]) is int
 
 
 def test_files_hold_fewer_classes_than_those_of_the_network():
