@@ -75,8 +75,11 @@ class Disk(Prior):
         paths = shard_paths(Path(self.folder))
         if not paths or REAL_TABLES not in Shard(paths[0]).metadata:
             return Largest()  # synthetic tables are as large as the curriculum has asked for
-        rows, features, classes = map(max, zip(*(Shard(path).largest() for path in paths), strict=True))
-        return Largest(rows, features, classes or None)
+        sizes: list[tuple[int, int, int]] = []
+        for path in paths:
+            sizes += Shard(path).sizes()
+        most_rows, most_features, most_classes = np.max(sizes, axis=0).tolist()
+        return Largest(most_rows, most_features, most_classes or None)
 
     def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
         """List why a run cannot get all its tables; tables: their number in each step of the run, from step 0 on."""
@@ -85,10 +88,9 @@ class Disk(Prior):
             for path in shard_paths(Path(self.folder)):
                 shard = Shard(path)
                 shard.check_seed(seed)
-                for name in shard.metadata:
-                    if name[0].isdigit():  # a table, "step.number"
-                        step, _, _ = name.partition(".")
-                        stored[int(step)] += 1
+                for name in shard.tables:
+                    step, _, _ = name.partition(".")
+                    stored[int(step)] += 1
         except PriorError as error:
             return [f"folder is {self.folder!r}; {error}"]
         missing = [step for step, count in enumerate(tables) if stored[step] < count]
@@ -197,17 +199,19 @@ class Shard:
         if stored != str(seed):
             raise PriorError(f"shard {self.path} holds tables of seed {stored}, not of seed {seed}")
 
-    def largest(self) -> tuple[int, int, int]:
-        """Return the most rows, features and classes of its tables; reads no values."""
-        most = (0, 0, 0)
-        for name, record in self.metadata.items():
-            if not name[0].isdigit():  # not a table, "step.number"
-                continue
+    @property
+    def tables(self) -> dict[str, str]:
+        """The records of its tables by name, "step.number"."""
+        return {name: text for name, text in self.metadata.items() if name[0].isdigit()}
+
+    def sizes(self) -> list[tuple[int, int, int]]:
+        """Return the rows, features and classes of its tables; reads no values."""
+        sizes = []
+        for name, text in self.tables.items():
             with self.reading():
                 rows, features = self.file.get_slice(f"{name}.X").get_shape()
-            classes = json.loads(record)["num_classes"]
-            most = max(most[0], rows), max(most[1], features), max(most[2], classes)
-        return most
+            sizes.append((rows, features, json.loads(text)["num_classes"]))
+        return sizes
 
     def record(self, address: Address, spec: TableSpec) -> dict[str, Any] | None:
         """Return the record of a table, None if it is not stored; raises PriorError for one that has another spec."""

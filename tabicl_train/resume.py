@@ -451,19 +451,12 @@ def other_function(saved: Any, model: NetworkConfig) -> list[str]:
     """Return the differences between networks that the same weights fit, but by which they predict something else."""
     differences = []
     for option, value in dataclasses.asdict(saved).items():
+        # NEVER is refused elsewhere; others, which a plug-in may declare, leave scores as they are.
+        is_told = severity_of_model(option, type(model)) in (Severity.TOLD, Severity.WARNING, Severity.REFUSED)
         now = getattr(model, option)
-        # NEVER is refused elsewhere; FREE, as a plug-in declares it, leaves scores as they are.
-        is_told = severity_of_model(option, type(model)) not in (Severity.NEVER, Severity.FREE, Severity.START)
         if value != now and is_told and option not in TRAINING_ONLY:
-            differences.append(f"model.{option} was {as_written(value)}, is {as_written(now)}")
+            differences.append(f"model.{option} was {value}, is {now}")
     return differences
-
-
-def as_written(value: Any) -> str:
-    """Return a value as a command line has it."""
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def model_name(settings: NetworkConfig) -> str | None:

@@ -85,7 +85,7 @@ def test_a_start_from_another_function_than_that_of_the_file_is_told(config, fol
 
     assert warnings() == warnings(dropout=0.1, checkpoint_rows=7) == []
     (line,) = warnings(scaling_bound=5.0, dropout=0.1)
-    assert line.startswith("warning   init_weights: model.scaling_bound was null, is 5; the run starts from another")
+    assert line.startswith("warning   init_weights: model.scaling_bound was None, is 5.0; the run starts from another")
 
 
 def test_settings_of_a_network_of_ones_own_are_told_unless_they_leave_its_scores_as_they_are():
@@ -97,7 +97,7 @@ def test_settings_of_a_network_of_ones_own_are_told_unless_they_leave_its_scores
         chunk: int = dataclasses.field(default=4, metadata={"resume": "free"})
 
     saved = Settings(temperature=2.5, chunk=8, dropout=0.1, checkpoint_rows=5)
-    assert other_function(saved, Settings()) == ["model.temperature was 2.5, is 1"]
+    assert other_function(saved, Settings()) == ["model.temperature was 2.5, is 1.0"]
     assert other_function(Settings(), Settings()) == []
 
 
