@@ -23,8 +23,6 @@ PRESETS = ("corrected", "released")
 class GraphSCM(Realistic):
     """Tables read off a random causal graph of random functions, the prior of TabICLv2.
 
-    The options are the fields of this class; `Prior.sample` draws a table.
-
     References
     ----------
     Qu et al., TabICLv2, arXiv 2602.11139, appendix on the prior; the package tabicl 2.2.0.

@@ -38,9 +38,9 @@ ITERATIONS = 5
 FEW_ROWS = 16  # matrices of at most so many rows are padded to one size: they are small, and of many shapes
 TRIAL_SIZE = 8  # rows and columns of the matrix on which options are tried out
 MEASURED_SIZE = 256  # of the one whose state is measured
-# Options of ours that concern one kind of groups only
-OPTIONS_OF = {"momentum": "muon", "betas": "adamw", "eps": "adamw", "adamw_factor": "adamw"}
-NAMES = {"muon": "Muon", "adamw": "AdamW"}
+# Options of ours that one kind of groups alone uses
+KIND_OF_OPTION = {"momentum": "muon", "betas": "adamw", "eps": "adamw", "adamw_factor": "adamw"}
+KIND_NAMES = {"muon": "Muon", "adamw": "AdamW"}
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -383,11 +383,11 @@ def remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay
             f"optimizer {name} takes {sizes['muon']:,} weights of matrices, AdamW the other {sizes['adamw']:,}; the "
             "network has no is_hidden_matrix of its own"
         )
-    if isinstance(optimizer, MuonAdamW):
+    if type(optimizer) in (Muon, MuonAll, AdamW):  # a subclass of a plug-in may have other kinds and defaults
         defaults = inspect.signature(MuonAdamW).parameters
-        for option, kind in OPTIONS_OF.items():
+        for option, kind in KIND_OF_OPTION.items():
             if not sizes[kind] and getattr(optimizer, option) != defaults[option].default:
-                why = f"since optimizer={name} uses {NAMES[kind]} for no weight"
+                why = f"since optimizer={name} uses {KIND_NAMES[kind]} for no weight"
                 lines.append(f"warning   optimizer.{option} has no effect, {why}")
     if not decides_on_device(optimizer):
         lines.append(f"optimizer {name} has no step(taken), so each step waits for the device")

@@ -26,10 +26,14 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 # cuBLAS reads it when CUDA starts; without it, torch refuses products if algorithms must be repeatable.
 WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# 10^12 FLOPs per second of dense matrix products in 16-bit formats, in TF32, and in fp32 without TF32, from the data
-# sheets, some of which have the double, of sparse matrices
+# 10^12 FLOPs per second of dense matrix products in 16-bit formats (summed in fp32), in TF32, and in fp32 without TF32,
+# from the data sheets, where some are those of sparse matrices, twice as high. The first entry whose name is in that of
+# the device counts, so the slower PCIe cards come before the others.
 PEAK_TFLOPS = {
+    "H200 NVL": (835.5, 417.5, 60),
     "H200": (989, 494.5, 67),
+    "H100 NVL": (835.5, 417.5, 60),
+    "H100 PCIe": (756, 378, 51),
     "H100": (989, 494.5, 67),
     "A100": (312, 156, 19.5),
     "L40S": (362, 183, 91.6),
@@ -151,8 +155,9 @@ def peak_flops(device: torch.device, precision: str, tf32: bool) -> float | None
     name = torch.cuda.get_device_name(device)
     for card, (in_16_bits, in_tf32, in_fp32) in PEAK_TFLOPS.items():
         if card in name:
-            of_fp32 = in_tf32 if tf32 else in_fp32
-            return (of_fp32 if precision == "fp32" else in_16_bits) * 1e12
+            if precision != "fp32":
+                return in_16_bits * 1e12
+            return (in_tf32 if tf32 else in_fp32) * 1e12
     return None
 
 

@@ -56,7 +56,7 @@ def run_problems(config: RunConfig) -> list[str]:
 
 
 def settings_without_effect(config: RunConfig) -> list[str]:
-    """List settings that were changed but do nothing beside others; a run says so at its start."""
+    """List settings that are not the defaults but have no effect beside the others; the plan of a run says so."""
     default = StageConfig()
     remarks = []
     for name, stage in config.curriculum.stages.items():

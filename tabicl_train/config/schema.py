@@ -102,9 +102,9 @@ class StageConfig:
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
-    """Range [lowest, highest] of the number of features, drawn uniformly. In long tables larger numbers become the
-    largest one of tabicl 2.2.0: 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30
-    with more than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
+    """Range [lowest, highest] of the number of features, drawn uniformly. The number is capped in long tables, as in
+    tabicl 2.2.0: at 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with more
+    than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
     features_per_row: list[list[float]] = field(default_factory=list)
     """Bands [weight, lowest, highest] of the number of features divided by that of the rows, each log-uniform; the
     number stays within `features`. [[0.7, 0.01, 0.06], [0.2, 0.06, 0.15], [0.1, 0.15, 0.5]] is LightPFN's. [] draws
@@ -208,7 +208,8 @@ class CurriculumConfig:
     """Multiplies the steps of all stages, with at least one in each: 0.1 is the recipe in a tenth of the time. The
     configuration of a run has the products, and 1 here."""
     scale_rates: float = 1.0
-    """Multiplies the learning rates of all stages, the final ones too; noted like scale_steps."""
+    """Multiplies the learning rates of all stages, the final ones too. As with scale_steps, the configuration of a
+    run has the products, and 1 here."""
 
     def problems(self) -> list[str]:
         if not self.stages:
@@ -287,7 +288,8 @@ class CurriculumConfig:
         for name, stage in self.stages.items():
             fewest_steps = min(1, stage.steps)  # 1, but a number of steps that is wrong, such as 0, stays wrong
             final_rate = stage.final_learning_rate
-            # A default without effect stays one, since a changed one is told (`run_checks.settings_without_effect`).
+            # The default has no effect if the rate is constant; scaled, `settings_without_effect` would take it for a
+            # changed one.
             if stage.schedule != "constant" or final_rate != StageConfig.final_learning_rate:
                 final_rate *= self.scale_rates
             self.stages[name] = replace(
@@ -341,7 +343,7 @@ class TrainerConfig:
     its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
     deterministic: bool = False
     """On a GPU, use only algorithms that give the same bits each time, so that a resumed run equals an undisturbed one
-    to the bit, as it does on a CPU in any case; the backward pass of attention is slower. Not yet run."""
+    to the bit, as it does on a CPU in any case; the backward pass of attention is slower. Not yet run on a GPU."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
     triton: bool = False
@@ -624,8 +626,8 @@ class RunConfig:
     """Steps of the preflight."""
     init_weights: str | None = field(default=None, metadata=START)
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
-    mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting
-    that the weights fit, but by which they predict something else, such as model.scaling_bound."""
+    mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting,
+    such as model.scaling_bound, that differs from that of the weights and changes what they predict."""
     model: Any = field(default_factory=TabICLConfig, metadata=NEVER)  # the settings of any family, see model/family.py
     """The network."""
     prior: Any = field(default=None, metadata=REFUSED)

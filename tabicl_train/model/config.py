@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NetworkSettings", "TabICLConfig"]
 
 # The metadata of a setting that resume.allow_changes=true permits to change when a run is continued, since the weights
-# fit. Without it, another value makes another network, which is refused in any case; see config/on_resume.py. A start
-# from `init_weights` with another value is a warning, unless it acts in training only (`TRAINING_ONLY` in resume.py).
+# fit. Without it, another value makes another network, which is refused in any case; see config/on_resume.py.
 WEIGHTS_FIT = {"resume": "refused"}
 GROUPINGS = ("none", "circular", "disjoint")
 COUNTS = (

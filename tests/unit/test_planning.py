@@ -272,7 +272,13 @@ def test_peaks_are_those_of_the_device_and_format(monkeypatch):
     """Products of fp32 are in TF32 unless trainer.tf32 is false."""
     assert peak_flops(torch.device("cpu"), "fp32", True) is None
     gpu = torch.device("cuda")
-    for name, peaks in {"NVIDIA H200": (989e12, 494.5e12, 67e12), "Some Other GPU": (None, None, None)}.items():
+    peaks_of = {
+        "NVIDIA H200": (989e12, 494.5e12, 67e12),
+        "NVIDIA H100 80GB HBM3": (989e12, 494.5e12, 67e12),
+        "NVIDIA H100 PCIe": (756e12, 378e12, 51e12),
+        "Some Other GPU": (None, None, None),
+    }
+    for name, peaks in peaks_of.items():
         monkeypatch.setattr("torch.cuda.get_device_name", lambda device, name=name: name)
         of_fp32 = peak_flops(gpu, "fp32", True), peak_flops(gpu, "fp32", False)
         assert (peak_flops(gpu, "bf16", True), *of_fp32) == peaks
