@@ -514,8 +514,11 @@ def latex(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
-def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool = False) -> None:
-    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there."""
+def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool, warnings: Sequence[str]) -> None:
+    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there.
+
+    warnings: comments at the top of comparison.tex
+    """
     table = table_of(comparisons)
     records = Records(folder)
     path = folder / TABLE
@@ -524,5 +527,6 @@ def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: boo
         if held and set(held) != set(zip(table["a"], table["b"], strict=True)):
             raise ConfigError([f"{path} compares other arms: set overwrite=true, or another output"])
     records.replace(TABLE, table.to_csv(index=False))
-    records.replace("comparison.tex", as_latex(comparisons))
+    comments = [f"% warning: {warning}" for warning in warnings]
+    records.replace("comparison.tex", "\n".join([*comments, as_latex(comparisons)]))
     records.replace("comparison_tasks.csv", table_of_tasks(comparisons).to_csv(index=False))

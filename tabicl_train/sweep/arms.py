@@ -18,14 +18,9 @@ from tabicl_train.evaluation.arms import Networks
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.run_dir.curves import OUTSIDE, counts, rows_by_step, training_loss, value
 from tabicl_train.run_dir.records import Records
+from tabicl_train.sweep.comparable import OF_LEARNING
 from tabicl_train.sweep.metric import SWEEP_METRICS
 from tabicl_train.sweep.results import Sweep, SweepRun
-
-# Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
-OF_LEARNING = (
-    *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
-    *("fresh_optimizer", "frozen", "checkpoint_rows", "pack_tokens"),
-)
 
 
 class Points:

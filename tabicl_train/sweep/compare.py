@@ -13,20 +13,8 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 from tabicl_train.evaluation.arms import distinct, evaluated, is_baseline, is_csv, networks_of, read_csv_arms
-from tabicl_train.evaluation.compare import (
-    NAMES,
-    Arm,
-    Comparison,
-    Pair,
-    Paired,
-    as_latex,
-    as_text,
-    compare,
-    pair,
-    write_tables,
-)
+from tabicl_train.evaluation.compare import NAMES, Arm, Comparison, Pair, Paired, as_text, compare, pair, write_tables
 from tabicl_train.outputs import make_folder
-from tabicl_train.run_dir.records import Records
 
 if TYPE_CHECKING:
     from tabicl_train.sweep.arms import Points
@@ -81,7 +69,9 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
         compared = compare_validations(open_points(words[0], options.by), options)
     else:
         compared = compare_on_tasks(words, is_sweep, options)
-    print("\n".join([*(f"warning   {line}" for line in compared.warnings), compared.text]))
+    for warning in compared.warnings:
+        print(f"warning   {warning}")
+    print(compared.text)
     info(write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep))
     return compared
 
@@ -201,10 +191,7 @@ def compare_all(
 
 def write(folder: Path, compared: Compared, overwrite: bool) -> str:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
-    write_tables(folder, compared.comparisons, overwrite)
-    if compared.warnings:
-        comments = [f"% warning: {line}" for line in compared.warnings]
-        Records(folder).replace("comparison.tex", "\n".join([*comments, as_latex(compared.comparisons)]))
+    write_tables(folder, compared.comparisons, overwrite, compared.warnings)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     no_figures = ""
     if is_installed("matplotlib"):

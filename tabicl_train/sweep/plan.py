@@ -21,7 +21,8 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.planning import RunSize, size_of
-from tabicl_train.sweep.metric import compared_data_sets, incomparable
+from tabicl_train.sweep.comparable import differing, incomparable
+from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
 from tabicl_train.sweep.scaling_law import too_few
 from tabicl_train.sweep.space import (
@@ -51,7 +52,7 @@ class Plan:
     config_dir: str | None = None  # the option --config-dir
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
     data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
-    incomparable: dict[str, str] = field(default_factory=dict)  # see `metric.incomparable`
+    incomparable: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by metric, see comparable.py
     sizes: list[RunSize] = field(default_factory=list)  # of `points`, with sweep.scaling_law
     forecast: dict[str, RunSize] = field(default_factory=dict)
     other_tables: list[str] = field(default_factory=list)  # forecasts of runs whose stages draw tables of other sizes
@@ -276,10 +277,9 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
     first = plan.configs[0]
     if not metric.endswith("/loss"):
         problems.append(f"sweep.scaling_law is true, but sweep.metric is {metric!r}; it needs a loss of validation")
-    for config in plan.configs:
-        if (name := difference(first, config, metric)) is not None:
-            what = f"the points differ in {name}, so that their losses are not comparable"
-            problems.append(f"sweep.scaling_law is true, but {what}; give each a sweep of its own")
+    if names := differences(plan.configs, metric):
+        what = f"the points differ in {names}, so that their losses are not comparable"
+        problems.append(f"sweep.scaling_law is true, but {what}; give each a sweep of its own")
     plan.sizes = [size_of(config) for config in plan.configs]
     tables = [size.tables for size in plan.sizes]
     if (problem := too_few([size.parameters for size in plan.sizes], tables)) is not None:
@@ -290,8 +290,10 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
         except ConfigError as error:
             problems += [f"sweep.forecast.{name}: {problem}" for problem in error.problems]
             continue
-        if (key := difference(first, config, metric)) is not None:
-            problems.append(f"sweep.forecast.{name} differs from the points in {key}; losses are not comparable")
+        if (problem := metric_problem(metric, config)) is not None:
+            problems.append(f"sweep.forecast.{name}: sweep.{problem}")
+        if names := differences([first, config], metric):
+            problems.append(f"sweep.forecast.{name} differs from the points in {names}; losses are not comparable")
         plan.forecast[name] = size_of(config)
         if sizes_of_tables(config) != sizes_of_tables(first):
             plan.other_tables.append(name)
@@ -305,28 +307,11 @@ def sizes_of_tables(config: RunConfig) -> list[tuple]:
     ]
 
 
-def comparable(config: RunConfig, metric: str) -> dict[str, Any]:
-    """Return the settings that must be the same for losses to be comparable, by their names."""
-    settings = {
-        "prior": config.prior,
-        "task": config.model.is_regression,
-        "model.max_classes": config.model.max_classes,
-    }
-    validation = config.validation
-    if metric == REAL:
-        settings["validation.real_rows"] = validation.real_rows
-    else:
-        settings["validation.rows"] = validation.rows
-        settings["validation.tables"] = validation.tables
-        settings["validation.features"] = validation.features
-    return settings
-
-
-def difference(one: RunConfig, other: RunConfig, metric: str) -> str | None:
-    """Return the name of the first setting in which two runs differ so that their losses cannot be compared."""
-    settings = comparable(one, metric)
-    other_settings = comparable(other, metric)
-    for name, value in settings.items():
-        if value != other_settings[name]:
-            return name
-    return None
+def differences(configs: list[RunConfig], metric: str) -> str:
+    """Name the settings in which runs differ so that no scaling law holds for the losses of all of them."""
+    # Scores on the same tables can be compared after training on tables of any prior, but follow no common law.
+    of_training = [{"prior": config.prior, "model": {"max_classes": config.model.max_classes}} for config in configs]
+    names = differing(of_training)
+    for settings in incomparable(configs).get(metric, {}).values():
+        names += settings
+    return ", ".join(dict.fromkeys(names))

@@ -29,16 +29,9 @@ from tabicl_train.report.page import fill
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
+from tabicl_train.sweep.comparable import INCOMPARABLE, warning_of
 from tabicl_train.sweep.ladder import TITLE, Ladder
-from tabicl_train.sweep.metric import (
-    DATA_SETS,
-    INCOMPARABLE,
-    SWEEP_METRICS,
-    counted_data_sets,
-    is_better_lower,
-    last,
-    warning_of,
-)
+from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
 from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
 from tabicl_train.sweep.study import LADDER, RUNS, load_study

@@ -16,7 +16,8 @@ from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
 from tabicl_train.resume import PLUGIN, plugin_hashes
 from tabicl_train.run_dir.records import whole_lines_end
-from tabicl_train.sweep.metric import DATA_SETS, INCOMPARABLE, is_better_lower
+from tabicl_train.sweep.comparable import INCOMPARABLE
+from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
 from tabicl_train.sweep.plan import Plan
 
 NAME = "sweep"

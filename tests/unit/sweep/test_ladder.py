@@ -130,6 +130,16 @@ def test_the_page_of_a_ladder_has_its_figure_and_forecast(plan_of):
         ("long: [", "long: [prior=tree_scm, ", "sweep.forecast.long differs from the points in prior; losses are not"),
         ("long: [", "long: [validation.tables=8, ", "sweep.forecast.long differs from the points in validation.tables"),
         (
+            "long: [",
+            "long: ['curriculum.stages.smoke.rows=[40,200]', ",
+            "sweep.forecast.long differs from the points in the trained range; losses are not comparable",
+        ),
+        (
+            "long: [experiment=smoke, validation.every=5, ",
+            "long: [experiment=smoke, ",
+            "sweep.forecast.long: sweep.metric is 'synthetic/loss', but validation.every is 0",
+        ),
+        (
             "scaling_law: true",
             "scaling_law: true\nmetric: loss",
             "sweep.metric is 'loss'; it needs a loss of validation",
@@ -145,7 +155,7 @@ def test_what_has_no_law_is_refused_before_the_runs(plan_of, old, new, problem):
 
 
 def test_a_forecast_says_that_its_tables_have_other_sizes(plan_of):
-    text = LADDER.replace("long: [", "long: ['curriculum.stages.smoke.rows=[40,200]', ")
+    text = LADDER.replace("long: [", "long: ['curriculum.stages.smoke.rows=[40,160]', ")
     sweep = invent(plan_of(text), some_loss)
     assert sweep.text().endswith(
         "long: tables of other sizes than those of the runs, which the law does not take into account"

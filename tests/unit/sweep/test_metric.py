@@ -3,13 +3,12 @@
 import math
 
 import pytest
-from table_files import write_table_files
 
 from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, RunConfig
 from tabicl_train.run_dir.records import Records
-from tabicl_train.sweep.metric import SWEEP_METRICS, compared_data_sets, curve, incomparable, last, problem
+from tabicl_train.sweep.metric import SWEEP_METRICS, compared_data_sets, curve, last, problem
 
 
 def write_losses(folder, *losses, every: int = 1) -> None:
@@ -125,81 +124,3 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
     assert "validation.rows is []" in problem("synthetic/loss", config)
     assert problem("real/auc", config).endswith("did you mean real/roc_auc?")
     assert problem("speed", config).endswith(", ".join(SWEEP_METRICS))
-
-
-VALIDATED = ("experiment=smoke", "validation.every=5", "validation.rows=[64]")
-LIKE_COMPARE_MD = ("experiment=smoke", "validation.every=5", "validation.rows=[]", "validation.best=real")
-MIXTURE = (*VALIDATED, "prior=mix_scm")
-REGRESSION = (*VALIDATED, "task=regression", "validation.real_rows=0")
-SMOKE = "curriculum.stages.smoke"
-
-
-@pytest.mark.parametrize(
-    ("shared", "one", "other", "expected"),
-    [
-        (VALIDATED, [f"{SMOKE}.learning_rate=1e-3"], ["model.icl_scaling=none", f"{SMOKE}.steps=9"], {}),
-        (
-            (*VALIDATED, "objective=cross_entropy"),
-            ["objective.label_smoothing=0"],
-            ["objective.label_smoothing=0.2"],
-            {"loss": "objective.label_smoothing is of different objectives"},
-        ),
-        (VALIDATED, [], ["objective=cross_entropy"], {"loss": "objective is of different objectives"}),
-        (LIKE_COMPARE_MD, ["prior=mlp_scm"], ["prior=graph_scm"], {"loss": "prior is of different tables"}),
-        (
-            VALIDATED,
-            ["prior=mlp_scm"],
-            ["prior=graph_scm", "+auxiliary_losses.balance=0.1"],
-            {
-                "loss": "auxiliary_losses.balance, prior is of different objectives and tables",
-                "synthetic/loss": "prior is of different tables",
-                "synthetic/accuracy": "prior is of different tables",
-            },
-        ),
-        (
-            MIXTURE,
-            [],
-            ["prior.components.mlp_scm.weight=3"],
-            {
-                "loss": "prior.components.mlp_scm.weight is of different tables",
-                "synthetic/loss": "prior.components.mlp_scm.weight is of different tables",
-                "synthetic/accuracy": "prior.components.mlp_scm.weight is of different tables",
-            },
-        ),
-        (
-            (*VALIDATED, "validation.rows=[64,512]"),  # of which only those inside the trained range count
-            [f"{SMOKE}.rows=[50,80]"],
-            [f"{SMOKE}.rows=[400,600]"],
-            {
-                "loss": f"{SMOKE}.rows is of different tables",
-                "synthetic/loss": "curriculum is of different tables",
-                "synthetic/accuracy": "curriculum is of different tables",
-            },
-        ),
-        (
-            REGRESSION,
-            ["model.num_quantiles=9"],
-            ["model.num_quantiles=99"],
-            {
-                "loss": "model.num_quantiles is of different objectives",
-                "synthetic/loss": "model.num_quantiles is of different objectives",
-            },
-        ),
-        (VALIDATED, [], ["validation.real_rows=90"], {"real/loss": "validation.real_rows is of different tables"}),
-    ],
-)
-def test_scores_of_different_objectives_or_tables_name_the_settings_that_differ(shared, one, other, expected):
-    found = incomparable([compose([*shared, *settings]) for settings in (one, other)])
-    words = {}
-    for metric in ("loss", "synthetic/loss", "synthetic/accuracy", "real/loss"):
-        if metric in found:
-            _, words[metric] = found[metric].split(" of points that differ in ")
-    assert words == expected
-
-
-def test_scores_of_synthetic_and_of_own_tables_do_not_depend_on_their_shares(tmp_path):
-    folder = write_table_files(tmp_path / "tables", 8)
-    tables = [f"+prior.components.tables.folder={folder}", "validation.rows=[60]", "validation.best=own"]
-    tables += [f"+prior.components.tables.{name}_fraction=0.25" for name in ("validation", "test")]
-    mixtures = [compose([*MIXTURE, *tables, f"+prior.components.tables.weight={weight}"]) for weight in (1, 2)]
-    assert incomparable(mixtures).keys() == {"loss"}

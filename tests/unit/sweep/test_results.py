@@ -24,7 +24,8 @@ from tabicl_train.evaluation.compare import Arm
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
-from tabicl_train.sweep.arms import OF_LEARNING, Points, mean_arm, shared_in_words, tables_of
+from tabicl_train.sweep.arms import Points, mean_arm, shared_in_words, tables_of
+from tabicl_train.sweep.comparable import OF_LEARNING
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -297,7 +298,8 @@ def test_results_have_a_column_for_each_metric(sweep):
 def test_tables_are_shared_unless_what_decides_them_differs():
     config = compose(["experiment=smoke"])
     (stage,) = config.curriculum.stages.values()
-    others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"], "checkpoint_rows": 7}
+    others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"]}
+    others |= {"checkpoint_rows": 7, "col_attention_fp32": True}
     known = tables_of(dataclasses.asdict(config))
     specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
     for name in OF_LEARNING:

@@ -1,0 +1,148 @@
+"""Whether runs can be compared by a metric: its values must be of the same objective and of the same tables."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tabicl_train.config.schema import REAL, SYNTHETIC, RunConfig, StageConfig, configured_prior, steps_of_stages
+from tabicl_train.sweep.metric import SWEEP_METRICS, is_better_lower, range_at_end
+
+INCOMPARABLE = "incomparable"  # attribute of a study: what `incomparable` returned
+
+# Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
+OF_LEARNING = (
+    *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
+    *("fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
+)
+OF_NUMBERS = ("steps", "tables", "group_size")  # how many tables a stage draws, from the same distribution
+
+
+def incomparable(configs: Sequence[RunConfig]) -> dict[str, dict[str, list[str]]]:
+    """Return the metrics by which runs cannot be compared, each with the settings that differ, by what they decide.
+
+    For example {"loss": {"objectives": ["objective.label_smoothing"], "tables": ["prior"]}}. Metrics of a kind that not
+    all of the runs have are left out.
+    """
+    tables_of_runs = [tables_by_kind(config) for config in configs]
+    found = {}
+    for metric in SWEEP_METRICS:
+        kind, _, _ = metric.partition("/")
+        if not all(kind in tables for tables in tables_of_runs):
+            continue
+        differences = {
+            "objectives": differing([objective(metric, config) for config in configs]),
+            "tables": differing([tables[kind] for tables in tables_of_runs]),
+        }
+        if any(differences.values()):
+            found[metric] = {what: settings for what, settings in differences.items() if settings}
+    return found
+
+
+def warning_of(metric: str, found: Mapping[str, Mapping[str, list[str]]], folder: Path) -> str | None:
+    """Return a line if the points of a sweep cannot be compared by a metric; found: what `incomparable` returned."""
+    if metric not in found:
+        return None
+    title = "training loss" if metric == "loss" else metric
+    settings = ", ".join(dict.fromkeys(itertools.chain(*found[metric].values())))
+    reason = f"{title} of points that differ in {settings} is of different {' and '.join(found[metric])}"
+    instead = f"tabicl-compare {shlex.quote(str(folder))} suite=NAME"
+    if f"{REAL}/loss" not in found:
+        instead = f"real/loss, or by {instead}"
+    return f"{reason}, and cannot be compared; compare such points by {instead}"
+
+
+def objective(metric: str, config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide what a loss is; nothing for other scores."""
+    from tabicl_train.model.config import family_of
+
+    # On real tables the loss of classes is the log loss of an estimator, whatever the network's own loss is.
+    is_of_estimator = metric == f"{REAL}/loss" and not config.model.is_regression
+    if is_of_estimator or not is_better_lower(metric):
+        return {}
+    family = family_of(config.model)
+    # Validation reports the network's own loss, whatever is minimized.
+    model: dict[str, Any] = {"family": (family.row_losses, family.losses, family.targets, family.means)}
+    if config.model.is_regression:
+        model["num_quantiles"] = config.model.outputs  # the loss is a mean over their levels
+    if metric != "loss":
+        return {"model": model}
+    model["dropout"] = config.model.dropout  # in training only
+    return {"objective": config.objective, "auxiliary_losses": config.auxiliary_losses, "model": model}
+
+
+def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the settings that decide on which tables a run is scored, by the kinds of metrics that it has."""
+    classes = {"max_classes": config.model.max_classes}
+    by_kind: dict[str, dict[str, Any]] = {}
+    by_kind["loss"] = {"prior": config.prior, "model": classes, "curriculum": {"stages": stages_at_end(config)}}
+
+    settings = config.validation
+    if settings.every and settings.real_rows:
+        by_kind[REAL] = {"task": config.model.is_regression, "validation": {"real_rows": settings.real_rows}}
+    if settings.every and settings.rows:
+        validation = {"rows": settings.rows, "tables": settings.tables, "features": settings.features}
+        for kind, prior in priors_of_validation(config).items():
+            by_kind[kind] = {"prior": prior, "model": classes, "validation": validation}
+        if SYNTHETIC in by_kind:
+            by_kind[SYNTHETIC]["the trained range"] = rows_that_count(config)
+    return by_kind
+
+
+def stages_at_end(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return what decides the distribution of the tables of the stages in the last tenth of the steps, by name."""
+    # The training loss of a sweep is the mean over these steps.
+    stages = {}
+    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
+    end = 0
+    for name, steps in steps_of_stages(lengths, config.total_steps).items():
+        end += steps
+        if end > 0.9 * config.total_steps:
+            options = vars(config.curriculum.stages[name])
+            stages[name] = {key: value for key, value in options.items() if key not in OF_LEARNING + OF_NUMBERS}
+    return stages
+
+
+def priors_of_validation(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the settings of the priors of the validation tables by kind: of a mixture, the components of the kind."""
+    from priors.mix_scm import MixSCM
+
+    by_kind = {}
+    for kind, part in config.curriculum.priors_by_kind(configured_prior(config.prior)).items():
+        by_kind[kind] = config.prior
+        if isinstance(part, MixSCM):
+            components = part.components
+            if len(components) == 1:  # it draws all tables of the kind, whatever its weight is
+                components = {name: {**options, "weight": 1.0} for name, options in components.items()}
+            by_kind[kind] = {**config.prior, "components": components}
+    return by_kind
+
+
+def rows_that_count(config: RunConfig) -> list[int]:
+    """Return the rows of the synthetic validation tables inside the trained range, which alone count in means."""
+    from tabicl_train.prediction.origin import range_of_stages
+
+    trained = range_at_end(config)
+    rows_inside = []
+    for rows in config.validation.rows:
+        stage = StageConfig(rows=[rows, rows], features=list(config.validation.features))  # as validation draws them
+        if trained.overlaps(range_of_stages([asdict(stage)], config.model.max_classes)):
+            rows_inside.append(rows)
+    return rows_inside
+
+
+def differing(values: Sequence[Any], name: str = "") -> list[str]:
+    """Return the dotted names of the settings that nested values do not share; of different choices, the group's."""
+    first, *others = values
+    if all(other == first for other in others):
+        return []
+    if not all(isinstance(value, dict) for value in values) or len({value.get("name") for value in values}) > 1:
+        return [name]
+    names = []
+    for key in dict.fromkeys(key for value in values for key in value):
+        names += differing([value.get(key) for value in values], f"{name}.{key}" if name else key)
+    return names
