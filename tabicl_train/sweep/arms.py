@@ -24,7 +24,7 @@ from tabicl_train.sweep.results import Sweep, SweepRun
 # Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
 OF_LEARNING = (
     *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
-    *("fresh_optimizer", "frozen", "checkpoint_rows", "pack_tokens"),
+    *("fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
 )
 
 

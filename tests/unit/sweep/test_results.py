@@ -297,7 +297,10 @@ def test_results_have_a_column_for_each_metric(sweep):
 def test_tables_are_shared_unless_what_decides_them_differs():
     config = compose(["experiment=smoke"])
     (stage,) = config.curriculum.stages.values()
-    others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"], "checkpoint_rows": 7}
+    others = {
+        "schedule": "constant", "fresh_optimizer": False, "frozen": ["row"], "checkpoint_rows": 7,
+        "col_attention_fp32": True,
+    }  # fmt: skip
     known = tables_of(dataclasses.asdict(config))
     specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
     for name in OF_LEARNING:
