@@ -408,13 +408,12 @@ def task_scores(plan: Plan, arm: str, seed: int) -> pd.Series:
             weights=options.weights if arm == ENTRY else "newest",
             output=str(plan.folder),
         )
-        results = results_of(str(plan.run_dir(arm, seed)), how, ())
+        results, tasks = results_of(str(plan.run_dir(arm, seed)), how, ())
         results = results[results["method"] == THIS_MODEL]
         # All tasks count, also those outside the trained range: otherwise an entry could choose its tasks.
         parts[suite] = results.groupby("data")["roc_auc"].mean().sort_index()
-        expected = len(sources(suite, None))
-        if len(parts[suite]) < expected:
-            what = f"{len(parts[suite])} of {counted(expected, 'task')} of suite={suite} have scores"
+        if len(parts[suite]) < len(tasks):
+            what = f"{len(parts[suite])} of {counted(len(tasks), 'task')} of suite={suite} have scores"
             again = f"an entry needs all; without {plan.folder / 'scores'} they are scored again"
             raise ConfigError([f"{plan.run_dir(arm, seed)}: {what}; {again}"])
     return pd.concat(parts)

@@ -35,12 +35,9 @@ from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.choice import choice_problems, say_once
 from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import names as names_of_weights
-from tabicl_train.weights import resolve
 
 SCORES = "scores"  # folder in the output, with a CSV file for each network that was scored
 PATTERN = "*?["  # a word with one of these stands for several runs
@@ -163,21 +160,20 @@ def evaluated(networks: Networks, options: CompareOptions, baselines: Collection
     """Score networks, and baselines on the same splits, or read what an earlier call has written."""
     # Baselines see the same tasks and splits whatever the seed of a network is, so they are scored once.
     first_seed = next(iter(networks.paths))
-    arms_of_baselines = []
+    arms_of_baselines: list[Arm] = []
     scores = {}  # of the networks, by seed
-    listed: list[str] = []
+    tasks: list[str] = []  # the same for all seeds
     for seed, path in networks.paths.items():
-        if seed == first_seed:
-            results, listed = results_and_tasks(path, options, baselines)
-            arms_of_baselines = [arm_of(results, name, name) for name in baselines]
-        else:
-            results, listed = results_and_tasks(path, options, ())
+        beside = baselines if seed == first_seed else ()
+        results, tasks = results_of(path, options, beside)
+        arms_of_baselines += [arm_of(results, name, name) for name in beside]
         scores[seed] = scores_of(results, THIS_MODEL)
-    return [Arm(networks.name, scores, listed=tuple(listed)), *arms_of_baselines]
+    return [Arm(networks.name, scores, listed=tuple(tasks)), *arms_of_baselines]
 
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:
     """Raise ConfigError for a baseline that is neither fitted nor stored for these tasks, before hours of scoring."""
+    # A warning says if stored scores are of another version of the data, also if there is nothing left to score.
     available = set(NUMBER_BASELINES if numbers else BASELINES)
     stored = stored_scores(settings, numbers)
     if stored is not None:
@@ -189,34 +185,12 @@ def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: 
             raise ConfigError([f"there are no scores of {name} on such tasks of suite={settings.suite}"])
 
 
-def weights_to_take(checkpoint: str, weights: str | None) -> str | None:
-    """Return which weights of an arm to score: those asked for; None, which a line says, if it holds one set only."""
-    # An error would keep an average of a run from being compared with `mini`.
-    if problems := choice_problems(weights):
-        raise ConfigError(problems)
-    path = resolve(checkpoint)
-    if weights is None or path.is_dir():
-        return weights
-    if path.suffix not in (".safetensors", ".onnx") and is_run_checkpoint(load(str(path))[1]):
-        return weights
-    say_once(f"weights   {checkpoint} holds one set of weights, which is scored; weights={weights} is for runs")
-    return None
-
-
-def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> pd.DataFrame:
-    """Return the scores of a network, from the output folder if they are there."""
-    results, _ = results_and_tasks(checkpoint, options, baselines)
-    return results
-
-
-def results_and_tasks(
-    checkpoint: str, options: CompareOptions, baselines: Collection[str]
-) -> tuple[pd.DataFrame, list[str]]:
-    """Return the scores of a network, and the names of all tasks of the suite, some of which may have no scores."""
-    weights = weights_to_take(checkpoint, options.weights)
+def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the scores of a network, from the output folder if they are there, and the names of all tasks."""
+    # Some of the tasks may have no scores.
     settings = EvaluateOptions(
         checkpoint=checkpoint,
-        weights=weights,
+        weights=options.weights,
         suite=options.suite or "sklearn",
         folder=options.folder,
         tasks=options.tasks,
@@ -226,7 +200,8 @@ def results_and_tasks(
         rows=options.rows,
         n_estimators=options.n_estimators,
     )
-    pretrained = read_weights(checkpoint, weights)
+    # An error would keep an average of a run from being compared with `mini`.
+    pretrained = read_weights(checkpoint, options.weights, or_the_only_ones=True)
     # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
     form = csv_format(settings.separator, settings.decimal)
     numbers = pretrained.config.is_regression
@@ -241,5 +216,5 @@ def results_and_tasks(
     if not path.exists() or unfinished(path).exists():
         make_folder("output", folder)
         info(f"score     {checkpoint}")
-        scored(dataclasses.replace(settings, output=str(path)), baselines)
+        scored(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
     return read_results(path), [task.name for task in tasks]

@@ -67,6 +67,7 @@ class Paired:
     index: pd.MultiIndex  # (data, split)
     of: int  # tasks of the suite, or that any arm has scores of
     left_out: list[str]  # why there are fewer, and which seeds are missing
+    outside: int = 0  # tasks outside the trained range of an arm, which count because they were asked for
 
     @property
     def tasks(self) -> list[str]:
@@ -184,6 +185,7 @@ class Comparison:
     pairs: list[Pair]  # the reference with each of the others
     values: pd.DataFrame  # see Paired.values
     ranks: Ranks | None  # of three or more arms on six or more tasks
+    warnings: list[str]  # why arms may differ, or seem to, for another reason; the table and the figures have them, too
 
     @property
     def by_seed(self) -> bool:
@@ -212,21 +214,24 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     left_out = []
     found = set(index.get_level_values("data"))
     # Said at every call: a task that cannot be read is skipped with a warning in the call that scores it, and no more.
-    unscored = [task for task in dict.fromkeys(task for arm in arms for task in arm.listed) if task not in every]
+    listed: dict[str, None] = {}
+    for arm in arms:
+        listed |= dict.fromkeys(arm.listed)
+    unscored = [task for task in listed if task not in every]
+    of = len(every) + len(unscored)
     if unscored:
-        names = shortened(unscored)
-        left_out.append(f"{len(unscored)} of {counted(len(every) + len(unscored), 'task')} without any scores: {names}")
+        left_out.append(f"{len(unscored)} of {counted(of, 'task')} without any scores: {shortened(unscored)}")
     if missing := len(every) - len(found):
         left_out.append(f"{counted(missing, 'task')} without scores of every arm")
-    if not outside:
+    beyond: set[str] = set()
+    for arm, frame in frames:
+        if arm.is_trained and "trained_range" in frame:
+            is_outside = frame["trained_range"] == OUTSIDE
+            beyond |= found & set(frame.index[is_outside].get_level_values("data"))
+    if beyond and not outside:
+        left_out.append(f"{counted(len(beyond), 'task')} outside the trained range of an arm")
+        index = index[~index.get_level_values("data").isin(beyond)]
         beyond = set()
-        for arm, frame in frames:
-            if arm.is_trained and "trained_range" in frame:
-                is_outside = frame["trained_range"] == OUTSIDE
-                beyond |= found & set(frame.index[is_outside].get_level_values("data"))
-        if beyond:
-            left_out.append(f"{counted(len(beyond), 'task')} outside the trained range of an arm")
-            index = index[~index.get_level_values("data").isin(beyond)]
     for arm in arms:
         if arm.has_seeds and (extra := [str(seed) for seed in arm.scores if seed not in seeds]):
             left_out.append(f"of {arm.name} the seeds {', '.join(extra)}, which another arm lacks")
@@ -234,7 +239,7 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
         advice = "; outside=true takes those outside a trained range, too" if found else ""
         reasons = "; ".join(left_out) or "there are none"
         raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
-    return Paired(list(arms), seeds, index, len(every) + len(unscored), left_out)
+    return Paired(list(arms), seeds, index, of, left_out, len(beyond))
 
 
 def names_of(arms: Sequence[Arm]) -> str:
@@ -291,7 +296,30 @@ def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: 
     ranks = None
     if len(names) > 2 and len(values) >= LEAST_TASKS and not by_seed:
         ranks = rank(values.T.groupby(level=0, sort=False).mean().T[names], metric)
-    return Comparison(metric, names, pairs, values, ranks)
+    return Comparison(metric, names, pairs, values, ranks, warnings_of(paired))
+
+
+def warnings_of(paired: Paired) -> list[str]:
+    """Warn of networks that were not scored alike, and of tasks that may lie outside what they were trained on."""
+    warnings = []
+    networks = {}
+    unknown = []
+    for arm in paired.arms:
+        if not arm.is_trained:
+            continue
+        rows = pd.concat([arm.frame(seed) for seed in paired.seeds])
+        networks[arm.name] = rows
+        if "trained_range" in rows and (rows["trained_range"] == "unknown").any():
+            unknown.append(arm.name)
+    if members := differing_members(networks):
+        warnings.append(members)
+    if paired.outside:
+        number = f"{paired.outside} of {counted(len(paired.tasks), 'task')}"
+        warnings.append(f"outside the trained range of an arm, and counted since outside=true: {number}")
+    if unknown:
+        names = ", ".join(unknown)
+        warnings.append(f"the trained range of {names} is not recorded, so that all tasks count as inside it")
+    return warnings
 
 
 def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, by_seed: bool) -> Pair:
@@ -412,25 +440,12 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     else:
         line = f"{arms} on {len(paired.tasks)} of {counted(paired.of, 'task')}, {counted(paired.splits, 'split')}"
         line += f", paired by {counted(len(paired.seeds), 'seed')}" if paired.seeds != [None] else ""
-    unknown = []
-    for arm in paired.arms:
-        frame = arm.frame(paired.seeds[0])
-        if arm.is_trained and "trained_range" in frame and (frame["trained_range"] == "unknown").all():
-            unknown.append(arm.name)
     lines = [line, *lines_of_weights(paired), *(f"left out: {reason}" for reason in paired.left_out)]
-    networks = {}
-    for arm in paired.arms:
-        if arm.is_trained:
-            networks[arm.name] = pd.concat([arm.frame(seed) for seed in paired.seeds])
-    if members := differing_members(networks):
-        lines.append(members)
     for each in comparisons:
         not_finite = len(paired.tasks) - len(each.values)
         if not_finite and not each.by_seed:  # validations of different tables have different metrics
             name = NAMES.get(each.metric, each.metric)
             lines.append(f"left out of {name}: {counted(not_finite, 'task')} where a score of an arm is not a number")
-    if unknown:
-        lines.append(f"the trained range of {', '.join(unknown)} is not recorded, so that all tasks count as inside it")
     return "\n".join(lines)
 
 
@@ -486,9 +501,17 @@ def ranks_in_words(comparison: Comparison) -> str:
     return "; ".join([line, *groups])
 
 
+def all_warnings(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return the warnings of all metrics, each once."""
+    warnings: dict[str, None] = {}
+    for each in comparisons:
+        warnings |= dict.fromkeys(each.warnings)
+    return list(warnings)
+
+
 def as_latex(comparisons: Sequence[Comparison]) -> str:
-    """Format the table as LaTeX, for the package booktabs."""
-    lines = ["% needs \\usepackage{booktabs}"]
+    """Format the table as LaTeX, for the package booktabs, with the warnings as comments."""
+    lines = [*(f"% warning: {line}" for line in all_warnings(comparisons)), "% needs \\usepackage{booktabs}"]
     for each in comparisons:
         title = latex(NAMES.get(each.metric, each.metric))
         reference = latex(each.names[0])
@@ -514,11 +537,8 @@ def latex(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
-def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool, warnings: Sequence[str]) -> None:
-    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there.
-
-    warnings: comments at the top of comparison.tex
-    """
+def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool = False) -> None:
+    """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there."""
     table = table_of(comparisons)
     records = Records(folder)
     path = folder / TABLE
@@ -527,6 +547,5 @@ def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: boo
         if held and set(held) != set(zip(table["a"], table["b"], strict=True)):
             raise ConfigError([f"{path} compares other arms: set overwrite=true, or another output"])
     records.replace(TABLE, table.to_csv(index=False))
-    comments = [f"% warning: {warning}" for warning in warnings]
-    records.replace("comparison.tex", "\n".join([*comments, as_latex(comparisons)]))
+    records.replace("comparison.tex", as_latex(comparisons))
     records.replace("comparison_tasks.csv", table_of_tasks(comparisons).to_csv(index=False))

@@ -96,14 +96,18 @@ class Evaluation(NamedTuple):
     pretrained: Pretrained  # as read once: a run that still trains moves on
 
 
-def scored(options: EvaluateOptions, baselines: Collection[str] | None = None) -> Evaluation:
+def scored(
+    options: EvaluateOptions, baselines: Collection[str] | None = None, pretrained: Pretrained | None = None
+) -> Evaluation:
     """Score a checkpoint, and write a CSV file if asked to."""
-    # baselines: names of those to score beside it, None for all. A task that cannot be read or scored is skipped with a
-    # message. The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings
-    # of the command, which must be the same to continue. Raises ConfigError.
+    # baselines: names of those to score beside it, None for all. pretrained: the weights, if they have been read. A
+    # task that cannot be read or scored is skipped with a message. The CSV file is complete after each task, and until
+    # the end NAME.unfinished beside it holds the settings of the command, which must be the same to continue. Raises
+    # ConfigError.
     if problems := option_problems(options):
         raise ConfigError(problems)
-    pretrained = read_weights(options.checkpoint, options.weights)
+    if pretrained is None:
+        pretrained = read_weights(options.checkpoint, options.weights)
     form = csv_format(options.separator, options.decimal)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
     if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
@@ -134,9 +138,6 @@ def scored(options: EvaluateOptions, baselines: Collection[str] | None = None) -
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
-        for row in scores:  # an earlier version wrote no such columns; weights and settings are the same
-            row["n_estimators"] = members_of_method(row["method"], options)
-            row["weights"] = weights_of_method(row["method"], pretrained)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
@@ -180,14 +181,16 @@ def identity(
     code = {
         record["module"]: record["sha256"] for record in plugins_used([("suite", options.suite), *named_parts(config)])
     }
-    digest = blake2b(digest_size=16)
+    of_weights = blake2b(digest_size=16)
     for name in sorted(weights):
-        digest.update(weights[name].detach().cpu().float().numpy().tobytes())
-    # The digest stands for the first two.
-    left_out = ("checkpoint", "weights", "output", "figure", "importances")
+        of_weights.update(weights[name].detach().cpu().float().numpy().tobytes())
+    # Digests stand for checkpoint, weights and, if there are any, tabicl_weights.
+    digests = {"weights": of_weights.hexdigest(), "data": data_digest(options, tasks)}
+    if options.tabicl_weights is not None:
+        digests["tabicl_weights"] = blake2b(Path(options.tabicl_weights).read_bytes(), digest_size=16).hexdigest()
+    left_out = ("checkpoint", "output", "figure", "importances")
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    digests = {"weights": digest.hexdigest(), "data": data_digest(options, tasks)}
-    return {**digests, "plugins": code, **kept, "overwrite": False}
+    return {**kept, **digests, "plugins": code, "overwrite": False}
 
 
 def data_digest(options: EvaluateOptions, tasks: Sequence[Source]) -> str:
@@ -213,7 +216,8 @@ def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> l
     if output.exists() and not options.overwrite:
         held = "other scores or is finished"
         if before is not None and {**before, "data": settings["data"]} == settings:
-            held = f"scores of other data, as {TASKS}, a table or the package with the data has changed"
+            held = f"scores of other data, as {TASKS}, a table or the package with the data has changed,"
+            held += " or scores of an earlier version"
         raise ConfigError([f"output is {options.output!r}, which holds {held}: set overwrite=true"])
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))

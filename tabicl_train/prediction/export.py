@@ -51,7 +51,7 @@ from tabicl_train.prediction.origin import (
 from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.prediction.predict import outputs_of
 from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, state_dict_problem
-from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, no_average
+from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, no_average, say_once
 from tabicl_train.weights import no_such_weights, resolve
 
 __all__ = ["export", "load_network"]
@@ -70,9 +70,10 @@ def load_checkpoint(checkpoint: str | Path, weights: str | None = None) -> tuple
     return pretrained.config, pretrained.tensors
 
 
-def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrained:
+def read_weights(checkpoint: str | Path, weights: str | None = None, or_the_only_ones: bool = False) -> Pretrained:
     """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
     # checkpoint: text may be a name, of a classifier by default. weights: which ones of a run, see run_dir/choice.py.
+    # or_the_only_ones: of what holds one set, take it whatever `weights` says, and say so; otherwise this is an error.
     # Raises ConfigError if they do not exist or cannot be read.
     problems = choice_problems(weights)
     if problems:
@@ -98,7 +99,9 @@ def read_weights(checkpoint: str | Path, weights: str | None = None) -> Pretrain
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         return Pretrained(config, tensors, origin_of(path, content, kind))
     if kind not in (TRAINED, NEWEST):
-        raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
+        if not or_the_only_ones:
+            raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
+        say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")
     if is_hub_folder(path):
         return load_hub(path)
     return public_weights(path, content)

@@ -17,6 +17,8 @@ from tabicl_train.outputs import write_atomically
 
 MOST_NAMED = 40  # tasks whose names fit below an axis
 NAME_WIDTH = 30  # characters of an arm's name in a line
+CHARACTERS = 16  # of a warning, in an inch
+LINE = 0.13  # inches between the lines of a warning
 FORMATS = ("pdf", "png")
 
 
@@ -26,9 +28,20 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
     if comparison.ranks is not None:
         figures["ranks"] = draw_ranks(comparison)
     for name, figure in figures.items():
+        if comparison.warnings:
+            add_warnings(figure, comparison.warnings)
         for ending in FORMATS:
             save(figure, folder / f"{name}.{ending}")
     return list(figures)
+
+
+def add_warnings(figure: Figure, warnings: list[str]) -> None:
+    """Write warnings below a figure, which grows by their lines: it may be shown without the text of the terminal."""
+    width, height = figure.get_size_inches()
+    paragraphs = [textwrap.fill(f"warning: {line}", int(CHARACTERS * width)) for line in warnings]
+    text = "\n".join(paragraphs)
+    figure.set_size_inches(width, height + LINE * len(text.splitlines()))
+    figure.supxlabel(text, fontsize="x-small")
 
 
 def save(figure: Figure, path: Path) -> None:

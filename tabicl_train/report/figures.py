@@ -81,7 +81,7 @@ def draw_training(metrics: Runs, validation: Runs, other_losses: Collection[str]
     points = {}  # ratios of validations
     for name, rows in validation.items():
         tables = inside(of_kind(rows, OWN, SYNTHETIC))
-        if "guess_loss" in tables:
+        if "guess_loss" in tables and len(tables):  # there may be validations on real data only
             points[name] = loss_ratios(tables)
     loss, axes = panel()
     draw_curves(axes, metrics, "loss")
@@ -139,7 +139,7 @@ def draw_ratios(axes: Axes, names: list[str], ratios: Runs, points: Runs) -> Non
     axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
     _, high = axes.get_ylim()
     # The ratio of the first steps is up to three; the axis is scaled for the second half of the runs.
-    late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in ratios.values()]
+    late = [rows["ratio"][rows.index > rows.index.max() / 2].median() for rows in [*ratios.values(), *points.values()]]
     axes.set_ylim(top=min(high, 1.3 * np.nanmax([1, *late])))
     label_steps(axes, "loss relative to guessing")
     axes.legend(fontsize="small")

@@ -226,7 +226,7 @@ def other_loss(config: dict[str, Any]) -> str | None:
     words = []
     if "objective.name" in config:
         words.append(f"is that of objective={config['objective.name']}")
-    if any(key.startswith("auxiliary_losses.") for key in config):
+    if any(weight != 0 for key, weight in config.items() if key.startswith("auxiliary_losses.")):
         words.append("includes auxiliary losses")
     return " and ".join(words) or None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.checkpoint import averaged, load, saved, step_of
+from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load, saved, step_of
 from tabicl_train.run_dir.records import Records
 
 BEST, NEWEST, EMA, LAST = "best", "newest", "ema", "last"
@@ -47,9 +47,9 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
 
     # A file
     if not path.is_dir():
-        if kind == BEST and path.is_file():
-            raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         file, content = load(str(path))
+        if kind == BEST and is_run_checkpoint(content):
+            raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         return file, content, kind or TRAINED
 
     # A run directory

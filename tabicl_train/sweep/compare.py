@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,18 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 from tabicl_train.evaluation.arms import distinct, evaluated, is_baseline, is_csv, networks_of, read_csv_arms
-from tabicl_train.evaluation.compare import NAMES, Arm, Comparison, Pair, Paired, as_text, compare, pair, write_tables
+from tabicl_train.evaluation.compare import (
+    NAMES,
+    Arm,
+    Comparison,
+    Pair,
+    Paired,
+    all_warnings,
+    as_text,
+    compare,
+    pair,
+    write_tables,
+)
 from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
@@ -41,11 +52,10 @@ class Compared:
     paired: Paired
     comparisons: list[Comparison]
     shared: str | None = None  # which arms were trained on identical tables
-    warnings: list[str] = field(default_factory=list)  # metrics by which points cannot be compared
 
     @property
     def text(self) -> str:
-        """The tables and sentences for the terminal."""
+        """The tables and sentences for the terminal, without the warnings."""
         parts = [as_text(self.paired, self.comparisons)]
         if self.shared is not None:
             parts.append(self.shared)
@@ -69,7 +79,7 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
         compared = compare_validations(open_points(words[0], options.by), options)
     else:
         compared = compare_on_tasks(words, is_sweep, options)
-    for warning in compared.warnings:
+    for warning in all_warnings(compared.comparisons):
         print(f"warning   {warning}")
     print(compared.text)
     info(write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep))
@@ -91,14 +101,12 @@ def compare_validations(points: Points, options: CompareOptions) -> Compared:
     arms = points.merged(points.validations())
     metrics = chosen(options, [points.sweep.metric])
     paired, comparisons = compare_all(arms, metrics, options, by_seed=True)
-    warnings = []
     for number, comparison in enumerate(comparisons):
         warning = points.sweep.warning(comparison.metric)
         if warning is not None:
-            warnings.append(warning)
             differences: list[Pair] = [Difference(**vars(found)) for found in comparison.pairs]
-            comparisons[number] = replace(comparison, pairs=differences)
-    return Compared(paired, comparisons, shared_of_runs(points), warnings)
+            comparisons[number] = replace(comparison, pairs=differences, warnings=[warning, *comparison.warnings])
+    return Compared(paired, comparisons, shared_of_runs(points))
 
 
 def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOptions) -> Compared:
@@ -191,7 +199,7 @@ def compare_all(
 
 def write(folder: Path, compared: Compared, overwrite: bool) -> str:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
-    write_tables(folder, compared.comparisons, overwrite, compared.warnings)
+    write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     no_figures = ""
     if is_installed("matplotlib"):

@@ -63,7 +63,9 @@ def main(
     wanted["CatBoost"] = lambda: NativeCategories(model)
     if methods:
         wanted = {name: wanted[name] for name in methods.split(",")}
-    packages = [*PACKAGES, *(package for name, package in DATA_PACKAGES.items() if name == suite)]
+    packages = list(PACKAGES)
+    if suite in DATA_PACKAGES:
+        packages.append(DATA_PACKAGES[suite])
     about = {
         "suite": suite, "splits": most, "rows": ROWS,
         "parameters": "defaults; see evaluation/baselines.py and tests/benchmarks/store_baselines.py",

@@ -12,6 +12,8 @@ from tabicl_train.evaluation import arms as evaluated_arms
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, groups_of, pair
 from tabicl_train.prediction.export import save_public
+from tabicl_train.prediction.hub_format import save_hub
+from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.statistics import mean_interval
 
 TASKS = [f"task{i}" for i in range(8)]
@@ -223,6 +225,30 @@ def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch):
         assert result.returncode == 0 and said not in result.stdout
 
 
+def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside = np.repeat(["outside" if task == "task0" else "inside" for task in TASKS], 3).tolist()
+    write_scores("one.csv", 0.0, n_estimators=1, trained_range=outside)
+    write_scores("two.csv", 0.1, n_estimators=8, trained_range="unknown")
+    warnings = [
+        "the networks were not scored with the same number of ensemble members (n_estimators): one 1, two 8",
+        "outside the trained range of an arm, and counted since outside=true: 1 of 8 tasks",
+        "the trained range of two is not recorded, so that all tasks count as inside it",
+    ]
+    figures = {}
+    monkeypatch.setattr("tabicl_train.report.comparison.save", lambda figure, path: figures.update({path.name: figure}))
+    words = ["one.csv", "two.csv", "one.csv:random forest"]
+    for option, expected in (("outside=true", warnings), ("outside=false", [warnings[0], warnings[2]])):
+        result = command("compare", *words, option)
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert lines[: len(expected)] == [f"warning   {line}" for line in expected]
+        assert (tmp_path / "comparison/comparison.tex").read_text().startswith(f"% warning: {expected[0]}\n")
+        for name in ("comparison.pdf", "ranks.png"):
+            below = " ".join(figures[name].texts[-1].get_text().split())
+            assert below == " ".join(f"warning: {line}" for line in expected)
+
+
 def test_mistakes_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_scores("one.csv", 0.0)
@@ -262,7 +288,7 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     save_public(TINY, {k: 0.5 * v for k, v in tiny_network().state_dict().items()}, tmp_path / "half.ckpt")
     scored = []
     real = evaluated_arms.scored
-    monkeypatch.setattr(evaluated_arms, "scored", lambda o, b: scored.append(o.checkpoint) or real(o, b))
+    monkeypatch.setattr(evaluated_arms, "scored", lambda o, *rest: scored.append(o.checkpoint) or real(o, *rest))
     monkeypatch.chdir(tmp_path)
     words = ["tiny.ckpt", "half.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=2"]
     result = command("compare", *words)
@@ -323,13 +349,17 @@ def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
     folder_with_a_table(tmp_path)
     write_untrained_run(tmp_path / "run")
     save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
-    words = [f"run/checkpoints/step-{UNTRAINED_STEP:08d}.ckpt", "tiny.ckpt", "suite=folder", "folder=."]
-    words += ["n_estimators=1", "splits=1", "outside=true"]
+    save_hub(Pretrained(TINY, tiny_network().state_dict()), tmp_path / "hub", lambda folder: None)
+    words = ["tiny.ckpt", "hub", "suite=folder", "folder=.", "n_estimators=1", "splits=1", "outside=true"]
+    checkpoint = f"run/checkpoints/step-{UNTRAINED_STEP:08d}.ckpt"
     for weights, name in (("ema", "the exponential moving average"), ("last", "the average of the last snapshots")):
-        result = command("compare", *words, f"weights={weights}")
+        result = command("compare", checkpoint, *words, f"weights={weights}")
         assert result.returncode == 0, result.stderr
         assert f"weights of step-{UNTRAINED_STEP:08d}: {name}, step 10" in result.stdout
-        line = f"tiny.ckpt holds one set of weights, which is scored; weights={weights} is for runs\n"
-        assert result.stderr.count(line) == 1
-    refused = command("compare", *words, "weights=best")
+        for export in ("tiny.ckpt", "hub"):
+            line = f"{export} holds one set of weights, which is taken; weights={weights} is for runs\n"
+            assert result.stderr.count(line) == 1
+    refused = command("compare", checkpoint, *words, "weights=best")
     assert refused.returncode == 2 and "weights=best needs a run directory" in refused.stderr
+    best = command("compare", "run", *words, "weights=best", "output=best")
+    assert best.returncode == 0 and "weights of run: the best by validation, step 5" in best.stdout, best.stderr

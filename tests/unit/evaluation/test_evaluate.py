@@ -291,9 +291,6 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
     with pytest.raises(KeyboardInterrupt):
         evaluate(**settings, n_estimators=1)
     before = pd.read_csv(tmp_path / "rows.csv", dtype={"data": str})
-    as_text = pd.read_csv(tmp_path / "rows.csv", dtype=str)
-    as_text = as_text.drop(columns=["n_estimators", "weights"])  # as earlier versions wrote it
-    as_text.to_csv(tmp_path / "rows.csv", index=False)
     refused = r"rows\.csv', which holds other scores or is finished: set overwrite=true"
     for other in ({"n_estimators": 2}, {"n_estimators": 1, "checkpoint": "mini"}):
         with pytest.raises(ConfigError, match=refused):
@@ -342,6 +339,16 @@ def test_scores_of_other_data_are_not_continued(checkpoint, tmp_path, monkeypatc
     with pytest.raises(ConfigError, match=refused):
         evaluate(**settings)
     assert set(evaluate(**settings | {"overwrite": True})["data"]) == {"one", "two"}
+
+
+def test_weights_of_the_tabicl_package_count_by_their_content(tmp_path):
+    path = tmp_path / "other.ckpt"
+    options = EvaluateOptions(checkpoint="mini", tabicl_weights=str(path))
+    found = []
+    for content in (b"a", b"b", b"a"):
+        path.write_bytes(content)
+        found.append(evaluation.identity(options, TINY, {}, []))
+    assert found[0] == found[2] != found[1]
 
 
 def test_an_input_is_not_replaced(checkpoint, tmp_path):
