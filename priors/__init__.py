@@ -20,7 +20,7 @@ from priors.errors import PriorError
 if TYPE_CHECKING:
     from priors.finish import Rejected
     from priors.prior import Prior, Realistic
-    from priors.random import rng_at, tensor_of
+    from priors.random import rng_at
     from priors.table import Largest, Table, TableSpec
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "build_prior",
     "register",
     "rng_at",
-    "tensor_of",
 ]
 
 GROUP = "tabicl_train.priors"  # of entry points
@@ -47,7 +46,6 @@ HOMES = {  # the modules of names that are imported on first use
     "Table": "priors.table",
     "TableSpec": "priors.table",
     "rng_at": "priors.random",
-    "tensor_of": "priors.random",
 }
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from priors import scm
 from priors.prior import Realistic
-from priors.random import normals, rng_at, tensor_of
+from priors.random import normals, rng_at
 from priors.table import TableSpec
 
 __all__ = ["MLPSCM"]
@@ -356,7 +356,7 @@ class FourierFunction:
         amplitudes = np.tile(self.amplitudes, 2).astype(np.float32)
         left = np.concatenate((np.sin(coarse_angles), np.cos(coarse_angles)), 1) * amplitudes
         right = np.concatenate((np.cos(fine_angles), np.sin(fine_angles)), 1)
-        table = (tensor_of(left) @ tensor_of(right).T).view(-1)  # (size^2,)
+        table = (torch.from_numpy(left) @ torch.from_numpy(right).T).view(-1)  # (size^2,)
 
         # Interpolate between the grid points below and above each value.
         position = (x - low).mul_(1 / GRID_STEP)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["STREAM_VERSION", "rng_at", "tensor_of"]
+__all__ = ["STREAM_VERSION", "rng_at"]
 
 Seed = int | tuple[int, ...]
 LASTING_ATTEMPTS = 100  # at a table, before its number of classes and its changes of realism are drawn again
@@ -75,36 +75,16 @@ def lasting_rng(
 
 def normals(rng: np.random.Generator, *shape: int) -> torch.Tensor:
     """Draw a standard normal float32 tensor of this shape; 1 ns per value (rng.standard_normal: 9 ns)."""
-    from priors.floats import fill_normals  # importing numba takes a second, and estimators do not need it
-
-    out = torch.empty(shape)
-    fill_normals(out.numpy().reshape(-1), random_key(rng))
-    return out
+    return torch.from_numpy(normal_array(rng, *shape))
 
 
 def normal_array(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Draw `normals` as an array."""
-    return normals(rng, *shape).numpy()
+    from priors.floats import fill_normals  # importing numba takes a second, and estimators do not need it
 
-
-def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Copy an array to memory of torch, so that matrix products with it are rounded in the same way in every process.
-
-    Parameters
-    ----------
-    array : array
-        Of any shape and of a type that torch has.
-
-    Returns
-    -------
-    torch.Tensor
-        The copy, which begins at a multiple of 64 bytes, as all memory of torch does on a CPU. Arrays of numpy and
-        numba, and what `torch.from_numpy` makes of them, begin wherever their process has space, and the rounding of a
-        product may depend on that.
-    """
-    # Without it, 1 of 40 tables of the demos' prior had another label if its arrays were moved by 16, 32 or 48 bytes,
-    # and one run of `demo_long` of seven was trained on another such table than its twin with fewer steps.
-    return torch.tensor(array)
+    out = np.empty(shape, np.float32)
+    fill_normals(out.reshape(-1), random_key(rng))
+    return out
 
 
 def random_key(rng: np.random.Generator) -> int:

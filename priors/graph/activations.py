@@ -93,18 +93,20 @@ class PlainActivation:
 
 
 def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Number of smaller values along dim, int64; of equal values the first counts as smaller."""
+    """Number of smaller values along dim, int64; of equal values the first counts as smaller, and NaN has 0."""
     if dim == 0:
         return torch.from_numpy(rank_features(x.numpy()))
     return x.argsort(dim=dim, stable=True).argsort(dim)
 
 
 def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
-    """Positions along dim, sorted by their ranks (argsort, given the ranks)."""
+    """Positions along dim, sorted by their ranks (argsort, given the ranks); 0 for a rank that none has."""
     shape = [1] * ranks.ndim
     shape[dim] = -1
     positions = torch.arange(ranks.shape[dim]).view(shape).expand_as(ranks)
-    return torch.empty_like(ranks).scatter_(dim, ranks, positions)
+    # Several values may have the rank 0, as all NaN have it, so that other ranks are left out. In their places would stay
+    # what was in memory before: a run of `demo_long` of 20 had a table with other labels than its twin for that reason.
+    return torch.zeros_like(ranks).scatter_(dim, ranks, positions)
 
 
 @dataclass

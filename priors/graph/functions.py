@@ -14,7 +14,7 @@ from priors.graph import kernels
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.scalars import Scalars, Weights
-from priors.random import normals, random_key, tensor_of
+from priors.random import normals, random_key
 
 # float32 values of a temporary that is wider than its input and output: 512 KB, which stays in the second-level cache
 CHUNK = 2**17
@@ -72,7 +72,7 @@ class Linear:
         return f"linear({self.matrix})"
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        return tensor_of(self.matrix.compute(rng)[0]) @ x
+        return torch.from_numpy(self.matrix.compute(rng)[0]) @ x
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Tree:
         return f"tree({self.trees} of depth {self.depth})"
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        return tensor_of(kernels.random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(rng)))
+        return torch.from_numpy(kernels.random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(rng)))
 
 
 @dataclass
@@ -194,10 +194,10 @@ class GP:
         kernels.fill_radii(out.reshape(-1), np.float32(self.decay), random_key(rng))
         return out
 
-    def frequencies(self, n: int, rng: np.random.Generator) -> torch.Tensor:
+    def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """float32 (256, n), in radians per unit of the inputs."""
         if self.product_kernel:
-            return tensor_of(self.radii(rng, (self.features, n)))
+            return self.radii(rng, (self.features, n))
         radial, mixing = kernels.mixed_frequencies(
             self.features,
             n,
@@ -207,10 +207,10 @@ class GP:
             self.axes.spread,
             random_key(rng),
         )
-        return tensor_of(radial) @ tensor_of(mixing)
+        return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
 
     def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        turns = self.frequencies(x.shape[0], rng).div_(2 * math.pi)
+        turns = torch.from_numpy(self.frequencies(x.shape[0], rng)).div_(2 * math.pi)
         phases = rng.random(self.features, dtype=np.float32)
         weights = normals(rng, self.m, self.features).div_(math.sqrt(self.features))
 
@@ -244,11 +244,11 @@ class Quadratic:
         matrices = self.matrices.compute(rng)  # (m, s, s)
         i, j = np.triu_indices(self.matrices.n)
         pair_weights = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])
-        pair_weights = tensor_of(np.ascontiguousarray(pair_weights))
+        pair_weights = torch.from_numpy(np.ascontiguousarray(pair_weights))
         z = torch.cat([x, x.new_ones(1, x.shape[1])])
 
         def products(chunk: torch.Tensor) -> torch.Tensor:
-            return tensor_of(kernels.pair_products(chunk.contiguous().numpy()))
+            return torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy()))
 
         return combine_features(pair_weights, products, z)
 
@@ -283,7 +283,7 @@ class EM:
         rows = torch.from_numpy(rng.integers(x.shape[1], size=self.components))
         centers = x[:, rows] + normals(rng, x.shape[0], self.components)
         sigma = (normals(rng, self.components, 1) * self.spread).exp_()
-        weights = tensor_of(self.linear.matrix.compute(rng)[0])
+        weights = torch.from_numpy(self.linear.matrix.compute(rng)[0])
         return combine_features(weights, lambda chunk: self.assignment(chunk, centers, sigma), x)
 
     def assignment(self, x: torch.Tensor, centers: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -295,7 +295,7 @@ class EM:
             np.float32(self.p),
             np.float32(self.q),
         )
-        return tensor_of(shares)
+        return torch.from_numpy(shares)
 
 
 @dataclass
@@ -370,14 +370,14 @@ class Points:
         """The points before the function, float32 (n, size)."""
         match self.base:
             case "cube":
-                return tensor_of(kernels.cube_points(self.n, size, random_key(rng)))
+                return torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
             case "normal":
                 return normals(rng, self.n, size)
             case "ball":
-                return tensor_of(kernels.ball_points(self.n, size, random_key(rng)))
+                return torch.from_numpy(kernels.ball_points(self.n, size, random_key(rng)))
         if self.gaussian:
             x = normals(rng, self.n, size)
         else:
-            x = tensor_of(kernels.cube_points(self.n, size, random_key(rng)))
+            x = torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
         transformation = normals(rng, self.n, self.n) * torch.from_numpy(self.axes.compute(rng))
         return transformation @ x

@@ -78,6 +78,15 @@ def test_nan_passes_through_functions_so_that_the_table_is_rejected(name: str):
     assert lost.isnan().all() == (name not in ("sign", "heaviside", "box"))
 
 
+def test_argsort_of_nan_does_not_read_what_was_in_memory():
+    torch.use_deterministic_algorithms(True)  # which fills new memory with the largest integer
+    try:
+        positions = PlainActivation("argsort")(torch.full((4, 3), torch.nan), 0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert 0 <= positions.min() <= positions.max() < 4
+
+
 @pytest.mark.parametrize("name", [*CLOSED_FORMS, "relu_power", "signed_power"])
 def test_activation_is_standardize_shift_scale_apply_standardize(name: str):
     x = np.random.default_rng(0).standard_normal((5, 300)) * 3 + 1
