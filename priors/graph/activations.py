@@ -104,8 +104,8 @@ def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
     shape = [1] * ranks.ndim
     shape[dim] = -1
     positions = torch.arange(ranks.shape[dim]).view(shape).expand_as(ranks)
-    # All NaN have the rank 0, so that other ranks are left out. In their places would stay what was in memory before: of
-    # ten pairs of runs with equal seeds, one came to have different labels in a table for that reason.
+    # All NaN have the rank 0, so that other ranks are left out. In their places would stay what was in memory before:
+    # for that reason one of ten pairs of runs with equal seeds came to have different labels in a table.
     return torch.zeros_like(ranks).scatter_(dim, ranks, positions)
 
 
