@@ -78,6 +78,8 @@ class Disk(Prior):
         sizes: list[tuple[int, int, int]] = []
         for path in paths:
             sizes += Shard(path).sizes()
+        if not sizes:
+            return Largest()
         most_rows, most_features, most_classes = np.max(sizes, axis=0).tolist()
         return Largest(most_rows, most_features, most_classes or None)
 

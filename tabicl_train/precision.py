@@ -27,8 +27,8 @@ EXPANDABLE = "expandable_segments:True"
 # cuBLAS reads it when CUDA starts; without it, torch refuses products if algorithms must be repeatable.
 WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # 10^12 FLOPs per second of dense matrix products in 16-bit formats (summed in fp32), in TF32, and in fp32 without TF32,
-# from the data sheets, where some are those of sparse matrices, twice as high. The first entry whose name is in that of
-# the device counts, so the slower PCIe cards come before the others.
+# from the data sheets, some of which give those of sparse matrices, twice as high. The first name that is part of the
+# device's name counts, so the slower PCIe cards come before the others.
 PEAK_TFLOPS = {
     "H200 NVL": (835.5, 417.5, 60),
     "H200": (989, 494.5, 67),

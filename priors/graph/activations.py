@@ -93,7 +93,10 @@ class PlainActivation:
 
 
 def ranks(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Number of smaller values along dim, int64; of equal values the first counts as smaller, and NaN has 0."""
+    """Number of smaller values along dim, int64; of equal values the first counts as smaller.
+
+    NaN has 0 along dim 0, and comes last along others.
+    """
     if dim == 0:
         return torch.from_numpy(rank_features(x.numpy()))
     return x.argsort(dim=dim, stable=True).argsort(dim)
@@ -104,8 +107,8 @@ def invert_ranks(ranks: torch.Tensor, dim: int) -> torch.Tensor:
     shape = [1] * ranks.ndim
     shape[dim] = -1
     positions = torch.arange(ranks.shape[dim]).view(shape).expand_as(ranks)
-    # All NaN have the rank 0, so that other ranks are left out. In their places would stay what was in memory before:
-    # for that reason one of ten pairs of runs with equal seeds came to have different labels in a table.
+    # Along dim 0 all NaN have the rank 0, so that some ranks do not occur. With empty_like, their places held what was
+    # in memory before, and two runs of `demo_long` with the same seed had different labels in a table.
     return torch.zeros_like(ranks).scatter_(dim, ranks, positions)
 
 

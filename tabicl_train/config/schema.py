@@ -519,8 +519,8 @@ class ValidationConfig:
     tables: int = 16
     """Validation tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
     features: list[int] = field(default_factory=lambda: [2, 30])
-    """Range [lowest, highest] of the features of the validation tables, drawn uniformly; in long tables with
-    the caps of `curriculum.stages.NAME.features`."""
+    """Range [lowest, highest] of the features of the validation tables, drawn uniformly. In long tables the
+    caps of `curriculum.stages.NAME.features` apply."""
     real_rows: int = 200
     """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
     diabetes; 0 leaves real data out."""

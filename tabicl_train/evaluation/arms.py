@@ -173,12 +173,11 @@ def evaluated(networks: Networks, options: CompareOptions, baselines: Collection
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:
     """Raise ConfigError for a baseline that is neither fitted nor stored for these tasks, before hours of scoring."""
-    # A warning says if stored scores are of another version of the data, also if there is nothing left to score.
     available = set(NUMBER_BASELINES if numbers else BASELINES)
     stored = stored_scores(settings, numbers)
     if stored is not None:
         available |= set(stored["method"])
-        if names:
+        if names:  # also if nothing is left to score
             warn_of_version(settings.suite, numbers)
     for name in names:
         if name not in available:
@@ -186,8 +185,7 @@ def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: 
 
 
 def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the scores of a network, from the output folder if they are there, and the names of all tasks."""
-    # Some of the tasks may have no scores.
+    """Return the scores of a network, from the output folder if they are there, and all tasks, also those without."""
     settings = EvaluateOptions(
         checkpoint=checkpoint,
         weights=options.weights,
@@ -200,7 +198,7 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         rows=options.rows,
         n_estimators=options.n_estimators,
     )
-    # An error would keep an average of a run from being compared with `mini`.
+    # weights=ema is for the runs among the arms; others, such as mini, hold one set.
     pretrained = read_weights(checkpoint, options.weights, or_the_only_ones=True)
     # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
     form = csv_format(settings.separator, settings.decimal)

@@ -67,7 +67,7 @@ class Paired:
     index: pd.MultiIndex  # (data, split)
     of: int  # tasks of the suite, or that any arm has scores of
     left_out: list[str]  # why there are fewer, and which seeds are missing
-    outside: int = 0  # tasks outside the trained range of an arm, which count because they were asked for
+    num_outside: int = 0  # tasks outside the trained range of an arm, which count because they were asked for
 
     @property
     def tasks(self) -> list[str]:
@@ -214,9 +214,7 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     left_out = []
     found = set(index.get_level_values("data"))
     # Said at every call: a task that cannot be read is skipped with a warning in the call that scores it, and no more.
-    listed: dict[str, None] = {}
-    for arm in arms:
-        listed |= dict.fromkeys(arm.listed)
+    listed = dict.fromkeys(itertools.chain.from_iterable(arm.listed for arm in arms))
     unscored = [task for task in listed if task not in every]
     of = len(every) + len(unscored)
     if unscored:
@@ -231,7 +229,6 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     if beyond and not outside:
         left_out.append(f"{counted(len(beyond), 'task')} outside the trained range of an arm")
         index = index[~index.get_level_values("data").isin(beyond)]
-        beyond = set()
     for arm in arms:
         if arm.has_seeds and (extra := [str(seed) for seed in arm.scores if seed not in seeds]):
             left_out.append(f"of {arm.name} the seeds {', '.join(extra)}, which another arm lacks")
@@ -239,7 +236,7 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
         advice = "; outside=true takes those outside a trained range, too" if found else ""
         reasons = "; ".join(left_out) or "there are none"
         raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
-    return Paired(list(arms), seeds, index, of, left_out, len(beyond))
+    return Paired(list(arms), seeds, index, of, left_out, num_outside=len(beyond) if outside else 0)
 
 
 def names_of(arms: Sequence[Arm]) -> str:
@@ -313,12 +310,12 @@ def warnings_of(paired: Paired) -> list[str]:
             unknown.append(arm.name)
     if members := differing_members(networks):
         warnings.append(members)
-    if paired.outside:
-        number = f"{paired.outside} of {counted(len(paired.tasks), 'task')}"
+    if paired.num_outside:
+        number = f"{paired.num_outside} of {counted(len(paired.tasks), 'task')}"
         warnings.append(f"outside the trained range of an arm, and counted since outside=true: {number}")
     if unknown:
-        names = ", ".join(unknown)
-        warnings.append(f"the trained range of {names} is not recorded, so that all tasks count as inside it")
+        missing = f"the trained range of {', '.join(unknown)} is not recorded for all weights"
+        warnings.append(f"{missing}, so that tasks outside it may count")
     return warnings
 
 
@@ -503,10 +500,7 @@ def ranks_in_words(comparison: Comparison) -> str:
 
 def all_warnings(comparisons: Sequence[Comparison]) -> list[str]:
     """Return the warnings of all metrics, each once."""
-    warnings: dict[str, None] = {}
-    for each in comparisons:
-        warnings |= dict.fromkeys(each.warnings)
-    return list(warnings)
+    return list(dict.fromkeys(itertools.chain.from_iterable(each.warnings for each in comparisons)))
 
 
 def as_latex(comparisons: Sequence[Comparison]) -> str:

@@ -216,8 +216,7 @@ def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> l
     if output.exists() and not options.overwrite:
         held = "other scores or is finished"
         if before is not None and {**before, "data": settings["data"]} == settings:
-            held = f"scores of other data, as {TASKS}, a table or the package with the data has changed,"
-            held += " or scores of an earlier version"
+            held = f"scores of an earlier version, or of other data ({TASKS}, a table or the package has changed)"
         raise ConfigError([f"output is {options.output!r}, which holds {held}: set overwrite=true"])
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))

@@ -100,7 +100,8 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, or_the_only
         return Pretrained(config, tensors, origin_of(path, content, kind))
     if kind not in (TRAINED, NEWEST):
         if not or_the_only_ones:
-            raise ConfigError([f"{path} holds one set of weights; weights={weights} needs a checkpoint of a run"])
+            needed = "a run directory" if kind == BEST else "a checkpoint of a run"
+            raise ConfigError([f"{path} holds one set of weights; weights={weights} needs {needed}"])
         say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")
     if is_hub_folder(path):
         return load_hub(path)

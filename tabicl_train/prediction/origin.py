@@ -319,7 +319,7 @@ def trained_range(content: dict) -> TrainedRange:
 
 def may_be_smaller(prior: Mapping[str, Any]) -> bool:
     """Whether the tables of a prior, given by its settings, may be smaller than asked for."""
-    if prior["name"] == "mix_scm":
+    if prior["name"] == "mix_scm":  # one component without limits is enough for tables of any size
         return all(may_be_smaller({"name": name}) for name in prior["components"])
     try:
         cls = prior_class(prior["name"])

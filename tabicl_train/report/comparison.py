@@ -17,8 +17,8 @@ from tabicl_train.outputs import write_atomically
 
 MOST_NAMED = 40  # tasks whose names fit below an axis
 NAME_WIDTH = 30  # characters of an arm's name in a line
-CHARACTERS = 16  # of a warning, in an inch
-LINE = 0.13  # inches between the lines of a warning
+CHARACTERS_PER_INCH = 16  # of a warning
+LINE_HEIGHT = 0.13  # inches, of a warning
 FORMATS = ("pdf", "png")
 
 
@@ -38,9 +38,9 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
 def add_warnings(figure: Figure, warnings: list[str]) -> None:
     """Write warnings below a figure, which grows by their lines: it may be shown without the text of the terminal."""
     width, height = figure.get_size_inches()
-    paragraphs = [textwrap.fill(f"warning: {line}", int(CHARACTERS * width)) for line in warnings]
+    paragraphs = [textwrap.fill(f"warning: {line}", int(CHARACTERS_PER_INCH * width)) for line in warnings]
     text = "\n".join(paragraphs)
-    figure.set_size_inches(width, height + LINE * len(text.splitlines()))
+    figure.set_size_inches(width, height + LINE_HEIGHT * len(text.splitlines()))
     figure.supxlabel(text, fontsize="x-small")
 
 

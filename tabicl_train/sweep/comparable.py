@@ -12,14 +12,15 @@ from typing import Any
 from tabicl_train.config.schema import REAL, SYNTHETIC, RunConfig, StageConfig, configured_prior, steps_of_stages
 from tabicl_train.sweep.metric import SWEEP_METRICS, is_better_lower, range_at_end
 
-INCOMPARABLE = "incomparable"  # attribute of a study: what `incomparable` returned
+INCOMPARABLE = "settings that differ"  # attribute of a study: what `incomparable` returned
 
 # Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
 OF_LEARNING = (
     *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
     *("fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
 )
-OF_NUMBERS = ("steps", "tables", "group_size")  # how many tables a stage draws, from the same distribution
+# How many tables a stage draws, and how many of them share their sizes; each table is of the same distribution.
+OF_NUMBERS = ("steps", "tables", "group_size")
 
 
 def incomparable(configs: Sequence[RunConfig]) -> dict[str, dict[str, list[str]]]:
@@ -66,13 +67,14 @@ def objective(metric: str, config: RunConfig) -> dict[str, Any]:
         return {}
     family = family_of(config.model)
     # Validation reports the network's own loss, whatever is minimized.
-    model: dict[str, Any] = {"family": (family.row_losses, family.losses, family.targets, family.means)}
+    own = {"the network's loss": (family.row_losses, family.losses, family.targets, family.means)}
+    model: dict[str, Any] = {}
     if config.model.is_regression:
         model["num_quantiles"] = config.model.outputs  # the loss is a mean over their levels
     if metric != "loss":
-        return {"model": model}
+        return {**own, "model": model}
     model["dropout"] = config.model.dropout  # in training only
-    return {"objective": config.objective, "auxiliary_losses": config.auxiliary_losses, "model": model}
+    return {**own, "objective": config.objective, "auxiliary_losses": config.auxiliary_losses, "model": model}
 
 
 def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -94,8 +96,8 @@ def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def stages_at_end(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return what decides the distribution of the tables of the stages in the last tenth of the steps, by name."""
-    # The training loss of a sweep is the mean over these steps.
+    """Return the settings that decide the tables of each stage that has steps in the last tenth of the run, by name."""
+    # The training loss of a run is the mean over the last tenth of its steps.
     stages = {}
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     end = 0

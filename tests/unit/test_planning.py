@@ -276,6 +276,7 @@ def test_peaks_are_those_of_the_device_and_format(monkeypatch):
         "NVIDIA H200": (989e12, 494.5e12, 67e12),
         "NVIDIA H100 80GB HBM3": (989e12, 494.5e12, 67e12),
         "NVIDIA H100 PCIe": (756e12, 378e12, 51e12),
+        "NVIDIA H200 NVL": (835.5e12, 417.5e12, 60e12),
         "Some Other GPU": (None, None, None),
     }
     for name, peaks in peaks_of.items():

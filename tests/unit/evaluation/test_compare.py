@@ -233,7 +233,7 @@ def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, mon
     warnings = [
         "the networks were not scored with the same number of ensemble members (n_estimators): one 1, two 8",
         "outside the trained range of an arm, and counted since outside=true: 1 of 8 tasks",
-        "the trained range of two is not recorded, so that all tasks count as inside it",
+        "the trained range of two is not recorded for all weights, so that tasks outside it may count",
     ]
     figures = {}
     monkeypatch.setattr("tabicl_train.report.comparison.save", lambda figure, path: figures.update({path.name: figure}))

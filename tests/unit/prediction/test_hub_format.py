@@ -176,7 +176,7 @@ def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
 def test_a_file_in_the_folder_is_no_checkpoint(hub):
     with pytest.raises(ConfigError, match=rf"has no configuration; of a hub folder, name the folder, '{hub}'"):
         load_checkpoint(str(hub / "model.safetensors"))
-    with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a checkpoint of a run"):
+    with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a run directory"):
         load_checkpoint(str(hub), "best")
 
 

@@ -75,7 +75,7 @@ def test_another_process_with_other_hashes_and_memory_draws_the_same_tables(draw
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
-        # glibc fills memory that is taken or freed by what depends on MALLOC_PERTURB_.
+        # With MALLOC_PERTURB_, glibc fills memory when it is allocated and when it is freed.
         env={**os.environ, "PYTHONHASHSEED": "4321", "MALLOC_PERTURB_": "165", "PYTHONPATH": paths},
         cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE,
