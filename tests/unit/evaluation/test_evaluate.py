@@ -326,7 +326,7 @@ def test_scores_of_other_data_are_not_continued(checkpoint, tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         evaluate(**settings)
     monkeypatch.setattr(evaluation, "score_task", score_task)
-    refused = r"rows\.csv', which holds scores of other data, as tasks\.csv, a table or .* set overwrite=true"
+    refused = r"rows\.csv', which holds .* of other data \(tasks\.csv, a table or .* set overwrite=true"
     tasks = (tmp_path / "tasks.csv").read_text()
     without_c0 = "task,item,target,drop\none,one.csv,label,c0\ntwo,two.csv,label,c0"
     for edited in (without_c0, tasks.replace("two,", "three,")):
