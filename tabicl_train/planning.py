@@ -255,10 +255,7 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
     # - an end of a range,
     # - a number of rows where recomputation or a cap of features begins, or
     # - a size with which all tables of a step just fill a pack.
-    low, high = stage.rows
-    if stage.small_share > 0:
-        low = min(low, stage.small_rows[0])
-        high = max(high, stage.small_rows[1])
+    low, high = stage.row_bounds
     thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
     limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
     share = stage.pack_tokens // stage.tables  # tokens of a table, if all tables of a step share a pack
