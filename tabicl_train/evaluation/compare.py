@@ -21,7 +21,7 @@ from priors.real.tasks import shortened
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS, differing_members
-from tabicl_train.run_dir.curves import OUTSIDE
+from tabicl_train.run_dir.curves import OUTSIDE, UNKNOWN
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
 
@@ -306,7 +306,7 @@ def warnings_of(paired: Paired) -> list[str]:
             continue
         rows = pd.concat([arm.frame(seed) for seed in paired.seeds])
         networks[arm.name] = rows
-        if "trained_range" in rows and (rows["trained_range"] == "unknown").any():
+        if "trained_range" in rows and (rows["trained_range"] == UNKNOWN).any():
             unknown.append(arm.name)
     if members := differing_members(networks):
         warnings.append(members)

@@ -26,7 +26,7 @@ from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
-from tabicl_train.run_dir.curves import THIS_MODEL
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL, UNKNOWN
 from tabicl_train.statistics import mean_interval, win_rate
 
 CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
@@ -293,9 +293,9 @@ def as_text(
     # size. The means at the end are of all tasks, then of those inside; the last line is the standing of the first
     # method.
     headings = {
-        "unknown": "The checkpoint does not record which tables its network was trained on; that of a run does.",
-        "inside": f"Inside the trained range ({trained}):",
-        "outside": f"Outside the trained range ({trained}), where the network extrapolates:",
+        UNKNOWN: "The checkpoint does not record which tables its network was trained on; that of a run does.",
+        INSIDE: f"Inside the trained range ({trained}):",
+        OUTSIDE: f"Outside the trained range ({trained}), where the network extrapolates:",
     }
     groups = dict(list(results.groupby("trained_range")))
     parts = []
@@ -306,10 +306,10 @@ def as_text(
     which = " inside" if has_both else ""
     for quantity in BUCKETS:
         if quantity in results:
-            parts.append(bucket_text(groups["inside"] if has_both else results, quantity, which))
+            parts.append(bucket_text(groups[INSIDE] if has_both else results, quantity, which))
     parts.append(summary_text(results))
     if has_both:
-        parts.append(summary_text(groups["inside"], which))
+        parts.append(summary_text(groups[INSIDE], which))
     if suites := {name for names in elsewhere.values() for name in names}:
         only_here = results[~results["data"].isin(elsewhere)]
         if not only_here.empty:

@@ -21,13 +21,12 @@ from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.checkpoint import non_finite
 from tabicl_train.run_dir.choice import TRAINED, weights_in_words
-from tabicl_train.run_dir.curves import INSIDE, OUTSIDE
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
 from tabicl_train.run_dir.records import Records, number
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
-UNKNOWN = "unknown"  # where a task lies, if a file does not record the trained range
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,9 @@ def differing(values: Sequence[Any], name: str = "") -> list[str]:
         return []
     if not all(isinstance(value, dict) for value in values) or len({value.get("name") for value in values}) > 1:
         return [name]
+    keys = dict.fromkeys(itertools.chain(*values))  # in their order, each once
     names = []
-    for key in dict.fromkeys(key for value in values for key in value):
-        names += differing([value.get(key) for value in values], f"{name}.{key}" if name else key)
+    for key in keys:
+        inner = f"{name}.{key}" if name else key
+        names += differing([value.get(key) for value in values], inner)
     return names
