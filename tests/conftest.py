@@ -1,8 +1,18 @@
 """Fixtures that several folders share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_plugins_for_other_files() -> Iterator[None]:
+    """Forget the plug-ins that a file of tests has loaded: commands of pages are run in this process, too."""
+    yield
+    from plugin_folder import forget_plugins  # 2 s of imports, which the parent of xdist saves
+
+    forget_plugins()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,9 @@ DOORS = ("network", "scaling", "objective", "optimizer", "callback", "suite", "e
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
-    # Tests of pages, in the same process, may have registered examples of their own.
     for registry in [getattr(register, door) for door in DOORS]:
-        monkeypatch.setattr(registry, "_entries", without_plugins(registry._entries))
-    monkeypatch.setattr(priors, "PRIORS", without_plugins(priors.PRIORS))
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
     for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
         monkeypatch.setattr(plugins, name, value)
     folder = tmp_path / "out side"
@@ -32,18 +30,16 @@ def fresh(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def without_plugins(entries: dict[str, Any]) -> dict[str, Any]:
-    """What this repository has registered."""
-    ours = ("priors.", "tabicl_train.")
-    return {name: entry for name, entry in entries.items() if register.place_of(entry).startswith(ours)}
-
-
 def forget_plugins() -> None:
-    """Forget the plug-ins of a test that uses `fresh`, as another process has none."""
-    plugins._named.clear()
+    """Forget the plug-ins that were loaded and what is registered by other packages, as another process does."""
     for registry in [getattr(register, door) for door in DOORS]:
-        for name in [name for name in registry._entries if registry.place(name).startswith("mine:")]:
-            del registry._entries[name]
-    for name in [name for name, prior in priors.PRIORS.items() if getattr(prior, "__module__", None) == "mine"]:
-        del priors.PRIORS[name]
-    sys.modules.pop("mine", None)
+        for name in list(registry._entries):
+            if not plugins.is_ours(registry._modules[name]):
+                del registry._entries[name]
+    for name, prior in list(priors.PRIORS.items()):
+        if not plugins.is_ours(register.place_of(prior)):
+            del priors.PRIORS[name]
+    for plugin in plugins.named():
+        if not plugins.is_ours(plugin.module):
+            sys.modules.pop(plugin.module, None)
+    plugins._named.clear()
