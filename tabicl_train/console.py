@@ -20,6 +20,13 @@ def print_line(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def print_above_bar(line: str) -> None:
+    """Print a line above the progress bar of tqdm that is being shown, if one is."""
+    from tqdm import tqdm  # only commands that show one need it
+
+    tqdm.write(line, file=sys.stderr)
+
+
 def is_first() -> bool:
     """Return whether this process is rank 0, according to torchrun's variables."""
     return int(os.environ.get("RANK", 0)) == 0

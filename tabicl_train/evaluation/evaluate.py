@@ -25,7 +25,7 @@ from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import at_least, one_of
-from tabicl_train.console import counted, first_line, info
+from tabicl_train.console import counted, first_line, info, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.importances import as_text as as_text_of_importances
@@ -361,13 +361,13 @@ def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
 
 def score_tasks(tasks: list[Source], methods: Methods, rows: int | None, splits: int | None) -> Iterator[list[dict]]:
     """Yield the rows of one task after another, and print a warning for a task that fails."""
-    for source in (bar := tqdm(tasks, unit="task", file=sys.stderr)):
+    for source in tqdm(tasks, unit="task", file=sys.stderr):
         try:
             task = source.load(rows)
             scores = score_task(task, methods, splits) + task.known_scores(splits)
         except Exception as error:  # of any type, from reading or from a method
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            bar.write(f"warning   {source.name} is skipped: {kind}{first_line(error)}", file=sys.stderr)
+            print_above_bar(f"warning   {source.name} is skipped: {kind}{first_line(error)}")
             continue
         yield scores
 

@@ -12,7 +12,7 @@ from sklearn.inspection import permutation_importance
 from tqdm import tqdm
 
 from tabicl_train.config.schema import REAL_SCORES
-from tabicl_train.console import first_line
+from tabicl_train.console import first_line, print_above_bar
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import score, score_numbers
 from tabicl_train.evaluation.suites import Source, Task
@@ -47,11 +47,11 @@ def importances_of_tasks(
         If there are importances of no task.
     """
     frames = []
-    for source in (bar := tqdm(tasks, unit="task", desc="importances", file=sys.stderr)):
+    for source in tqdm(tasks, unit="task", desc="importances", file=sys.stderr):
         try:
             frames.append(importances_of(source.load(rows), make(), splits))
         except Exception as error:  # of any type, from reading or from the network
-            bar.write(f"warning   no importances of {source.name}: {first_line(error)}", file=sys.stderr)
+            print_above_bar(f"warning   no importances of {source.name}: {first_line(error)}")
     if not frames:
         raise ConfigError(["the importances of no task could be computed"])
     return pd.concat(frames, ignore_index=True)

@@ -32,7 +32,7 @@ from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readabl
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
 from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
-from tabicl_train.console import counted, first_line, info
+from tabicl_train.console import counted, first_line, print_above_bar
 from tabicl_train.errors import ConfigError, install
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
@@ -170,7 +170,7 @@ class Source:
         most = ROWS if rows is None else rows
         sample = subsample(task, most)
         if len(sample.y) < len(task.y) and self.path is not None:  # a user's table; the page says it of the suites
-            info(f"{self.name}: {len(sample.y):,} of {len(task.y):,} rows are scored (rows={most})")
+            print_above_bar(f"{self.name}: {len(sample.y):,} of {len(task.y):,} rows are scored (rows={most})")
         return sample
 
 
@@ -238,7 +238,8 @@ def subsample(task: Task, rows: int) -> Task:
         raise ConfigError([f"fewer than two classes have at least {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"])
     if not is_kept.all():
         names = counted((~is_kept).sum(), "class")
-        info(f"{task.name}: {names} with fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows left out")
+        reason = f"with fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"
+        print_above_bar(f"{task.name}: {names} {reason} left out")
     kept = kept[is_kept[task.y[kept]]]
     _, y = np.unique(task.y[kept], return_inverse=True)
     return Task(task.name, task.X.iloc[kept].reset_index(drop=True), y)
@@ -249,12 +250,12 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     is_known = frame[target].notna()
     unknown = int((~is_known).sum())
     if unknown:
-        info(f"{name}: {counted(unknown, 'row')} with a missing target left out")
+        print_above_bar(f"{name}: {counted(unknown, 'row')} with a missing target left out")
     frame = frame[is_known]
     counts = frame[target].map(frame[target].value_counts()).astype(int)  # of a categorical, it is one too
     rare = int((counts < MIN_CLASS_ROWS).sum())
     if rare:
-        info(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
+        print_above_bar(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
     _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
     if y.max(initial=0) == 0:
@@ -270,7 +271,7 @@ def make_number_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     is_known = np.isfinite(y)
     unknown = int((~is_known).sum())
     if unknown:
-        info(f"{name}: {counted(unknown, 'row')} with a missing or infinite target left out")
+        print_above_bar(f"{name}: {counted(unknown, 'row')} with a missing or infinite target left out")
     if is_known.sum() < MIN_NUMBER_ROWS:
         raise ConfigError([f"{target} is a number in fewer than {MIN_NUMBER_ROWS} rows"])
     frame = frame.drop(columns=target)[is_known].reset_index(drop=True)
@@ -391,11 +392,11 @@ def warn_of_columns(task: str, features: pd.DataFrame) -> None:
     like_identifiers = identifying_columns(features)
     for name, values in features.items():
         if name in like_identifiers:
-            info(f"{task}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
+            print_above_bar(f"{task}: {name!r} looks like an identifier; the column drop of {TASKS} leaves it out")
         elif pd.api.types.is_string_dtype(values) and column_kind(values) == CATEGORY:
             looks_like = resemblance(values)
             if looks_like is not None:
-                info(f"{task}: {name!r} is read as categories: {looks_like}")
+                print_above_bar(f"{task}: {name!r} is read as categories: {looks_like}")
 
 
 register.suite("sklearn", bundled)
