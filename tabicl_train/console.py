@@ -21,10 +21,11 @@ def print_line(line: str) -> None:
 
 
 def print_above_bar(line: str) -> None:
-    """Print a line above the progress bar of tqdm that is being shown, if one is."""
-    from tqdm import tqdm  # only commands that show one need it
+    """Print a line as `info` does, above the progress bar of tqdm if one is shown."""
+    from tqdm import tqdm  # 0.2 s, which commands without a bar need not spend
 
-    tqdm.write(line, file=sys.stderr)
+    with tqdm.external_write_mode(file=sys.stderr):
+        info(line)
 
 
 def is_first() -> bool:

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugin_folder import forget_plugins
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_plugins_for_other_files() -> Iterator[None]:
-    """Forget the plug-ins that a file of tests has loaded: commands of pages are run in this process, too."""
-    yield
-    from plugin_folder import forget_plugins  # 2 s of imports, which the parent of xdist saves
+def forget_plugins_of_file() -> Iterator[None]:
+    """Forget, after each file of tests, the plug-ins that it has loaded: commands run in this process.
 
+    So tests register in a test or a fixture, not when their file is imported.
+    """
+    yield
     forget_plugins()
 
 

@@ -18,8 +18,8 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.precision import Precision
-from tabicl_train.prediction.origin import OUTSIDE
 from tabicl_train.prediction.predict import predict
+from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.stream import StepItem
 
 # What the scores of an estimator are called in validation.csv.

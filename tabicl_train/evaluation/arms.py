@@ -199,7 +199,7 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         n_estimators=options.n_estimators,
     )
     # weights=ema is for the runs among the arms; others, such as mini, hold one set.
-    pretrained = read_weights(checkpoint, options.weights, accept_only_set=True)
+    pretrained = read_weights(checkpoint, options.weights, accept_single_set=True)
     # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
     form = csv_format(settings.separator, settings.decimal)
     numbers = pretrained.config.is_regression

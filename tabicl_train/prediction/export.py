@@ -70,11 +70,11 @@ def load_checkpoint(checkpoint: str | Path, weights: str | None = None) -> tuple
     return pretrained.config, pretrained.tensors
 
 
-def read_weights(checkpoint: str | Path, weights: str | None = None, accept_only_set: bool = False) -> Pretrained:
+def read_weights(checkpoint: str | Path, weights: str | None = None, accept_single_set: bool = False) -> Pretrained:
     """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
     # checkpoint: text may be a name, of a classifier by default. weights: which ones of a run, see run_dir/choice.py.
-    # accept_only_set: take the weights of a file that holds one set whatever `weights` says, and say so; otherwise
-    # this is an error.
+    # accept_single_set: if the file holds one set of weights, take it whatever `weights` says, and print a note;
+    # otherwise raise ConfigError.
     # Raises ConfigError if they do not exist or cannot be read.
     problems = choice_problems(weights)
     if problems:
@@ -100,7 +100,7 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_only
             raise ConfigError([f"{path}: {problem}" for problem in problems])
         return Pretrained(config, tensors, origin_of(path, content, kind))
     if kind not in (TRAINED, NEWEST):
-        if not accept_only_set:
+        if not accept_single_set:
             needed = "a run directory" if kind == BEST else "a checkpoint of a run"
             raise ConfigError([f"{path} holds one set of weights; weights={weights} needs {needed}"])
         say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")

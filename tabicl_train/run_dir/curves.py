@@ -11,9 +11,9 @@ from typing import Any
 from tabicl_train.config.schema import REAL, validation_kind
 from tabicl_train.run_dir.records import Records, number
 
-# The trained range: cells of the column trained_range of tables of scores.
+# Where a task lies relative to the trained range: cells of the column trained_range in tables of scores.
 INSIDE, OUTSIDE = "inside", "outside"
-UNKNOWN = "unknown"  # the file of weights does not record it
+UNKNOWN = "unknown"  # the file of weights does not record the range
 THIS_MODEL = "this model"  # the network that was scored: a cell of the column method
 
 

@@ -144,9 +144,9 @@ def differing(values: Sequence[Any], name: str = "") -> list[str]:
         return []
     if not all(isinstance(value, dict) for value in values) or len({value.get("name") for value in values}) > 1:
         return [name]
-    keys = dict.fromkeys(itertools.chain(*values))  # in their order, each once
+    keys = dict.fromkeys(itertools.chain(*values))  # without duplicates, in order
     names = []
     for key in keys:
-        inner = f"{name}.{key}" if name else key
-        names += differing([value.get(key) for value in values], inner)
+        dotted = f"{name}.{key}" if name else key
+        names += differing([value.get(key) for value in values], dotted)
     return names

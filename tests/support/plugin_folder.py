@@ -9,14 +9,14 @@ import priors
 from tabicl_train import plugins, register
 
 SOURCE = Path(__file__).with_name("outside.txt").read_text()
-DOORS = ("network", "scaling", "objective", "optimizer", "callback", "suite", "export_format", "experiment")
+REGISTRIES = [value for value in vars(register).values() if isinstance(value, register.Registry)]
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
-    for registry in [getattr(register, door) for door in DOORS]:
+    for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
     for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
@@ -31,15 +31,15 @@ def fresh(monkeypatch, tmp_path):
 
 
 def forget_plugins() -> None:
-    """Forget the plug-ins that were loaded and what is registered by other packages, as another process does."""
-    for registry in [getattr(register, door) for door in DOORS]:
-        for name in list(registry._entries):
-            if not plugins.is_ours(registry._modules[name]):
-                del registry._entries[name]
+    """Remove the plug-ins of this process, and what modules outside this repository have registered."""
+    for registry in REGISTRIES:
+        for name in registry.of_plugins():
+            del registry._entries[name]
     for name, prior in list(priors.PRIORS.items()):
         if not plugins.is_ours(register.place_of(prior)):
             del priors.PRIORS[name]
-    for plugin in plugins.named():
-        if not plugins.is_ours(plugin.module):
-            sys.modules.pop(plugin.module, None)
+    packages = {plugin.module.partition(".")[0] for plugin in plugins.named()}
+    for module in list(sys.modules):
+        if module.partition(".")[0] in packages and not plugins.is_ours(module):
+            del sys.modules[module]
     plugins._named.clear()
