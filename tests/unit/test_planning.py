@@ -220,6 +220,7 @@ REGRESSION = "since the targets of regression have no classes"
         ([f"{STAGE}decay=0.5", f"{STAGE}schedule=wsd"], None),
         ([f"{STAGE}small_rows=[20,30]"], f"{STAGE}small_rows has no effect, since small_share is 0"),
         ([f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share=0.5"], None),
+        ([f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share=1"], f"{STAGE}rows has no effect, since small_share is 1"),
         (["prior.realism.imbalance=1", "task=regression"], f"prior.realism.imbalance has no effect, {REGRESSION}"),
         (
             ["prior=mix_scm", "+prior.components.mlp_scm.realism={imbalance: 1}", "task=regression"],
