@@ -33,12 +33,11 @@ with mock.patch("tabicl_train.commands.train", train), has_gpu:
 @pytest.mark.parametrize(
     ("machine", "given", "keeps"),
     [
-        ("cpu", "", True),
-        ("cpu", "glibc.rtld.optional_static_tls=2048", True),
-        ("cpu", "glibc.malloc.check=0", False),
-        ("gpu", "", False),
+        pytest.param("cpu", "", True, id="default"),
+        pytest.param("cpu", "glibc.rtld.optional_static_tls=2048", True, id="of the loader", marks=pytest.mark.slow),
+        pytest.param("cpu", "glibc.malloc.check=0", False, id="of malloc"),
+        pytest.param("gpu", "", False, id="gpu", marks=pytest.mark.slow),
     ],
-    ids=["default", "of the loader", "of malloc", "gpu"],
 )
 def test_freed_memory_is_used_again_except_on_gpus_and_with_settings_of_a_user(machine, given, keeps):
     command = [sys.executable, "-c", SCRIPT, machine]

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from command_line import command
+from matplotlib.figure import Figure
 from networks import TINY, TINY_REGRESSOR, tiny_network
 from training_runs import UNTRAINED_STEP, write_untrained_run
 
@@ -17,6 +18,14 @@ from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.statistics import mean_interval
 
 TASKS = [f"task{i}" for i in range(8)]
+
+
+@pytest.fixture
+def unsaved(monkeypatch) -> dict[str, Figure]:
+    """The figures of comparisons by the names of their files, which are not written: that takes most of the time."""
+    figures = {}
+    monkeypatch.setattr("tabicl_train.report.comparison.save", lambda figure, path: figures.update({path.name: figure}))
+    return figures
 
 
 def frame(values: dict[tuple[str, int], float], metric: str = "roc_auc", **columns) -> pd.DataFrame:
@@ -211,7 +220,7 @@ def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
     assert {"ranks.pdf", "ranks.png"} < {path.name for path in (tmp_path / "comparison").iterdir()}
 
 
-def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch):
+def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch, unsaved):
     monkeypatch.chdir(tmp_path)
     for name, columns in (("eight", {"n_estimators": 8}), ("one", {"n_estimators": 1}), ("old", {})):
         write_scores(f"{name}.csv", 0.0, **columns)
@@ -225,7 +234,7 @@ def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch):
         assert result.returncode == 0 and said not in result.stdout
 
 
-def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, monkeypatch):
+def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, monkeypatch, unsaved):
     monkeypatch.chdir(tmp_path)
     outside = np.repeat(["outside" if task == "task0" else "inside" for task in TASKS], 3).tolist()
     write_scores("one.csv", 0.0, n_estimators=1, trained_range=outside)
@@ -235,8 +244,6 @@ def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, mon
         "outside the trained range of an arm, and counted since outside=true: 1 of 8 tasks",
         "the trained range of two is not recorded for all weights, so that tasks outside it may count",
     ]
-    figures = {}
-    monkeypatch.setattr("tabicl_train.report.comparison.save", lambda figure, path: figures.update({path.name: figure}))
     words = ["one.csv", "two.csv", "one.csv:random forest"]
     for option, expected in (("outside=true", warnings), ("outside=false", [warnings[0], warnings[2]])):
         result = command("compare", *words, option)
@@ -245,7 +252,7 @@ def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, mon
         assert lines[: len(expected)] == [f"warning   {line}" for line in expected]
         assert (tmp_path / "comparison/comparison.tex").read_text().startswith(f"% warning: {expected[0]}\n")
         for name in ("comparison.pdf", "ranks.png"):
-            below = " ".join(figures[name].texts[-1].get_text().split())
+            below = " ".join(unsaved[name].texts[-1].get_text().split())
             assert below == " ".join(f"warning: {line}" for line in expected)
 
 
@@ -278,7 +285,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         assert "score  " not in result.stdout + result.stderr  # nothing was scored before
 
 
-def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
+def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch, unsaved):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"]).assign(label=np.repeat([0, 1], 30))
     table.to_csv(tmp_path / "one.csv", index=False)
@@ -344,7 +351,7 @@ def test_tasks_without_scores_are_named_every_time(tmp_path, monkeypatch):
         assert "left out: 1 of 2 tasks without any scores: lost.csv\n" in result.stdout
 
 
-def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
+def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch, unsaved):
     monkeypatch.chdir(tmp_path)
     folder_with_a_table(tmp_path)
     write_untrained_run(tmp_path / "run")

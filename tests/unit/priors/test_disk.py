@@ -146,6 +146,7 @@ class Killed(type(PRIOR)):
         return super().sample(spec, seed)
 
 
+@pytest.mark.slow  # 6 CPU seconds: its processes import everything
 def test_a_killed_process_ends_the_dump_with_one_error(tmp_path):
     with pytest.raises(PriorError, match=r"a process that was drawing tables was killed.* the same command draws"):
         dump(Killed(), requests(0, 12), tmp_path, processes=2)
