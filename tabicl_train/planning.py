@@ -56,7 +56,8 @@ def run_plan(config: RunConfig) -> list[str]:
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     steps_in_run = steps_of_stages(lengths, config.total_steps)
     for name, stage in config.curriculum.stages.items():
-        rows = f"{stage.rows[0]:,}..{stage.rows[1]:,}"
+        fewest_rows, most_rows = stage.row_bounds
+        rows = f"{fewest_rows:,}..{most_rows:,}"
         if name not in steps_in_run:
             stages.append([name, "not run", "", rows, *[""] * 5])
             continue

@@ -228,7 +228,7 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         real = real_tables(prior.mixed(stage.mix))
         if real is None:
             continue
-        lowest, highest = stage.rows
+        lowest, highest = stage.row_bounds
         with_lowest = real.eligible(lowest, is_regression)
         with_highest = real.eligible(highest, is_regression)
         if with_lowest is None or with_highest is None:  # their length does not matter

@@ -69,7 +69,7 @@ def test_nothing_outside_names_what_the_laboratory_brings():
     assert importers == {"plugins.py", "commands.py"}  # by name as a plug-in, and as the command
 
 
-@pytest.mark.slow  # 5 CPU seconds
+@pytest.mark.slow  # 5 CPU seconds: a new Python imports everything
 def test_it_is_found_on_the_path_alone_and_imported_on_first_need(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", FROM_THE_PATH],

@@ -220,7 +220,8 @@ def test_csv_files_from_the_command_line(tmp_path, monkeypatch):
     assert {"ranks.pdf", "ranks.png"} < {path.name for path in (tmp_path / "comparison").iterdir()}
 
 
-def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch, unsaved):
+@pytest.mark.usefixtures("unsaved")
+def test_other_numbers_of_ensemble_members_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, columns in (("eight", {"n_estimators": 8}), ("one", {"n_estimators": 1}), ("old", {})):
         write_scores(f"{name}.csv", 0.0, **columns)
@@ -285,7 +286,8 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
         assert "score  " not in result.stdout + result.stderr  # nothing was scored before
 
 
-def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch, unsaved):
+@pytest.mark.usefixtures("unsaved")
+def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(60, 3)), columns=["a", "b", "c"]).assign(label=np.repeat([0, 1], 30))
     table.to_csv(tmp_path / "one.csv", index=False)
@@ -351,7 +353,8 @@ def test_tasks_without_scores_are_named_every_time(tmp_path, monkeypatch):
         assert "left out: 1 of 2 tasks without any scores: lost.csv\n" in result.stdout
 
 
-def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch, unsaved):
+@pytest.mark.usefixtures("unsaved")
+def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder_with_a_table(tmp_path)
     write_untrained_run(tmp_path / "run")

@@ -190,7 +190,7 @@ def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_
     expected = invent(plan, quality_of_width).text()
     journal = plan.folder / "study.log"
     lines = journal.read_text().splitlines(keepends=True)
-    for kept in (0, len(lines) // 2, len(lines) - 1):  # half a second each
+    for kept in (0, 3, len(lines) // 2, len(lines) - 1):  # half a second each
         journal.write_text("".join(lines[:kept]))
         assert sweep_run.run_sweep(plan) == "finished", f"{kept} of {len(lines)} lines are left"
         assert Sweep(plan.folder).text() == expected
