@@ -22,7 +22,7 @@ def print_line(line: str) -> None:
 
 def print_above_bar(line: str) -> None:
     """Print a line as `info` does, above the progress bar of tqdm if one is shown."""
-    from tqdm import tqdm  # 0.2 s, which commands without a bar need not spend
+    from tqdm import tqdm  # 0.1 s, which commands without a bar need not spend
 
     with tqdm.external_write_mode(file=sys.stderr):
         info(line)

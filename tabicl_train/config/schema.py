@@ -98,7 +98,8 @@ class StageConfig:
     small_share: float = 0.0
     """Share of the groups of tables, 0..1, whose rows are drawn from small_rows instead of rows."""
     small_rows: list[int] = field(default_factory=lambda: [100, 1024])
-    """Range [lowest, highest] of the rows of those groups; without effect with small_share=0, as are rows with 1."""
+    """Range [lowest, highest] of the rows of those groups. It has no effect with small_share=0, and rows has none with
+    small_share=1."""
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
@@ -149,7 +150,7 @@ class StageConfig:
 
     @property
     def row_ranges(self) -> dict[str, list[int]]:
-        """The ranges that numbers of rows are drawn from, by the names of their settings; empty ones are left out."""
+        """The ranges that rows are drawn from, by the names of their settings: two with small_share between 0 and 1."""
         ranges = {}
         if self.rows and self.small_share < 1:
             ranges["rows"] = self.rows

@@ -237,9 +237,9 @@ def subsample(task: Task, rows: int) -> Task:
     if is_kept.sum() < 2:
         raise ConfigError([f"fewer than two classes have at least {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"])
     if not is_kept.all():
-        rare = counted((~is_kept).sum(), "class")
-        kept_with = f"fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"
-        print_above_bar(f"{task.name}: {rare} with {kept_with} left out")
+        classes_left_out = counted((~is_kept).sum(), "class")
+        few_rows = f"fewer than {MIN_CLASS_ROWS_KEPT} of the {size} sampled rows"
+        print_above_bar(f"{task.name}: {classes_left_out} with {few_rows} left out")
     kept = kept[is_kept[task.y[kept]]]
     _, y = np.unique(task.y[kept], return_inverse=True)
     return Task(task.name, task.X.iloc[kept].reset_index(drop=True), y)

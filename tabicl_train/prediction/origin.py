@@ -15,7 +15,7 @@ from torch import Tensor
 
 from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
-from tabicl_train.config.schema import PROBES, REAL, judged_by, steps_of_stages, validation_kind
+from tabicl_train.config.schema import PROBES, REAL, StageConfig, judged_by, steps_of_stages, validation_kind
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
@@ -344,14 +344,9 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     features = []
     classes = 0
     for stage in stages:
-        # A stage draws from two ranges of rows, unless one of them has all tables.
-        row_ranges = []
-        if stage["small_share"] < 1:
-            row_ranges.append(stage["rows"])
-        if stage["small_share"] > 0:
-            row_ranges.append(stage["small_rows"])
+        drawn = StageConfig(rows=stage["rows"], small_rows=stage["small_rows"], small_share=stage["small_share"])
         lowest_share, highest_share = stage["train_share"]
-        for fewest, most in row_ranges:
+        for fewest, most in drawn.row_ranges.values():
             labeled += [round(fewest * lowest_share), round(most * highest_share)]
         features.append(stage["features"])
         classes = max(classes, min(stage.get("classes", max_classes), max_classes))

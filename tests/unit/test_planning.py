@@ -235,6 +235,12 @@ def test_settings_without_effect_are_told(settings, remark):
     assert [line[: len(words)] for line in lines] == ([] if remark is None else [words])
 
 
+@pytest.mark.parametrize(("share", "rows"), [("0", "40..80"), ("0.5", "20..80"), ("1", "20..30")])
+def test_the_rows_of_a_stage_are_those_that_it_draws(share, rows):
+    small = [f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share={share}"]
+    assert sum(f" {rows} " in line for line in run_plan(compose(["experiment=smoke", *small]))) == 1
+
+
 def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp_path):
     """What only the fullest pack would need is a warning."""
     result = command("train", "experiment=smoke", f"run_dir={tmp_path}/run", "model.embed_dim=1000000")

@@ -232,11 +232,12 @@ def test_other_numbers_of_ensemble_members_are_named(runs, tmp_path):
     results = pd.read_csv(tmp_path / "a/evaluation.csv")
     members = results["method"].map({"this model": 8})  # nan for the baseline
     results.assign(n_estimators=members).to_csv(tmp_path / "a/evaluation.csv", index=False)
-    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
-    assert f"{said}not recorded." in Page(tmp_path / "page.html").text
-    results.assign(n_estimators=members).to_csv(tmp_path / "b/evaluation.csv", index=False)
-    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", overwrite=True)
-    assert said not in Page(tmp_path / "page.html").text
+    for of_b, number in ((None, "not recorded"), (members - 7, "1"), (members, None)):
+        if of_b is not None:
+            results.assign(n_estimators=of_b).to_csv(tmp_path / "b/evaluation.csv", index=False)
+        write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html", overwrite=True)
+        text = Page(tmp_path / "page.html").text
+        assert said not in text if number is None else f"{said}{number}." in text
 
 
 def test_only_tasks_of_all_runs_are_compared(runs, tmp_path):

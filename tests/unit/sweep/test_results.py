@@ -180,7 +180,11 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
     assert tables[0] == tables[1] and len(set(tables[0])) == 12
 
 
-def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(tmp_path, monkeypatch):
+# Half a second for each number of lines that are left.
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(
+    every, tmp_path, monkeypatch
+):
     def refuse(*_):
         pytest.fail("a run that has finished is started again")
 
@@ -190,7 +194,7 @@ def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_
     expected = invent(plan, quality_of_width).text()
     journal = plan.folder / "study.log"
     lines = journal.read_text().splitlines(keepends=True)
-    for kept in (0, 3, len(lines) // 2, len(lines) - 1):  # half a second each
+    for kept in range(0, len(lines), every):
         journal.write_text("".join(lines[:kept]))
         assert sweep_run.run_sweep(plan) == "finished", f"{kept} of {len(lines)} lines are left"
         assert Sweep(plan.folder).text() == expected
