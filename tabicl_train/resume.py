@@ -25,6 +25,7 @@ from tabicl_train.config import optimizers
 from tabicl_train.config.build import default_of
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.plain_values import flatten, steps_of_stages
+from tabicl_train.config.removed import without_removed
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import info
 from tabicl_train.curriculum import learning_rate, stage_at
@@ -96,6 +97,7 @@ def find_resume_point(
         check_beginning(folder, values["seed"])
         return ResumePoint(0, values["seed"], real_tables), None
     path, content = newest
+    content = content | {"config": without_removed(path, content["config"])}
     refuse_changes(content, values, real_tables, plugins_now)
     checkpoint.refuse_non_finite(path, content)
     return ResumePoint(content["global_step"], values["seed"], real_tables), content

@@ -34,6 +34,7 @@ from tabicl_train import plugins, register
 from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
+from tabicl_train.config.removed import removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
@@ -79,6 +80,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
 def from_values(values: dict[str, Any]) -> RunConfig:
     """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     plugins.load_installed()  # its prior may be of one
+    values = without_removed(Path(values["run_dir"], "config.yaml"), values)
     try:
         optimizer = optimizers.settings_of(values["optimizer"]["name"])()
         run = RunConfig(model=settings_of(values["model"])(), optimizer=optimizer)
@@ -528,6 +530,9 @@ def set_value(
         if name not in siblings:
             can_add = is_dictionary and (text.startswith("+") or section.endswith(".mix"))
             if not can_add:
+                removed = removal(".".join(path[: depth + 1]))
+                if removed is not None:
+                    return removed
                 if depth == 0:
                     siblings += also
                 if is_dictionary:  # whose keys resemble no setting elsewhere

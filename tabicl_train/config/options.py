@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tabicl_train.config.finite import MAY_BE_INFINITE
+from tabicl_train.config.removed import removal
 from tabicl_train.config.schema import at_least, one_of, positive, seed_problems
 from tabicl_train.console import first_line
 
@@ -562,5 +563,8 @@ def error_in_one_line(error: Exception) -> str:
         reasons[0] = in_file[2]
         if reasons[0].endswith("raised while composing config:"):  # the reason is in the next line
             del reasons[0]
+    removed = removal(key)
+    if removed is not None:
+        return f"{file}: {removed}" if file else removed
     reason = "; ".join(map(in_words_of_users, reasons[:3]))
     return ": ".join(text for text in (file, key, reason) if text)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
+from tabicl_train.config.removed import without_removed
 from tabicl_train.config.schema import PROBES, REAL, StageConfig, judged_by, steps_of_stages, validation_kind
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
@@ -222,6 +223,7 @@ def network_config(source: Path, settings: Any) -> Any:
         cls = settings_of(settings)
     except ConfigError as error:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
+    settings = without_removed(source, settings, "model.")
     field_names = {field.name for field in dataclasses.fields(cls)}
     unknown = [f"model.{name}={value}" for name, value in settings.items() if name not in field_names]
     if unknown:
