@@ -35,6 +35,8 @@ from tabicl_train.distributed.processes import (
 from tabicl_train.errors import (
     ConfigError,
     Diverged,
+    ForeignExit,
+    exit_of_foreign_code,
     install,
     is_installed,
     require_matplotlib,
@@ -68,10 +70,15 @@ def plain_end() -> Iterator[None]:
     """
     try:
         try:
-            if problems := option_problems(sys.argv[1:]):
-                raise ConfigError(problems)
-            sys.argv[1:] = plugins.take(sys.argv[1:])
-            yield
+            with safe_path():
+                if problems := option_problems(sys.argv[1:]):
+                    raise ConfigError(problems)
+                sys.argv[1:] = plugins.take(sys.argv[1:])
+                yield
+        except SystemExit as error:
+            if place := exit_of_foreign_code(error):
+                sys.exit(f"error: {place}")
+            raise
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
@@ -89,6 +96,22 @@ def plain_end() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Let the Pythons that a command starts import nothing from the current folder, unless it does so itself.
+
+    Ranks, runs of a sweep, jobs and processes that draw tables would otherwise take a file tqdm.py that lies there.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    if os.path.abspath(sys.path[0]) != os.getcwd():  # they are equal with python -m tabicl_train
+        os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def option_problems(words: list[str]) -> list[str]:
@@ -447,8 +470,14 @@ def run_errors(folder: Path | None) -> Iterator[None]:
             print_problems(error)
             end_rank(EXIT_CONFIG)
         raise
-    except Exception as error:
-        is_known = isinstance(error, (PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+    except (Exception, SystemExit) as raised:
+        error: BaseException = raised
+        if isinstance(raised, SystemExit):
+            place = exit_of_foreign_code(raised)
+            if place is None:
+                raise
+            error = ForeignExit(place)
+        is_known = isinstance(error, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
         is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
         lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
         lines += getattr(error, "__notes__", [])

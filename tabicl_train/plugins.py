@@ -289,7 +289,7 @@ def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
             raise ConfigError([f"plugins: {plugin.source} is not what was sent"])
         try:
             _execute(plugin.module, _Sent(plugin.source, content))
-        except Exception as error:  # a plug-in may fail in any way
+        except (Exception, SystemExit) as error:  # a plug-in may fail in any way
             raise ConfigError([f"plugins: {plugin.source} cannot be imported: {_describe(error)}"]) from error
         _named[plugin.module] = plugin
 
@@ -327,7 +327,7 @@ def _import(module: str, path: Path | None) -> ModuleType:
         return importlib.import_module(module)  # its folder is searched, as with python -m
     except ConfigError:
         raise
-    except Exception as error:  # a plug-in may fail in any way
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way
         raise ConfigError([f"plugins: {path or module} cannot be imported: {_describe(error)}"]) from error
 
 
@@ -373,7 +373,7 @@ def load_installed() -> None:
         for entry in installed():
             try:
                 entry.load()
-            except Exception as error:  # a plug-in may fail in any way
+            except (Exception, SystemExit) as error:  # a plug-in may fail in any way
                 _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
 
 
