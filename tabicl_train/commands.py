@@ -345,14 +345,15 @@ def report() -> None:
 @plain_end()
 def gpu_check() -> None:
     args = arguments("GpuCheckOptions")
-    from tabicl_train.gpu_check.run import JSON, PAGE, check_gpu
+    from tabicl_train.gpu_check.page import JSON, NO_GPU, PAGE
+    from tabicl_train.gpu_check.run import check_gpu
 
-    result = check_gpu(args)
-    what = "nothing to send back, as there is no GPU"
-    if result.is_gpu:
+    content = check_gpu(args)
+    what = NO_GPU
+    if content["is_gpu"]:
         what = 'please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project'
     print(f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}: {what}")
-    if result.failed:
+    if any(check["result"] == "failed" for check in content["checks"]):
         sys.exit(1)
 
 

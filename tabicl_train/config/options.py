@@ -261,9 +261,8 @@ class ReportOptions:
 class GpuCheckOptions:
     """tabicl-gpu-check [output=FOLDER] [minutes=10] KEY=VALUE ...
 
-    Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes
-    gpu-check.html, gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the
-    CPU. Exits with 1 if a check has failed.
+    Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes gpu-check.md,
+    gpu-check.json and log.txt. Without a GPU the checks run in small on the CPU. Exits with 1 if a check has failed.
     """
 
     output: str = "gpu-check"
