@@ -15,6 +15,7 @@ TABLES = {  # by the names that checks use: title, and how to read it
     "steps": ("Time of a step", "Steps of tabicl_v2, without drawing. A share is extrapolated to a step by its FLOPs."),
     "memory": ("Memory", "The peak of a step with the largest packs of each stage, by the plan."),
     "run": ("A real run", "tabicl-train experiment=tabicl_v2, stopped by SIGTERM in the middle and continued."),
+    "preflight": ("Preflight", "The same steps in two precisions; the multiplier is the largest one of attention."),
     "attention": ("Attention", "Errors are relative to the norm of an output or gradient in float64."),
     "figures": ("Other figures", "Relative errors, unless the line says otherwise."),
 }

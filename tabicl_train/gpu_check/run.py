@@ -14,8 +14,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from multiprocessing import get_context
@@ -34,6 +34,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check import kernels, runs, stages, steps
 from tabicl_train.gpu_check.page import JSON, LOG, NO_GPU, write_files
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, Row, set_up
+from tabicl_train.gpu_check.preflight import preflight
 from tabicl_train.outputs import folder_problem
 from tabicl_train.precision import set_up_gpu
 from tabicl_train.run_dir.provenance import git, versions
@@ -61,7 +62,7 @@ CHECKS = (
     Check("step_beside_cpu", "a step in fp32 equals that of the CPU", steps.step_beside_cpu),
     Check("attention", "attention at real sizes equals float64", kernels.attention),
     Check("attention_at_the_limit", "so it does near 2^31 elements", kernels.attention_at_the_limit),
-    Check("bf16_beside_fp32", "bf16 loses less than one percent in five steps", steps.bf16_beside_fp32),
+    Check("preflight", "steps in the precision of a run are close to those in fp32", preflight, LONG),
     Check("scaling_rules", "scaling rules equal those of the CPU, also in Triton", steps.scaling_rules),
     Check("fp32_columns", "columns in fp32 equal those of the CPU", steps.fp32_columns),
     Check("recomputation", "recomputation changes memory, not gradients", steps.recomputation),
@@ -97,13 +98,17 @@ CHECKS = (
 )
 
 
-def check_gpu(options: GpuCheckOptions) -> Row:
+def check_gpu(options: GpuCheckOptions, settings: Sequence[str] = (), config_dir: str | None = None) -> Row:
     """Run the checks and write the files, which are complete after each check.
 
     Parameters
     ----------
     options : GpuCheckOptions
         The options of the command.
+    settings : sequence of str, optional
+        Settings of the run that `preflight` compares; by default those of a small one.
+    config_dir : str, optional
+        A folder of configuration files of the user.
 
     Returns
     -------
@@ -116,6 +121,9 @@ def check_gpu(options: GpuCheckOptions) -> Row:
         If an option is wrong, the files cannot be written, or the machine does not tell what it is.
     """
     chosen = chosen_checks(options.checks)
+    if settings:
+        of_run = partial(preflight, settings=settings, config_dir=config_dir)
+        chosen = [replace(check, run=of_run) if check.name == "preflight" else check for check in chosen]
     output = prepare(options)
     end = time.monotonic() + 60 * options.minutes
     content: Row = {
@@ -231,6 +239,8 @@ def attempt(check: Check, place: Place) -> Row:
         return {"result": "skipped", "why": str(skipped)}
     except CheckFailed as failed:
         return {"result": "failed", "why": str(failed), "trace": stack_trace()}
+    except ConfigError as error:
+        return {"result": "failed", "why": "; ".join(error.problems)}
     except Exception as error:
         return {"result": "failed", "why": f"{type(error).__name__}: {first_line(error)}", "trace": stack_trace()}
     return {"result": "passed", "why": ""}
