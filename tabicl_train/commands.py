@@ -404,8 +404,11 @@ def prior() -> None:
 @plain_end()
 def lab() -> None:
     """tabicl-lab EXPERIMENT KEY=VALUE ..."""
-    from tabicl_train.lab.experiments import Failed, Preempted
-    from tabicl_train.lab.experiments import run as run_experiment
+    try:
+        from tabicl_train.lab.experiments import Failed, Preempted
+        from tabicl_train.lab.experiments import run as run_experiment
+    except ModuleNotFoundError as error:
+        raise ConfigError([f"tabicl-lab is not installed: {error}"]) from None
 
     try:
         run_experiment(sys.argv[1:])
