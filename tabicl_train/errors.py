@@ -92,12 +92,6 @@ def require_matplotlib() -> None:
         raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
 
 
-def require_page_packages() -> None:
-    """Raise ConfigError if a package that pages need is not installed."""
-    if missing := [name for name in ("matplotlib", "jinja2") if not is_installed(name)]:
-        raise ConfigError([f"pages need {', '.join(missing)}: {install(' '.join(missing), 'plots')}"])
-
-
 def require_sweep_packages() -> None:
     """Raise ConfigError if a package that all sweeps need is not installed; those on SLURM need submitit, too."""
     if missing := [name for name in ("optuna", "matplotlib", "jinja2") if not is_installed(name)]:

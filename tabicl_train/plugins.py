@@ -37,7 +37,6 @@ OURS = ("tabicl_train", "priors")
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
 ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
 COMMAND = "the command that started this process"
-LABORATORY = EntryPoint("lab", "tabicl_train.lab", GROUP)  # a plug-in that is always installed
 
 
 @dataclass(frozen=True)
@@ -378,8 +377,8 @@ def load_installed() -> None:
 
 
 def installed() -> list[EntryPoint]:
-    """Return the installed plug-ins. The laboratory has no metadata where this package is on PYTHONPATH only."""
-    return [LABORATORY, *entry_points(group=GROUP)]
+    """Return the installed plug-ins, also one of this package: what pyproject.toml lists for this group."""
+    return list(entry_points(group=GROUP))
 
 
 def config_folders() -> list[Path]:

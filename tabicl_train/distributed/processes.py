@@ -227,7 +227,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         if status["status"] == "failed":
             print(f"error: {status['cause']}", file=sys.stderr)
             return 1
-    return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
+    return PREEMPTED if signaled else 0  # before the run began
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
