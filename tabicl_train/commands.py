@@ -459,20 +459,20 @@ def run_errors(folder: Path) -> Iterator[None]:
             end_rank(EXIT_CONFIG)
         raise
     except (Exception, SystemExit) as raised:
-        error: BaseException = raised
+        failure: BaseException = raised
         if isinstance(raised, SystemExit):
             place = exit_of_foreign_code(raised)
             if place is None:
                 raise
-            error = ForeignExit(place)
-        is_known = isinstance(error, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
-        is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
-        lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
-        lines += getattr(error, "__notes__", [])
+            failure = ForeignExit(place)
+        is_known = isinstance(failure, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+        is_known |= str(failure).startswith("DataLoader worker")  # torch's error when a worker was killed
+        lines = [str(failure) if is_known else f"{type(failure).__name__}: {first_line(failure)}"]
+        lines += getattr(failure, "__notes__", [])
         if is_rank():
-            handler.record_exception(error)
+            handler.record_exception(failure)
             if not is_known:
-                save_trace(folder, error)
+                save_trace(folder, failure)
             if not is_own_launch():  # whose launcher prints the first error of all ranks
                 print_line(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
             end_rank(1)

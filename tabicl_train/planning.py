@@ -197,26 +197,6 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
     return Work(cells * scale, flops * scale, passes / steps)
 
 
-class RunSize(NamedTuple):
-    """Parameters of a network, and the tables and FLOPs (forward and backward) of its run."""
-
-    parameters: int
-    tables: int
-    flops: float
-
-
-def size_of(config: RunConfig) -> RunSize:
-    """Return the size of a run; trainer.max_steps counts, and FLOPs are extrapolated as by `expected_work`."""
-    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
-    tables = 0
-    flops = 0.0
-    for name, steps in steps_of_stages(lengths, config.total_steps).items():
-        stage = config.curriculum.stages[name]
-        tables += steps * stage.tables
-        flops += expected_work(stage, config.model, config.seed).flops * steps / stage.steps
-    return RunSize(count_parameters(config.model), tables, flops)
-
-
 def peak_bytes(
     config: NetworkConfig,
     parameters: int,

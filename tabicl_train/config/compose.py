@@ -327,7 +327,11 @@ class Composer:
         file = self.file("sweep", name)
         assert file is not None  # it is among the choices
         try:
-            tree.sweep = OmegaConf.merge(tree.sweep, OmegaConf.load(file))
+            content: Any = OmegaConf.load(file)
+            problems = [f"{file}: {line}" for key in content if (line := removal(f"sweep.{key}"))]
+            if problems:
+                return problems
+            tree.sweep = OmegaConf.merge(tree.sweep, content)
         except OmegaConfBaseException as error:
             return [f"{text}: {error_in_one_line(error)}"]
         except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text

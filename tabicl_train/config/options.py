@@ -389,11 +389,6 @@ class SweepConfig:
     pruner: str = "none"
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""
-    scaling_law: bool = False
-    """Fit E + A / parameters^a + B / tables^b to the losses of the finished runs, once all have ended, and draw it; the
-    points of a grid must differ in both, and nothing else that makes losses incomparable, such as the prior."""
-    forecast: dict[str, Any] = field(default_factory=dict)
-    """Runs whose loss the law forecasts, NAME: [SETTING=VALUE, ...], with the prior and validation of the points."""
     jobs: int | None = None
     """Runs at once; null takes as many as the GPUs or cores of this machine allow, or on SLURM all."""
     submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
@@ -408,13 +403,6 @@ class SweepConfig:
         problems += [f"submit.{problem}" for problem in self.submit.problems()]
         if not self.seeds:
             problems.append("seeds is empty; name at least one")
-        for name, settings in self.forecast.items():
-            if not isinstance(settings, list) or not all(isinstance(text, str) for text in settings):
-                problems.append(f"forecast.{name} is {settings!r}; it needs the form [SETTING=VALUE, ...]")
-        if self.forecast and not self.scaling_law:
-            problems.append("forecast names runs, but scaling_law is false")
-        if self.scaling_law and self.sampler != "grid":
-            problems.append(f"scaling_law is true, but sampler is {self.sampler!r}; it needs a grid")
         if self.pruner != "none" and self.metric == "loss":
             problems.append(f"pruner is {self.pruner!r}, which needs a metric of validation; metric is 'loss'")
         if self.submit.cluster == "local" and self.submit != SubmitOptions(cluster="local"):

@@ -33,6 +33,8 @@ class Removed:
 
 # By dotted key, as on the command line of tabicl-train; the name of a stage is *.
 REMOVED: dict[str, Removed] = {
+    "sweep.scaling_law": Removed("tests/benchmarks/scaling_law.py fits it to the runs of a sweep that have finished"),
+    "sweep.forecast": Removed("tests/benchmarks/scaling_law.py forecasts losses from the runs of a sweep"),
     "preflight": Removed("run tabicl-gpu-check checks=preflight with the settings of the run"),
     "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
 }

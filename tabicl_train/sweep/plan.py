@@ -20,11 +20,9 @@ from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
-from tabicl_train.planning import RunSize, size_of
-from tabicl_train.sweep.comparable import differing, incomparable
+from tabicl_train.sweep.comparable import incomparable
 from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
-from tabicl_train.sweep.scaling_law import too_few
 from tabicl_train.sweep.space import (
     MOST_RUNS,
     Axis,
@@ -37,7 +35,6 @@ from tabicl_train.sweep.space import (
 )
 
 REAL = "real/loss"
-SYNTHETIC = "synthetic/loss"
 
 
 @dataclass
@@ -53,9 +50,6 @@ class Plan:
     configs: list[RunConfig] = field(default_factory=list)  # of `points`, with the first seed
     data_sets: dict[str, bool] | None = None  # of a metric of public data, and whether they count
     incomparable: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by metric, see comparable.py
-    sizes: list[RunSize] = field(default_factory=list)  # of `points`, with sweep.scaling_law
-    forecast: dict[str, RunSize] = field(default_factory=dict)
-    other_tables: list[str] = field(default_factory=list)  # forecasts of runs whose stages draw tables of other sizes
 
     @property
     def points(self) -> list[Point]:
@@ -170,8 +164,6 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
             problems += error.problems
     if len(plan.configs) == len(plan.points):
         check_configs(plan, problems)
-        if plan.sweep.scaling_law:
-            check_ladder(plan, composer, problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     plan.incomparable = incomparable(plan.configs)
@@ -240,9 +232,7 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
     """Set the metric if none is chosen, and add the problems of configurations as runs of a sweep."""
     sweep = plan.sweep
     configs = plan.configs
-    if sweep.metric is None and sweep.scaling_law:
-        plan.sweep = dataclasses.replace(sweep, metric=SYNTHETIC)
-    elif sweep.metric is None:
+    if sweep.metric is None:
         # By real data if all runs have it, and it has data sets that count.
         has_real = all(metric_problem(REAL, config) is None for config in configs)
         has_real = has_real and any((compared_data_sets(REAL, configs) or {}).values())
@@ -267,49 +257,3 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         problems.append(f"sweep.submit.cluster is 'slurm', which needs submitit: {install('submitit', 'slurm')}")
     if (plan.folder / "config.yaml").exists():
         problems.append(f"run_dir is {str(plan.folder)!r}, a run directory; a sweep needs a folder of its own")
-
-
-def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
-    """Set the sizes of the points and of the forecasts, and add why there would be no scaling law."""
-    metric = plan.sweep.metric or ""
-    first = plan.configs[0]
-    if not metric.endswith("/loss"):
-        problems.append(f"sweep.scaling_law is true, but sweep.metric is {metric!r}; it needs a loss of validation")
-    if names := differences(plan.configs, metric):
-        what = f"the points differ in {names}, so that their losses are not comparable"
-        problems.append(f"sweep.scaling_law is true, but {what}; give each a sweep of its own")
-    plan.sizes = [size_of(config) for config in plan.configs]
-    tables = [size.tables for size in plan.sizes]
-    if (problem := too_few([size.parameters for size in plan.sizes], tables)) is not None:
-        problems.append(f"sweep.scaling_law is true, but {problem}")
-    for name, settings in plan.sweep.forecast.items():
-        try:
-            config = composer.compose([*settings])
-        except ConfigError as error:
-            problems += [f"sweep.forecast.{name}: {problem}" for problem in error.problems]
-            continue
-        if (problem := metric_problem(metric, config)) is not None:
-            problems.append(f"sweep.forecast.{name}: sweep.{problem}")
-        if names := differences([first, config], metric):
-            problems.append(f"sweep.forecast.{name} differs from the points in {names}; losses are not comparable")
-        plan.forecast[name] = size_of(config)
-        if sizes_of_tables(config) != sizes_of_tables(first):
-            plan.other_tables.append(name)
-
-
-def sizes_of_tables(config: RunConfig) -> list[tuple]:
-    """Return the sizes of the tables of each stage, and their number in a step."""
-    return [
-        (stage.row_ranges, stage.features, stage.features_per_row, stage.tables, stage.uses)
-        for stage in config.curriculum.stages.values()
-    ]
-
-
-def differences(configs: list[RunConfig], metric: str) -> str:
-    """Name the settings in which runs differ so that no scaling law holds for the losses of all of them."""
-    # Scores on the same tables can be compared after training on tables of any prior, but follow no common law.
-    of_training = [{"prior": config.prior, "model": {"max_classes": config.model.max_classes}} for config in configs]
-    names = differing(of_training)
-    for settings in incomparable(configs).get(metric, {}).values():
-        names += settings
-    return ", ".join(dict.fromkeys(names))

@@ -21,8 +21,7 @@ from optuna.visualization import matplotlib as plots
 
 from tabicl_train import plugins
 from tabicl_train.config.compose import hydra_text
-from tabicl_train.console import counted, first_line, info, text_table
-from tabicl_train.errors import ConfigError
+from tabicl_train.console import counted, text_table
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.comparison import save as save_figure
 from tabicl_train.report.page import fill
@@ -30,11 +29,9 @@ from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import written_status
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep.comparable import INCOMPARABLE, warning_of
-from tabicl_train.sweep.ladder import TITLE, Ladder
 from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
-from tabicl_train.sweep.scaling_law import COLUMNS
 from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
-from tabicl_train.sweep.study import LADDER, RUNS, load_study
+from tabicl_train.sweep.study import RUNS, load_study
 
 RESULTS = "results.csv"
 PAGE = "sweep.html"
@@ -149,7 +146,7 @@ class Sweep:
         for trial, runs in self.points:
             for run in runs:
                 row = {"run": run.name, **self.params(trial), "seed": run.seed, "status": run.status}
-                rows.append({**row, self.metric: run.value, "step": run.step, **self.size(trial)})
+                rows.append({**row, self.metric: run.value, "step": run.step})
         return pd.DataFrame(rows).set_index("run") if rows else pd.DataFrame()
 
     def ranking(self) -> pd.DataFrame:
@@ -173,30 +170,6 @@ class Sweep:
                 row = {"trial": trial.number, **self.params(trial), "status": STATES[trial.state], "reason": reason}
                 rows.append(row)
         return pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame()
-
-    @functools.cached_property
-    def ladder(self) -> Ladder | None:
-        """The scaling law, once all points have ended; None without one, and if too few of them have finished."""
-        stored = self.study.user_attrs.get(LADDER)
-        ended = [trial for trial, _ in self.points if trial.state.is_finished()]
-        if stored is None or len(ended) < len(stored["sizes"]):
-            return None
-        rows = []
-        for trial, runs in self.ranked:
-            rows += [{**self.size(trial), "loss": run.value} for run in runs]
-        try:
-            return Ladder(self.metric, pd.DataFrame(rows, columns=COLUMNS), stored)
-        except ConfigError as error:
-            info(f"warning   there is no scaling law: {first_line(error)}")
-            return None
-
-    def size(self, trial: FrozenTrial) -> dict[str, float]:
-        """Return the parameters, tables and flops of the runs of a point; empty without `sweep.scaling_law=true`."""
-        stored = self.study.user_attrs.get(LADDER, {"sizes": []})
-        for point, size in stored["sizes"]:
-            if point == trial.params:
-                return size
-        return {}
 
     @property
     def summary(self) -> str:
@@ -242,8 +215,6 @@ class Sweep:
             train, export = best.commands
             title = f"best run of the best point: {best.name} ({best.value:.4f})"
             parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
-        if self.ladder is not None:
-            parts.append(self.ladder.text())
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:
@@ -293,13 +264,11 @@ def write_page(sweep: Sweep) -> None:
             for number, figure in enumerate(panels, start=1):
                 place = f"_{number}" if len(panels) > 1 else ""
                 save_figure(figure, folder / f"{name}{place}.pdf")
-                if title == TITLE:
-                    save_figure(figure, folder / f"{name}.png")
     write_atomically(sweep.folder / PAGE, lambda file: file.write(text.encode()))
 
 
 def figures(sweep: Sweep) -> dict[str, list[Figure]]:
-    """Draw the scaling law, and Optuna's figures of finished points, by title: one panel each, to stack them."""
+    """Draw Optuna's figures of finished points, by title: one panel each, to stack them."""
     finished = [trial for trial, _ in sweep.ranked]
     varied = []  # parameters of which two values have finished
     for key in sweep.parameters:
@@ -319,8 +288,6 @@ def figures(sweep: Sweep) -> dict[str, list[Figure]]:
         ]
 
     drawn: dict[str, list[Figure]] = {}
-    if sweep.ladder is not None:
-        drawn[TITLE] = [sweep.ladder.draw()]
     for title, plots_of_title in plotters.items():
         drawn[title] = []
         for plot in plots_of_title:

@@ -23,7 +23,6 @@ from tabicl_train.sweep.plan import Plan
 NAME = "sweep"
 PLUGINS = "plugins"  # attribute of the study: hashes, by what a resume calls them
 RUNS = "runs"  # attribute of a trial: name, seed and arguments of each of its runs
-LADDER = "ladder"  # attribute of the study, with sweep.scaling_law: the sizes of all points and of the forecasts
 
 
 def open_study(plan: Plan) -> optuna.Study:
@@ -58,10 +57,6 @@ def open_study(plan: Plan) -> optuna.Study:
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
     study.set_user_attr(INCOMPARABLE, plan.incomparable)
-    if plan.sweep.scaling_law:  # it is not part of the identity, so that a law may be fitted later
-        sizes = [[point, size._asdict()] for point, size in zip(plan.points, plan.sizes, strict=True)]
-        forecast = {name: size._asdict() for name, size in plan.forecast.items()}
-        study.set_user_attr(LADDER, {"sizes": sizes, "forecast": forecast, "other_tables": plan.other_tables})
     return study
 
 

@@ -247,3 +247,21 @@ def test_yardsticks(run_script, tmp_path):
     leads = np.array([[0.15, 0.05], [0.25, 0.15]])  # (seeds, probes)
     assert lines[4] == f"| `net`, 1 member | 0.7500 (sd 0.0707), {mean_interval(leads):+.3f} |"
     assert lines[5:8] == ["| random forest | 0.6000 |", "| CatBoost | 0.5500 |", "| possible | 0.9000 |"]
+
+
+def test_a_scaling_law_is_recovered_and_that_of_the_records_forecasts_mini():
+    law = runpy.run_path(str(FOLDER / "scaling_law.py"))
+    sizes = np.repeat([200_054, 422_476, 726_818, 1_581_262], 3)
+    tables = [4_128, 16_320, 62_400, 2_880, 11_520, 43_200, 2_016, 7_968, 29_760, 1_152, 4_608, 17_280]
+    made = pd.DataFrame({"parameters": sizes, "tables": tables})
+    truth = [0.45, 8.0, 0.35, 6.0, 0.4]
+    made["loss"] = law["loss_of"](truth, made.parameters, made.tables)
+    np.testing.assert_allclose(law["fit_law"](made), truth, rtol=0.02)
+    made["loss"] = [  # of sweep=ladder, in the records
+        *(0.9306, 0.7712, 0.7192, 0.9577, 0.8142, 0.7168),
+        *(0.9891, 0.8431, 0.7342, 1.0704, 0.8728, 0.7530),
+    ]
+    fit = law["fit_law"](made)
+    assert law["loss_of"](fit, 726_818, 96_000) == pytest.approx(0.672, abs=1e-3)
+    laws, noise = law["bootstrap"](made, fit, draws=5)
+    assert 0.6 < np.min([law["loss_of"](each, 726_818, 96_000) for each in laws]) < 0.68 and noise.std() < 0.02
