@@ -10,13 +10,10 @@ import forked
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import command
 from networks import TINY, tiny_network
-from training_runs import train_short_run
 
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.hub_format import checksum
 from tabicl_train.statistics import mean_interval
 
 FOLDER = Path(__file__).parent
@@ -88,30 +85,6 @@ def test_statistics_beside_the_released_generator(script, arguments, statistics,
     printed = run_script(script, "tables=6", "rows=80", *arguments)
     assert len(printed.splitlines()) == 2 + statistics  # a title and the ROC AUC
     assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_card_of_weights(run_script, tmp_path, monkeypatch):
-    monkeypatch.setattr("tabicl_train.weights.FOLDER", tmp_path)
-    name, run_dir = "mini-2027-01-classifier", tmp_path / "run"
-    train_short_run(run_dir, "trainer.log_every=4")
-    assert command("export", f"checkpoint={run_dir}", f"output={tmp_path}/{name}.safetensors").returncode == 0
-    scored = command(
-        "evaluate", "checkpoint=mini", f"output={run_dir}/evaluation.csv", "splits=1", "rows=100", "n_estimators=1"
-    )
-    assert scored.returncode == 0, scored.stderr
-    other = "## medium-2027-01-classifier\n\nIts section.\n"
-    (tmp_path / "README.md").write_text(f"An older introduction.\n\n{other}\n## {name}\n\nAn older section.\n")
-    run_script("weights_card.py", f"{name}={run_dir}")
-    card = (tmp_path / "README.md").read_text()
-    assert other in card and "older" not in card
-    assert f"## {name}\n" in card and checksum((tmp_path / f"{name}.safetensors").read_bytes()) in card
-    assert "have seen 128 tables" in card and "### Limits" in card and (tmp_path / f"{name}.png").is_file()
-    rows = [
-        line.split(" | ") for line in card.splitlines() if re.match(r"\| (iris|wine|breast_cancer|digits) \| \d", line)
-    ]
-    of_evaluation = [row for row in rows if len(row) == 11]
-    assert len(of_evaluation) == 4 and all("**" in row[0] + "".join(row[3:7]) for row in of_evaluation)
 
 
 PEER_MODEL = """
