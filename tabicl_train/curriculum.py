@@ -35,7 +35,7 @@ class Group:
 
     spec: TableSpec  # of each table; its group_seed is the address of the group
     tables: tuple[int, ...]  # table i of the step has the address (seed, step, i)
-    table_cost: float  # what a table counts when ranks are balanced: FLOPs of its forward pass, or `rank_costs`
+    table_cost: float  # what a table counts when ranks are balanced, see `cost_of`
     table_tokens: int  # what a table counts against the token budget of a pack
 
     @property
@@ -190,10 +190,7 @@ def plan_step(
             spec = wanted if prior is None else prior.stored_spec(before + table, wanted)
             by_spec[spec].append(table)
         for spec, tables in by_spec.items():
-            if curriculum.rank_costs:
-                cost = time_of(spec, curriculum.rank_costs)
-            else:
-                cost = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+            cost = cost_of(spec, model, curriculum.rank_costs)
             tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
             groups.append(Group(spec, tuple(tables), cost, tokens))
     return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens, source)
@@ -210,10 +207,18 @@ def has_second_use(curriculum: CurriculumConfig, step: int) -> bool:
     return stage_step + DISTANCE < stage.steps and is_second_use(stage, stage_step + DISTANCE)
 
 
-def time_of(spec: TableSpec, costs: list[float]) -> float:
-    """Estimate the time of a table from the costs of a cell, of a row and of a pair of a row and a labeled row."""
-    of_cell, of_row, of_pair = costs
-    return spec.num_rows * (of_cell * spec.num_features + of_row + of_pair * spec.train_size)
+def cost_of(spec: TableSpec, model: NetworkConfig, rank_costs: list[float]) -> float:
+    """Return what a table counts when ranks are balanced.
+
+    With `rank_costs`, it is the time of its cells, of its rows and of its pairs of a row and a labeled row; otherwise
+    the FLOPs of its forward pass, or its tokens if the network has no formula for FLOPs.
+    """
+    if rank_costs:
+        of_cell, of_row, of_pair = rank_costs
+        return spec.num_rows * (of_cell * spec.num_features + of_row + of_pair * spec.train_size)
+    family = family_of(model)
+    flops = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
+    return family.pack_tokens(model, spec.num_rows, spec.num_features) if math.isnan(flops) else flops
 
 
 def cap_features(rows: int, features: int) -> int:

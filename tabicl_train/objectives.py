@@ -19,8 +19,7 @@ from torch import Tensor
 from tabicl_train import register
 from tabicl_train.config import build
 from tabicl_train.config.schema import one_of
-from tabicl_train.model.counting import random_tables
-from tabicl_train.model.family import Network
+from tabicl_train.model.family import Network, random_tables
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
 

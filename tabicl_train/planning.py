@@ -7,8 +7,9 @@ added.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from tabicl_train.config.schema import (
 from tabicl_train.console import text_table
 from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
-from tabicl_train.model.family import NetworkConfig, counted
+from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.optimizer import state_bytes
 from tabicl_train.precision import choose, uses_cuda
@@ -44,7 +45,7 @@ def run_plan(config: RunConfig) -> list[str]:
     parameters = count_parameters(config.model)
     memory = memory_of(config.trainer)
     precision = choose(config.trainer).name
-    lines = [*mixture_lines(config), f"model     {parameters:,} parameters", *cost_lines(config)]
+    lines = [*mixture_lines(config), f"model     {parameters:,} parameters"]
     if plans_for_elsewhere(config.trainer):
         card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"
         lines.append(f"device    {card}; torch finds none on this machine")
@@ -78,10 +79,10 @@ def run_plan(config: RunConfig) -> list[str]:
                 f"{done * stage.tables:,}",
                 rows,
                 f"{work.cells * share:.2g}",
-                f"{work.flops * share:.2g}",
+                "unknown" if math.isnan(work.flops) else f"{work.flops * share:.2g}",
                 f"{stage.pack_tokens:,}",
                 f"{work.passes:.1f}",
-                f"{peak / 1e9:,.2f} GB",
+                "unknown" if math.isnan(peak) else f"{peak / 1e9:,.2f} GB",
             ]
         )
     max_steps = config.trainer.max_steps
@@ -91,14 +92,6 @@ def run_plan(config: RunConfig) -> list[str]:
     warnings += [f"warning   {remark}" for remark in settings_without_effect(config)]
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
-
-
-def cost_lines(config: RunConfig) -> list[str]:
-    """Say that costs are counted, for a network without formulas."""
-    names = counted(family_of(config.model))
-    if not names:
-        return []
-    return [f"costs     counted on small tables, since the network has no formula for {' and '.join(names)}"]
 
 
 def cap_lines(config: RunConfig) -> list[str]:
@@ -176,7 +169,7 @@ def memory_of(trainer: TrainerConfig) -> float:
 
 
 class Work(NamedTuple):
-    """Cells and FLOPs (forward and backward) of a stage, and the passes of the first process in each of its steps."""
+    """Cells and FLOPs of a stage, and the passes of the first process in each of its steps."""
 
     cells: float
     flops: float
@@ -191,10 +184,18 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
     for step in range(steps):
         plan = plan_step(alone, model, seed, step)
         cells += sum(len(group.tables) * group.spec.num_rows * group.spec.num_features for group in plan.groups)
-        flops += sum(3 * group.cost for group in plan.groups)  # the backward pass costs twice the forward pass
+        for group in plan.groups:
+            shape = (group.spec.num_rows, group.spec.train_size, group.spec.num_features)
+            flops += training_flops(model, [shape] * len(group.tables))
         passes += len(plan.packs(0, ranks))
     scale = stage.steps / steps
     return Work(cells * scale, flops * scale, passes / steps)
+
+
+def training_flops(model: NetworkConfig, tables: Iterable[Shape]) -> float:
+    """Count the FLOPs of tables, forward and backward pass; nan if the network has no formula for them."""
+    # The backward pass costs twice the forward pass.
+    return 3 * sum(family_of(model).forward_flops(model, N, n, M) for N, n, M in tables)
 
 
 def peak_bytes(
@@ -204,7 +205,7 @@ def peak_bytes(
     precision: str = "fp32",
     weight_bytes: float = STATE_BYTES,
 ) -> float:
-    """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables."""
+    """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables; nan if unknown."""
     family = family_of(config)
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
     in_16_bits = precision != "fp32"

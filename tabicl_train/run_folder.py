@@ -39,7 +39,6 @@ from tabicl_train.precision import policy
 from tabicl_train.resume import ResumePoint, find_resume_point
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
-from tabicl_train.run_dir.costs import record_costs
 from tabicl_train.run_dir.provenance import describe_machine, describe_origin, record_start
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, RunStatus
@@ -207,7 +206,6 @@ class RunFolder:
         # A start that only scores what the last one left out keeps the record of the start that trained.
         if start.has_steps:
             self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
-            record_costs(self.records, self.config, context.stream.costs)
             record_start(self.records, start.steps, origin, machines)
             self._introduce(state, context)
 

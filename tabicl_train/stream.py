@@ -18,8 +18,6 @@ from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import DISTANCE, StepPlan, has_second_use, plan_step
-from tabicl_train.model.config import family_of
-from tabicl_train.model.counting import Costs, use_costs
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 
@@ -53,7 +51,6 @@ class StepStream:
     rank: int = 0
     ranks: int = 1
     keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
-    costs: Costs | None = None  # of a network without formulas
     kept: dict[tuple[int, int], Table] = field(default_factory=dict, init=False)  # for a second use, by step and number
 
     def __iter__(self) -> Iterator[StepItem]:
@@ -62,8 +59,6 @@ class StepStream:
 
     def draw(self, step: int, before_table: Callable[[int], None] = lambda index: None) -> StepItem:
         """Draw the item of a step; `before_table` is called with the number of each table before it is drawn."""
-        if self.costs is not None:  # a spawned worker or an actor of Ray has not read those of the run
-            use_costs(family_of(self.model), self.model, self.costs)
         plan = plan_step(self.curriculum, self.model, self.seed, step, self.prior)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):

@@ -16,14 +16,12 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import Launch, Stop, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.counting import Costs
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import mixing_problem
 from tabicl_train.planning import memory_problems
 from tabicl_train.prediction.predict import disagreement
 from tabicl_train.process import Process
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.costs import costs_of_run
 from tabicl_train.run_folder import RunFolder
 from tabicl_train.state import TrainState, build_module
 from tabicl_train.stream import StepStream
@@ -65,18 +63,14 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         # checkpoint is not read yet.
         prior = configured_prior(config.prior)
         launch = process.launch
-        costs = costs_of_run(config)
         steps = range(config.total_steps)
-        stream = StepStream(
-            prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size, costs=costs
-        )
+        stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
         loader = process.enter(
             build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
         )
 
         ranks = process.connect()
         ranks.raise_on_all_ranks(rank_problems(config, launch, ranks))
-        ranks.raise_on_all_ranks(cost_problems(costs, ranks))
         with RunFolder.open(config, ranks) as folder:
             start = folder.find_start()
             if start.is_finished:
@@ -157,13 +151,6 @@ def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
     if config.trainer.compile or config.trainer.triton:
         problems += compiling.problems(config.trainer)
     return problems
-
-
-def cost_problems(costs: Costs | None, ranks: Ranks) -> list[str]:
-    """List why this rank would divide the tables of a step otherwise than rank 0."""
-    if costs == ranks.from_first(lambda: costs):
-        return []
-    return ["the network's costs differ from those counted on rank 0; use the same version of torch on all machines"]
 
 
 def check_predictions_and_losses(module: Pretraining, ranks: Ranks) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from tabicl_train import __version__
+from tabicl_train.config.documentation import plugin_reference, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = "launch/docs"
@@ -98,6 +100,24 @@ class CommandHelp(SphinxDirective):
         return sections
 
 
+# Pages that are made from the code; their files say so to readers of the repository.
+PAGES_OF_SETTINGS = {
+    f"{SITE}/settings": reference,
+    f"{SITE}/settings_lab": partial(plugin_reference, "tabicl_train.lab"),
+}
+
+
+def made_from_code(app, env, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
+    """Name the pages to read again, though their files have not changed."""
+    return [f"{SITE}/commands", *PAGES_OF_SETTINGS]
+
+
+def add_settings(app, docname: str, source: list[str]) -> None:
+    """Fill in a page of settings."""
+    if docname in PAGES_OF_SETTINGS:
+        source[0] = PAGES_OF_SETTINGS[docname]()
+
+
 def add_menu(app, docname: str, source: list[str]) -> None:
     """Add the pages below a page, which GitHub shows without a menu."""
     # a folder that begins with a dot is not published on GitHub Pages
@@ -116,5 +136,7 @@ def add_index(app, exception: Exception | None) -> None:
 def setup(app) -> None:
     """See Sphinx."""
     app.add_directive("command-help", CommandHelp)
+    app.connect("env-get-outdated", made_from_code)
+    app.connect("source-read", add_settings)
     app.connect("source-read", add_menu)
     app.connect("build-finished", add_index)

@@ -207,7 +207,6 @@ class Rows:
     X: pd.DataFrame
     y: np.ndarray  # labels int64 in 0..num_classes-1, or float64 if num_classes is 0
     num_classes: int
-    norm_methods: Sequence[str] = NORM_METHODS  # a draw uses one of them
     keeps_missing: bool = False
 
     def draw(
@@ -228,7 +227,7 @@ class Rows:
         """Make a table of these rows, in this order, for a random ensemble member."""
         rows = np.concatenate([labeled, queries])
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
-        method = str(rng.choice(self.norm_methods))
+        method = str(rng.choice(NORM_METHODS))
         frame = self.X.iloc[rows, chosen]
         X = prepare(frame, len(labeled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])

@@ -11,9 +11,10 @@ accept_rate                share of the prior's draws that were accepted since t
                            all steps since then have used tables a second time
 skipped                    steps with a non-finite loss or gradient norm so far
 clipped                    share of the steps since the previous row whose gradient was clipped
-tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations
-peak_share                 share of the peak performance of the devices in the format of the run, if known: with
-                           trainer.precision=fp32 that of TF32, or with trainer.tf32=false that of fp32
+tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations; empty
+                           if the network has no formula for FLOPs
+peak_share                 share of the peak performance of the devices in the format of the run, if both are known:
+                           with trainer.precision=fp32 that of TF32, or with trainer.tf32=false that of fp32
 memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
 
 scaling.csv, a row for each logged step and each layer with a scaling rule:
@@ -42,11 +43,8 @@ from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info
 from tabicl_train.curriculum import is_second_use, learning_rate, stage_at
-from tabicl_train.model.config import family_of
-from tabicl_train.model.family import NetworkConfig
-from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining
-from tabicl_train.planning import expected_work
+from tabicl_train.planning import expected_work, training_flops
 from tabicl_train.precision import peak_flops
 from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
@@ -61,18 +59,18 @@ PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is no
 class Progress:
     """A bar on a terminal; elsewhere a plain line every minute, so that logs stay readable."""
 
-    def __init__(self, curriculum: CurriculumConfig, total: int, flops: Callable[[StageConfig], float]) -> None:
-        # Work is counted in the expected FLOPs of a stage, `flops`, since steps of later stages take longer.
+    def __init__(self, curriculum: CurriculumConfig, total: int, stage_work: Callable[[StageConfig], float]) -> None:
+        # Steps of later stages take longer, so progress is that of the expected work of stages.
         self.curriculum = curriculum
         self.total = total  # optimizer steps of the run
-        self.flops = flops
+        self.stage_work = stage_work
         self.smooth = math.nan  # the moving average of the loss
 
     def start(self, step: int) -> None:
         """Begin to show progress after so many optimizer steps."""
-        self.step_flops = {}  # of a step, by stage
+        self.step_work = {}  # of a step, by stage
         for name, stage in self.curriculum.stages.items():
-            self.step_flops[name] = self.flops(stage) / stage.steps
+            self.step_work[name] = self.stage_work(stage) / stage.steps
         self.started = time.perf_counter()
         self.last_line = -math.inf  # when the last plain line was printed
         self.first_work = self.work(step)
@@ -83,12 +81,12 @@ class Progress:
             self.bar = tqdm(total=self.total, initial=step, unit="step", dynamic_ncols=True, bar_format=layout)
 
     def work(self, step: int, until_stage: str | None = None) -> float:
-        """Return the expected FLOPs of the run up to a step, or to the end of a stage if that comes first."""
+        """Return the expected work of the run up to a step, or to the end of a stage if that comes first."""
         work = 0.0
         steps_left = step
         for name, stage in self.curriculum.stages.items():
             steps_in_stage = min(steps_left, stage.steps)
-            work += steps_in_stage * self.step_flops[name]
+            work += steps_in_stage * self.step_work[name]
             steps_left -= steps_in_stage
             if name == until_stage:
                 break
@@ -97,12 +95,12 @@ class Progress:
     def time_left(self, row: dict) -> str:
         """Format the time left of the run, and of the current stage unless it is the last one."""
         done = self.work(row["step"])
-        seconds_per_flop = (time.perf_counter() - self.started) / (done - self.first_work)
+        seconds_per_work = (time.perf_counter() - self.started) / (done - self.first_work)
         left_of_run = self.work(self.total) - done
         left_of_stage = self.work(self.total, row["stage"]) - done
-        text = f"{tqdm.format_interval(seconds_per_flop * left_of_run)} left"
+        text = f"{tqdm.format_interval(seconds_per_work * left_of_run)} left"
         if left_of_stage < left_of_run:
-            text += f" ({tqdm.format_interval(seconds_per_flop * left_of_stage)} of {row['stage']})"
+            text += f" ({tqdm.format_interval(seconds_per_work * left_of_stage)} of {row['stage']})"
         return text
 
     def show(self, row: dict) -> None:
@@ -149,10 +147,11 @@ class Metrics(Callback):
         """The progress line."""
         config = self.context.config
 
-        def stage_flops(stage: StageConfig) -> float:
-            return expected_work(stage, config.model, config.seed).flops
+        def stage_work(stage: StageConfig) -> float:
+            work = expected_work(stage, config.model, config.seed)
+            return work.cells if math.isnan(work.flops) else work.flops
 
-        return Progress(config.curriculum, config.total_steps, stage_flops)
+        return Progress(config.curriculum, config.total_steps, stage_work)
 
     def start(self, state: TrainState) -> None:
         """Begin to count and to show progress."""
@@ -182,7 +181,7 @@ class Metrics(Callback):
         if not is_second_use(stage, stage_step):  # whose tables were drawn, and counted, twelve steps before
             self.drawn += sum(len(pack) for pack in item.packs)
             self.rejected += item.rejections.total()
-        self.flops += sum(step_flops(module.model.config, pack) for pack in item.packs)
+        self.flops += sum(training_flops(module.model.config, pack.shapes) for pack in item.packs)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         if state.step not in self.context.logged:
             return
@@ -202,6 +201,7 @@ class Metrics(Callback):
         guess = sum(guess_losses(module, item))
         sums = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
         cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()  # of all ranks from here on
+        has_flops = not math.isnan(flops)
         peak = peak_flops(module.device, module.precision.name, self.context.config.trainer.tf32)
         return {
             "step": step,
@@ -215,8 +215,8 @@ class Metrics(Callback):
             "accept_rate": drawn / (drawn + rejected) if drawn else "",
             "skipped": int(module.skipped),
             "clipped": int(self.clipped) / self.steps,
-            "tflops_per_s": flops / seconds / 1e12,
-            "peak_share": "" if peak is None else flops / seconds / (peak * self.context.ranks.size),
+            "tflops_per_s": flops / seconds / 1e12 if has_flops else "",
+            "peak_share": flops / seconds / (peak * self.context.ranks.size) if has_flops and peak is not None else "",
             "memory_gb": peak_memory(module.device) / 1e9,
         }
 
@@ -234,11 +234,6 @@ def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
         for (_, labeled, _), y in zip(pack.shapes, targets, strict=True):
             losses.append(module.model.guess_loss(y, labeled))
     return losses
-
-
-def step_flops(config: NetworkConfig, pack: Pack) -> float:
-    """Count the FLOPs of a pack, forward and backward pass."""
-    return 3 * sum(family_of(config).forward_flops(config, N, n, M) for N, n, M in pack.shapes)
 
 
 def peak_memory(device: torch.device) -> float:

@@ -1,7 +1,9 @@
-"""The help of the commands and configs/README.md, made from the strings under the options.
+"""The help of the commands and the pages of all settings, made from the strings under the options.
 
-python -m tabicl_train.config.documentation > configs/README.md
-python -m tabicl_train.config.documentation PACKAGE > PACKAGE/configs/README.md    # of a plug-in
+The site has these pages (launch/docs/conf.py), and so has a terminal:
+
+python -m tabicl_train.config.documentation
+python -m tabicl_train.config.documentation PACKAGE    # of a plug-in
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Groups of settings, chosen by GROUP=NAME:
 Options:
 {options}
 
-All settings: {reference}"""
+All settings: python -m tabicl_train.config.documentation"""
 
 OFTEN_CHANGED = (
     "run_dir",
@@ -94,26 +96,13 @@ INTRODUCTION = """\
 All settings of `tabicl-train`, each with its type, default and meaning. A setting is given by `KEY=VALUE`, and a group
 of settings by `GROUP=NAME`, which reads `configs/GROUP/NAME.yaml`. Single settings win over groups, and
 `experiment=NAME` sets several groups at once. `tabicl-train experiment=demo --cfg job` prints the values in force.
-
-This page is made from the code by `python -m tabicl_train.config.documentation > configs/README.md`.
-
-Files of your own go into a folder with the layout of `configs/`. It is searched after this one with `--config-dir DIR`,
-or always if an installed package registers it, and so is the folder `configs` inside a package that is a plug-in. The
-same package can bring priors; nothing here needs to change:
-
-    [project.entry-points."tabicl_train.configs"]
-    mine = "my_package.configs"       # a package whose folder holds prior/mine.yaml, model/mine.yaml, ...
-
-    [project.entry-points."tabicl_train.priors"]
-    mine = "my_package.my_prior"      # a module with one subclass of priors.Prior, or the class
 """
 
 
 PLUGIN_INTRODUCTION = """\
 # Settings of {module}
 
-Settings that this plug-in adds to those of `tabicl-train`, which are in its own configs/README.md. This page is made
-from the code by `python -m tabicl_train.config.documentation {module}`.
+Settings that this plug-in adds to those of `tabicl-train`.
 """
 
 
@@ -211,7 +200,6 @@ def train_help(config_dir: str | None) -> str:
         settings="\n".join(settings),
         groups="\n".join(groups),
         options="\n".join(options),
-        reference=CONFIG_DIR / "README.md",
     )
 
 

@@ -1,8 +1,8 @@
 """The schema of a run's configuration: every option with its type, default and meaning.
 
 Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
-field documents it: `tabicl-train --help` and `configs/README.md` are made from these strings. `problems()` of each
-section lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
+field documents it: the help and the site's page of settings are made from these strings. `problems()` of each section
+lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
 inside the methods that check values, so that the help is fast.
 
 The rest of the folder (names of the files marked * can be imported from here, too, if they are in `__all__`):
@@ -18,7 +18,7 @@ build.py *        objects from their options: callbacks, objectives, priors
 plain_values.py * configurations in plain values, as checkpoints keep them
 score_names.py *  kinds of validation tables, and columns of their scores
 options.py        options of the other commands
-documentation.py  the help and configs/README.md
+documentation.py  the help and the pages of all settings
 """
 
 from __future__ import annotations

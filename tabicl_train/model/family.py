@@ -7,17 +7,18 @@ settings, `forward` and nothing else.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.counting import counted_costs
-from tabicl_train.model.pack import Pack
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 
@@ -130,9 +131,9 @@ class Network(nn.Module, ABC):
     def forward_flops(cls, config: Any, num_rows: int, train_size: int, num_features: int) -> float:
         """Count the FLOPs of one table's forward pass, by which ranks are balanced; the backward pass is twice that.
 
-        By default they are extrapolated from small tables, see counting.py.
+        By default they are unknown, nan, and ranks are balanced by `pack_tokens`.
         """
-        return counted_costs(cls, config).forward_flops(num_rows, train_size, num_features)
+        return math.nan
 
     @classmethod
     def kept_values(
@@ -140,7 +141,7 @@ class Network(nn.Module, ABC):
     ) -> float:
         """Count the values of one table in memory at the peak of the backward pass.
 
-        By default they are extrapolated from what autograd saves for small tables, see counting.py.
+        By default they are unknown, nan.
 
         Parameters
         ----------
@@ -155,7 +156,7 @@ class Network(nn.Module, ABC):
         -------
         float
         """
-        return counted_costs(cls, config).kept_values(num_rows, train_size, num_features)
+        return math.nan
 
     @classmethod
     def kept_bytes(
@@ -174,11 +175,11 @@ class Network(nn.Module, ABC):
         """Return the values of an embedding of a cell, which decide how many query rows are predicted at once.
 
         By default it is estimated from what a training step keeps: a prediction has about 16 embeddings of each cell
-        in memory at a time (measured with TabICL).
+        in memory at a time (measured with TabICL). It is 128 if that is unknown.
         """
         rows, features = 128, 8
         kept = cls.kept_values(config, rows, rows // 2, features)
-        return max(1, round(kept / (rows * features * 16)))
+        return 128 if math.isnan(kept) else max(1, round(kept / (rows * features * 16)))
 
     @staticmethod
     def encoded_bytes(config: Any, train_size: int, num_features: int, num_classes: int) -> float:
@@ -260,11 +261,16 @@ def encodes(cls: type[Network]) -> bool:
     return False
 
 
-def counted(cls: type[Network]) -> list[str]:
-    """Return the names of the costs that a class has no formulas for, so that they are counted on small tables."""
-    names = []
-    for name in ("forward_flops", "kept_values"):
-        owner = next(base for base in cls.__mro__ if name in vars(base))
-        if owner is Network:
-            names.append(name)
-    return names
+def random_tables(
+    config: NetworkConfig, shapes: Iterable[Shape], generator: torch.Generator
+) -> list[tuple[Tensor, Tensor, int]]:
+    """Draw tables X (N, M), y (N,), n of these shapes, on the CPU, such as a network with these settings takes."""
+    tables = []
+    for N, n, M in shapes:
+        X = torch.randn(N, M, generator=generator)
+        if config.is_regression:
+            y = torch.randn(N, generator=generator)
+        else:
+            y = torch.randint(config.max_classes, (N,), generator=generator)
+        tables.append((X, y, n))
+    return tables

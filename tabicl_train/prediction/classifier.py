@@ -38,8 +38,8 @@ TEMPERATURES = (0.1, 10.0)  # bounds
 class TabICLClassifier(ClassifierMixin, Ensemble):
     """Predict the classes of rows from labeled rows, in one forward pass of a pretrained network.
 
-    `fit` prepares the table, and trains only if `fine_tune` is given. X may be an array, or a data frame of pandas or
-    polars, with numbers, booleans, times, strings, categories and missing values.
+    `fit` prepares the table, and trains nothing. X may be an array, or a data frame of pandas or polars, with numbers,
+    booleans, times, strings, categories and missing values.
 
     Parameters
     ----------
@@ -63,9 +63,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     device : str, optional
         "cpu", "cuda" and so on; by default CUDA if available.
     random_state : int, optional
-        Seed of the ensemble and of fine-tuning.
-    fine_tune : FineTune, optional
-        How `fit` trains a copy of the network on the rows it is given.
+        Seed of the ensemble.
     softmax_temperature : float or "auto"
         Logits are divided by it. "auto" chooses it in `fit`, which then takes about five times as long: by the loss of
         labeled rows that are predicted from the others (5-fold cross-validation).
@@ -77,8 +75,6 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     ----------
     classes_ : array of shape (classes,)
         The labels, sorted.
-    fine_tuning_ : FineTuning or None
-        Result of fine-tuning; None without `fine_tune`.
     softmax_temperature_ : float
         The temperature in use.
 
@@ -106,7 +102,7 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     }
 
     def fit(self, X: Any, y: Any) -> TabICLClassifier:
-        """Prepare the table, and fine-tune the network if asked to.
+        """Prepare the table.
 
         Parameters
         ----------
@@ -215,19 +211,6 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         if not logits:
             return FIRST_TEMPERATURE
         return best_temperature(np.concatenate(logits), np.concatenate(labels))
-
-    def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-        """Return the cross entropy of rows (rows,), whose numbers in `classes_` are y."""
-        p = self.predict_proba(X)[np.arange(len(y)), y]
-        return -np.log(np.maximum(p, np.finfo(float).tiny))
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if self.softmax_temperature == "auto" and self.fine_tune is not None:
-            raise ValueError(
-                'softmax_temperature is "auto", which predicts labeled rows from others, but fine_tune trains the '
-                "network on them; set a number"
-            )
 
 
 def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:

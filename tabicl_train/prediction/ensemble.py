@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ from priors.real.preprocessing import (
     draw_members,
     warn_of_resemblances,
 )
-from tabicl_train import plugins, register
+from tabicl_train import NO_FINE_TUNE, plugins, register
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import named_parts
@@ -46,9 +46,6 @@ from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
 from tabicl_train.weights import resolve
-
-if TYPE_CHECKING:
-    from tabicl_train.prediction.fine_tune import FineTune
 
 T = TypeVar("T")
 EMBEDDINGS_PER_TOKEN = 16  # in float32, in memory during a prediction; measured
@@ -145,7 +142,6 @@ class Ensemble(BaseEstimator):
     memory_gb: float = 4.0
     device: str | None = None
     random_state: int | None = 0
-    fine_tune: FineTune | None = None
     plugins: str | Path | Sequence[str | Path] | None = field(default=None, kw_only=True)
     _parameter_constraints: ClassVar[dict[str, list]] = {
         "model": [str, os.PathLike, Network],
@@ -156,6 +152,12 @@ class Ensemble(BaseEstimator):
         "random_state": ["random_state"],
         "plugins": [str, os.PathLike, "array-like", None],
     }
+
+    def __new__(cls, *arguments: Any, **parameters: Any) -> Ensemble:
+        # Not in __init__, whose arguments scikit-learn takes for the parameters of the estimator.
+        if "fine_tune" in parameters:
+            raise TypeError(NO_FINE_TUNE)
+        return super().__new__(cls)
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""
@@ -171,11 +173,6 @@ class Ensemble(BaseEstimator):
         self.members_ = draw_members(rng, self.n_estimators, self._norm_methods, self.encoder_.views, num_classes)
         self._move()
         self._kept: dict[tuple[torch.dtype | None, range], Any] = {}  # by autocast's dtype, and the members of a pass
-        self.fine_tuning_ = None
-        if self.fine_tune is not None:
-            from tabicl_train.prediction.fine_tune import fine_tune
-
-            fine_tune(self, self.fine_tune, X)
 
     @property
     def _norm_methods(self) -> list[str]:
@@ -187,7 +184,7 @@ class Ensemble(BaseEstimator):
         self.network_.to(self.device_)
 
     def export(self, path: str | Path) -> None:
-        """Write the fitted network, fine-tuned or not, to a file or folder.
+        """Write the network of a fitted estimator to a file or folder.
 
         Parameters
         ----------
@@ -375,12 +372,6 @@ class Ensemble(BaseEstimator):
         methods = self._norm_methods
         if not methods or any(method not in NORM_METHODS for method in methods):
             raise ValueError(f"norm_methods is {self.norm_methods!r}; it must be some of {', '.join(NORM_METHODS)}")
-        if self.fine_tune is not None:
-            from tabicl_train.prediction.fine_tune import FineTune  # imported on first use, since few need it
-
-            if not isinstance(self.fine_tune, FineTune):
-                raise TypeError(f"fine_tune is {self.fine_tune!r}; it must be None or FineTune(...), with its options")
-            self.fine_tune.check()
         if self.device is not None:
             try:
                 torch.empty(0, device=self.device)

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
@@ -43,7 +42,7 @@ from tabicl_train.prediction.origin import (
 from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL
 from tabicl_train.run_dir.records import Records
-from tabicl_train.weights import evaluation_on_card
+from tabicl_train.weights import shipped_scores
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -209,8 +208,8 @@ def model_card(name: str, pretrained: Pretrained) -> str:
     if predicts_real_tables:
         head += TAGS.format(task=task_of(pretrained))
         if is_from_run:
-            scores = evaluation_on_card(origin) or evaluation(pretrained)
-            head += model_index(name, pretrained, scores)
+            scores = evaluation(pretrained)
+            head += model_index(name, pretrained)
     sections = [f"{head}---\n\n# {name}", introduction(pretrained), usage(pretrained)]
     if is_from_run:
         sections += [training(origin), data(origin)]
@@ -420,9 +419,14 @@ def validation(pretrained: Pretrained) -> str:
     return f"## Validation\n\n{which}, {data}.{remarks}\n\n{fact_table(columns, cells)}"
 
 
+def mean_scores(pretrained: Pretrained) -> list[dict[str, Any]]:
+    """Return the mean scores of methods: for weights in the package those of scores.csv, for others the run's."""
+    return shipped_scores(pretrained.origin) or pretrained.origin["evaluation"]
+
+
 def evaluation(pretrained: Pretrained) -> str:
-    """Return the section about the scores of `tabicl-evaluate`; "" if the run has none."""
-    rows = pretrained.origin["evaluation"]
+    """Return the section about the scores of `tabicl-evaluate`; "" if there are none."""
+    rows = mean_scores(pretrained)
     if not rows:
         return ""
     remarks = ""
@@ -432,30 +436,31 @@ def evaluation(pretrained: Pretrained) -> str:
     if "n_estimators" in rows[0]:
         scored += ", `n_estimators` the members of the ensemble"
     return (
-        f"## Evaluation\n\nMeans over tasks of real data, from `tabicl-evaluate`; {scored}. "
+        f"## Evaluation\n\nMeans over tasks, from `tabicl-evaluate`; {scored}. "
         f"`{THIS_MODEL}` is the pretrained network.{remarks}\n\n"
         f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
     )
 
 
-def model_index(name: str, pretrained: Pretrained, scores: str) -> str:
-    """Return the mean score as metadata of the card, from the run's means or else the section `scores`; "" without.
+def model_index(name: str, pretrained: Pretrained) -> str:
+    """Return the mean score as metadata of the card, that of the first suite if there are several; "" without.
 
     Means of other weights, or of unknown ones, are on the card, but no metadata.
     """
     score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
-    means = None
-    for row in pretrained.origin["evaluation"]:
+    quoted = json.dumps(name)  # a name may have characters with a meaning in YAML
+    for row in mean_scores(pretrained):
         is_inside = row["method"] == THIS_MODEL and row["trained_range"] == INSIDE
         if is_inside and row.get("weights") == pretrained.name:
-            means = (row["tasks"], f"{row[score]:.4f}")
-    if sentence := re.search(rf"mean {title} ([\d.]+) on (\d+) real tasks", scores):
-        means = (sentence[2], sentence[1])
-    if means is None:
-        return ""
-    tasks, value = means
-    quoted = json.dumps(name)  # a name may have characters with a meaning in YAML
-    return MODEL_INDEX.format(name=quoted, task=task_of(pretrained), tasks=tasks, score=score, title=title, value=value)
+            return MODEL_INDEX.format(
+                name=quoted,
+                task=task_of(pretrained),
+                tasks=row["tasks"],
+                score=score,
+                title=title,
+                value=cell(row[score]),
+            )
+    return ""
 
 
 def limits(pretrained: Pretrained) -> str:

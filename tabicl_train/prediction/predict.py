@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.counting import random_tables
-from tabicl_train.model.family import Network, encodes
+from tabicl_train.model.family import Network, encodes, random_tables
 from tabicl_train.model.pack import Pack
 
 TOKENS = 2**22  # cells (table, row, feature) in memory at a time, by default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections.abc import Collection
 from decimal import Decimal
@@ -26,12 +27,12 @@ from tabicl_train.model.quantiles import levels
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import files_of_weights, load_model
-from tabicl_train.prediction.fine_tune import LINE_SECONDS, clock
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
 
 EXACT = 2**53  # smaller whole numbers are exact as float64
 ROWS = 1024  # predicted from one move of the progress bar to the next
+LINE_SECONDS = 10.0  # between lines without a terminal
 
 
 def predict_files(options: PredictOptions) -> None:
@@ -80,13 +81,13 @@ def predict_files(options: PredictOptions) -> None:
             model = make(network, n_estimators=options.n_estimators)
             model.fit(X, targets)
             with tqdm(total=len(test), unit="row", disable=None) as bar:
-                next_line = clock() + LINE_SECONDS
+                next_line = time.monotonic() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
                     rows = test.iloc[start : start + ROWS]
                     parts.append(predictions(model, rows, options, names))
                     bar.update(len(rows))
-                    if bar.disable and clock() >= next_line:  # no terminal
-                        next_line = clock() + LINE_SECONDS
+                    if bar.disable and time.monotonic() >= next_line:  # no terminal
+                        next_line = time.monotonic() + LINE_SECONDS
                         info(f"predicted {start + len(rows):,} of {len(test):,} rows")
         except (ValueError, TypeError) as error:
             raise ConfigError([first_line(error)]) from None

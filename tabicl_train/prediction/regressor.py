@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from priors.real.preprocessing import Member, TargetScale
-from tabicl_train.model.quantiles import levels, pinball
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import decode
@@ -27,8 +25,8 @@ PART = 2**17  # values that are sorted and averaged at a time: 1 MB in float64 f
 class TabICLRegressor(RegressorMixin, Ensemble):
     """Predict a number for each row, and its distribution, in one forward pass of a pretrained network.
 
-    `fit` prepares the table, and trains only if `fine_tune` is given. Parameters, attributes and X are those of
-    TabICLClassifier, without `softmax_temperature` and `classes_`.
+    `fit` prepares the table, and trains nothing. Parameters, attributes and X are those of TabICLClassifier, without
+    `softmax_temperature` and `classes_`.
 
     Notes
     -----
@@ -47,7 +45,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
     """
 
     def fit(self, X: Any, y: Any) -> TabICLRegressor:
-        """Prepare the table, and fine-tune the network if asked to.
+        """Prepare the table.
 
         Parameters
         ----------
@@ -134,12 +132,6 @@ class TabICLRegressor(RegressorMixin, Ensemble):
     def _labels(self, member: Member) -> np.ndarray:
         """Return the targets of the labeled rows, which are the same for all members."""
         return self.y_
-
-    def _losses(self, X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-        """Return the pinball loss of the network's own levels (rows,), in units of y (rows,)."""
-        network_levels = levels(self.network_.config.outputs).double().tolist()
-        quantiles = self.predict_quantiles(X, network_levels)
-        return pinball(torch.from_numpy(quantiles), torch.from_numpy(y)).double().numpy()
 
     def _quantiles_at(self, encoded: np.ndarray, levels: Sequence[float]) -> np.ndarray:
         """Predict quantiles of encoded query rows, (rows, levels)."""

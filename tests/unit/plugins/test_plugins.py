@@ -13,7 +13,7 @@ from configurations import problems
 from plugin_folder import SOURCE, forget_plugins
 from training_runs import read_metrics, read_rows, train_short_run
 
-from tabicl_train import TabICLClassifier, plugins, register, stream
+from tabicl_train import TabICLClassifier, plugins, register
 from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callback, Callbacks, stateful
 from tabicl_train.config.compose import compose
@@ -22,23 +22,19 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.evaluate import identity
-from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.model import TabICLConfig
 from tabicl_train.prediction.export import load_network
 from tabicl_train.table_stream import TableStream
 
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
 
 
-COUNTED = "costs     counted on small tables, since the network has no formula for forward_flops\n"
-
-
-def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fresh, capsys):
+def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fresh):
     settings = [*SMOKE, "plugins=[./mine.py]", "prior=ring", "prior.radius=1.2", "model=doubled", "model.factor=3"]
     settings += ["model.embed_dim=16", "model.col_num_blocks=1", "model.icl_num_blocks=1", "model.icl_scaling=power"]
     settings += ["+callbacks.lowest_loss={factor: 2}", f"run_dir={fresh}/run"]
     for steps in (2, 4):
         train_short_run(fresh / "run", *settings[len(SMOKE) :], f"trainer.max_steps={steps}", settings=SMOKE)
-    assert COUNTED not in capsys.readouterr().err  # it inherits the formulas
     losses = [2 * float(row["loss"]) for row in read_metrics(fresh / "run")]
     lowest = [float(row["lowest"]) for row in read_rows(fresh / "run/lowest_loss.csv")]
     assert lowest == pytest.approx([min(losses[: number + 1]) for number in range(4)])
@@ -225,28 +221,6 @@ def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs
     for source in ("hub", "run"):
         with pytest.raises(ConfigError, match=r"needs the plug-in mine \(network doubled\); add plugins=\[mine.py\]"):
             load_network(source)
-
-
-def test_costs_that_were_counted_at_the_first_start_divide_the_tables_of_every_later_one(fresh, monkeypatch, capsys):
-    folder = fresh / "run"
-    small = ["model.col_num_blocks=1", "model.row_num_blocks=1", "model.icl_num_blocks=1", "model.row_num_cls=1"]
-    settings = ["plugins=[./mine.py]", "model=doubled", *small, "model.embed_dim=32"]
-    monkeypatch.delattr(TabICL, "forward_flops")  # as in a network without formulas
-    train_short_run(folder, *settings, "trainer.max_steps=1", settings=SMOKE)
-    assert COUNTED in capsys.readouterr().err
-
-    recorded = json.loads((folder / "costs.json").read_text())
-    recorded["flops"] = [1.0, *[0.0] * 13]  # as another version of torch might count
-    (folder / "costs.json").write_text(json.dumps(recorded))
-    seen = []
-    monkeypatch.setattr(stream, "use_costs", lambda network, config, costs: seen.append(costs.flops))
-    train_short_run(folder, *settings, "trainer.max_steps=2", settings=SMOKE)
-    assert seen == [(1.0, *[0.0] * 13)]
-    assert json.loads((folder / "costs.json").read_text()) == recorded
-    forget_plugins()
-    (fresh / "mine.py").write_text(SOURCE + "\n")
-    train_short_run(folder, *settings, "trainer.max_steps=3", "resume.allow_changes=true", settings=SMOKE)
-    assert seen[-1] != seen[0]  # counted again, since the code has changed
 
 
 def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fresh):

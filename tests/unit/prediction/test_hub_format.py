@@ -311,7 +311,7 @@ def test_the_card_of_a_regressor_says_so(tmp_path):
         "regressor = TabICLRegressor(folder).fit(X, y)\n",
         "- Regression only.\n- Quantiles at levels from 0.01 to 0.99;",
         "| data | rows | loss | crps | rmse | r2 | coverage |",
-        "Means over tasks of real data, from `tabicl-evaluate`; `weights` are those that were scored, "
+        "Means over tasks, from `tabicl-evaluate`; `weights` are those that were scored, "
         "`n_estimators` the members of the ensemble. `this model` is the pretrained network. An R2 below 0 counts "
         "as 0; `pinball` is in standard deviations of the target. `coverage` is that of 80% intervals.",
         "| trained_range | method | tasks | r2 | pinball | coverage | n_estimators | weights |",

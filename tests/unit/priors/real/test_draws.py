@@ -47,10 +47,6 @@ def test_a_draw_is_the_table_as_an_estimator_sees_it(kind):
         shifts.add(plan.member.shift)
     assert methods == {"none", "power"}
     assert shifts == ({0, 1} if kind == "classes" else {0})
-    rows.norm_methods = ["quantile"]
-    table = rows.make_table(drawn[:40], drawn[40:], np.random.default_rng(0))
-    assert table.plan.member.norm_method == "quantile"
-    assert table.X.shape == (50, 5)
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
