@@ -40,7 +40,7 @@ from scipy import stats
 
 from tabicl_train import plugins
 from tabicl_train.config.compose import compose, hydra_text, parse_options
-from tabicl_train.config.options import CompareOptions, SpeedrunOptions
+from tabicl_train.config.options import EvaluateOptions, SpeedrunOptions
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, info, markdown_table
 from tabicl_train.distributed.processes import PREEMPTED, start_problems, watch_signals
@@ -400,15 +400,15 @@ def task_scores(plan: Plan, arm: str, seed: int) -> pd.Series:
     options = plan.options
     parts = {}
     for suite in options.suites:
-        how = CompareOptions(
+        how = EvaluateOptions(
+            checkpoint=str(plan.run_dir(arm, seed)),
             suite=suite,
             splits=options.splits,
             rows=options.rows,
             n_estimators=1,
             weights=options.weights if arm == ENTRY else "newest",
-            output=str(plan.folder),
         )
-        results, tasks = results_of(str(plan.run_dir(arm, seed)), how, ())
+        results, tasks = results_of(how, (), plan.folder)
         results = results[results["method"] == THIS_MODEL]
         # All tasks count, also those outside the trained range: otherwise an entry could choose its tasks.
         parts[suite] = results.groupby("data")["roc_auc"].mean().sort_index()
