@@ -31,7 +31,7 @@ SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if
 # Of intervals neither more coverage nor less width is better.
 WITHOUT_DIRECTION = [*SIZES, "n_estimators", "coverage", "width"]
 NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
-DEFAULT_METRICS = {"roc_auc": ["roc_auc", "log_loss"], "r2": ["r2", "pinball"]}
+DEFAULT_METRICS = {"roc_auc": ("roc_auc", "log_loss"), "r2": ("r2", "pinball")}
 TABLE = "comparison.csv"
 LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
 COLUMNS = (
@@ -283,12 +283,16 @@ def common_seeds(arms: Sequence[Arm]) -> list[Hashable]:
 def default_metrics(arms: Sequence[Arm]) -> list[str]:
     """Return what arms are compared by; raises ConfigError if some of them predict classes, and others numbers."""
     kinds = {}  # an arm of each kind: judged by ROC AUC, or by R2
+    frames = []
     for arm in arms:
-        first_seed = next(iter(arm.scores))
-        kinds[judged_by(arm.frame(first_seed))] = arm.name
+        frame = arm.frame(next(iter(arm.scores)))
+        frames.append(frame)
+        kinds[judged_by(frame)] = arm.name
     if len(kinds) > 1:
         raise ConfigError([f"{kinds['roc_auc']} predicts classes and {kinds['r2']} numbers; compare those of one kind"])
-    return DEFAULT_METRICS[next(iter(kinds))]
+    by, other = DEFAULT_METRICS[next(iter(kinds))]
+    has_other = all(other in frame and frame[other].notna().any() for frame in frames)  # a forest has no pinball loss
+    return [by, other] if has_other else [by]
 
 
 def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:

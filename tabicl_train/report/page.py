@@ -191,6 +191,11 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     scalings = tables_of(runs, "scaling")
     attentions = tables_of(runs, "attention")
     names = [run.name for run in runs]
+    scores = why_no_scores = None
+    try:
+        scores = real_data(runs)
+    except ConfigError as error:
+        why_no_scores = str(error)
     other_losses = {run.name: words for run in runs if (words := other_loss(run.config or {})) is not None}
     return {
         "decimals": DECIMALS,
@@ -211,7 +216,8 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "validation_scores": {run.name: validation_scores(run) for run in runs},
         "outside": sets_outside(validations),
         "unevaluated": [run for run in runs if run.evaluation is None],
-        "real_data": real_data(runs),
+        "real_data": scores,
+        "why_no_scores": why_no_scores,
         "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
 
@@ -416,7 +422,10 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
-    """Return the scores on the tasks that all evaluated runs have in common, and their comparison; None without any."""
+    """Return the scores of the evaluated runs on real data, and their comparison; None without any.
+
+    They are of the tasks that all of them have in common; raises ConfigError if there are none.
+    """
     evaluated = [run for run in runs if run.evaluation is not None]
     if not evaluated:
         return None
@@ -428,11 +437,8 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     arms = list(networks)
     for method in scores_of_first["method"].unique()[1:]:
         arms.append(arm_of_method(scores_of_first, method, method))
-    try:
-        metric, *_ = default_metrics(networks)
-        common = pair(networks, outside=True).index
-    except ConfigError as error:
-        return {"problem": str(error)}
+    metric, *_ = default_metrics(networks)
+    common = pair(networks, outside=True).index
     tables = []
     for arm in arms:
         rows = arm.frame(None)
@@ -441,6 +447,12 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     counting, outside = counting_tasks(results)
     scores = judged(results)
     are_all_outside = len(outside) == len(scores)
+    compared = why_not = None
+    if len(arms) > 1:
+        try:
+            compared = comparison(arms, metric, are_all_outside)
+        except ConfigError as error:  # a baseline may lack scores
+            why_not = str(error)
     if outside:
         scores = scores.copy()
         scores["trained range"] = ["outside" if task in outside else "" for task in scores.index]
@@ -455,17 +467,15 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
         "figures": draw_sizes(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),
-        "comparison": comparison(arms, metric, are_all_outside) if len(arms) > 1 else None,
+        "comparison": compared,
+        "why_not_compared": why_not,
     }
 
 
 def comparison(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
     """Compare the first arm with the others; outside: whether tasks outside the trained range count."""
-    try:
-        paired = pair(arms, outside)
-        found = compare(paired, metric)
-    except ConfigError as error:
-        return {"problem": str(error)}
+    paired = pair(arms, outside)
+    found = compare(paired, metric)
     (title, *header), lines = table_in_words(found)
     figures = [draw_comparison(found)]
     if found.ranks is not None:
