@@ -21,5 +21,5 @@ fi
 # The checksum keeps machines with other settings apart.
 exec python -m "${torchrun[@]}" --rdzv-endpoint "$endpoint" --rdzv-id "tabicl-$(cksum <<< "$*" | cut -d " " -f 1)" \
     --nnodes "$nodes" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-10}" \
-    --rdzv-conf join_timeout=3600 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout 240 \
+    --rdzv-conf join_timeout=3600 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU --shutdown-timeout 240 \
     -m tabicl_train "$@"

@@ -118,7 +118,7 @@ def prior_class(name: str) -> type[Prior]:
         return registered
     try:
         cls = entry.load()
-    except Exception as error:  # importing the package may fail in any way
+    except (Exception, SystemExit) as error:  # importing the package may fail in any way
         problem = f"cannot be loaded ({type(error).__name__}: {error})"
         raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} {problem}") from error
     if not is_prior(cls):

@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +35,8 @@ from tabicl_train.distributed.processes import (
 from tabicl_train.errors import (
     ConfigError,
     Diverged,
+    ForeignExit,
+    exit_of_foreign_code,
     install,
     is_installed,
     require_matplotlib,
@@ -68,10 +70,15 @@ def plain_end() -> Iterator[None]:
     """
     try:
         try:
-            if problems := option_problems(sys.argv[1:]):
-                raise ConfigError(problems)
-            sys.argv[1:] = plugins.take(sys.argv[1:])
-            yield
+            with safe_path():
+                if problems := option_problems(sys.argv[1:]):
+                    raise ConfigError(problems)
+                sys.argv[1:] = plugins.take(sys.argv[1:])
+                yield
+        except SystemExit as error:
+            if place := exit_of_foreign_code(error):
+                sys.exit(f"error: {place}")
+            raise
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
@@ -89,6 +96,22 @@ def plain_end() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Let the Pythons that a command starts import nothing from the current folder, unless it does so itself.
+
+    Ranks, runs of a sweep, jobs and processes that draw tables would otherwise take a file tqdm.py that lies there.
+    """
+    before = os.environ.get("PYTHONSAFEPATH")
+    if os.path.abspath(sys.path[0]) != os.getcwd():  # they are equal with python -m tabicl_train
+        os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def option_problems(words: list[str]) -> list[str]:
@@ -131,13 +154,11 @@ def train() -> None:
         print("\n".join(run_plan(config)), file=sys.stderr)
         return
     devices = config.trainer.devices or 1
-    starts_ranks = devices > 1 and not is_rank()
-    checks_itself = not starts_ranks and not config.preflight  # as `train` does in this process
-    if not checks_itself and (problems := start_problems(config)):
-        raise ConfigError(problems)
-    if starts_ranks:
+    if devices > 1 and not is_rank():
+        if problems := start_problems(config):  # which `train` checks otherwise, in this process
+            raise ConfigError(problems)
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
-    train_or_preflight(config)
+    run_training(config)
 
 
 def train_arguments(program: str) -> argparse.Namespace:
@@ -158,20 +179,12 @@ def train_arguments(program: str) -> argparse.Namespace:
     return args
 
 
-def train_or_preflight(config: RunConfig) -> None:
-    """Train, or do the preflight; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
-    folder = None if config.preflight else Path(config.run_dir)
-    status = "finished"
-    # Signals are watched before the imports, which take seconds; a preflight has nothing to save.
-    with contextlib.nullcontext() if config.preflight else watch_signals(), run_errors(folder):
-        if config.preflight:
-            from tabicl_train.debugging.preflight import preflight
+def run_training(config: RunConfig) -> None:
+    """Train; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
+    with watch_signals(), run_errors(Path(config.run_dir)):  # before the imports, which take seconds
+        from tabicl_train.training import train as train_run
 
-            preflight(config)
-        else:
-            from tabicl_train.training import train as run_training
-
-            status = run_training(config)
+        status = train_run(config)
     if status == "preempted" and not is_rank():
         sys.exit(PREEMPTED)
 
@@ -344,15 +357,28 @@ def report() -> None:
 
 @plain_end()
 def gpu_check() -> None:
-    args = arguments("GpuCheckOptions")
-    from tabicl_train.gpu_check.run import JSON, PAGE, check_gpu
+    """tabicl-gpu-check KEY=VALUE ..."""
+    args = train_arguments("tabicl-gpu-check")
+    if args.help:
+        arguments("GpuCheckOptions")
+    if args.cfg or args.multirun:
+        raise ConfigError(["--cfg and --multirun are not options of tabicl-gpu-check"])
+    from tabicl_train.config.compose import parse_options
+    from tabicl_train.config.options import GpuCheckOptions
+    from tabicl_train.gpu_check.page import JSON, NO_GPU, PAGE
+    from tabicl_train.gpu_check.run import check_gpu
 
-    result = check_gpu(args)
-    what = "nothing to send back, as there is no GPU"
-    if result.is_gpu:
+    settings = []  # of the run that the preflight compares
+    if any("preflight" in word for word in args.overrides if word.startswith("checks=")):
+        names = {field.name for field in fields(GpuCheckOptions)}
+        settings = [word for word in args.overrides if word.partition("=")[0] not in names]
+    options = parse_options(GpuCheckOptions, [word for word in args.overrides if word not in settings])
+    content = check_gpu(options, settings, args.config_dir)
+    what = NO_GPU
+    if content["is_gpu"]:
         what = 'please send both back, with the form "Result of tabicl-gpu-check" of the issues of this project'
-    print(f"{Path(args.output, PAGE)} and {Path(args.output, JSON)}: {what}")
-    if result.failed:
+    print(f"{Path(options.output, PAGE)} and {Path(options.output, JSON)}: {what}")
+    if any(check["result"] == "failed" for check in content["checks"]):
         sys.exit(1)
 
 
@@ -401,8 +427,11 @@ def prior() -> None:
 @plain_end()
 def lab() -> None:
     """tabicl-lab EXPERIMENT KEY=VALUE ..."""
-    from tabicl_train.lab.experiments import Failed, Preempted
-    from tabicl_train.lab.experiments import run as run_experiment
+    try:
+        from tabicl_train.lab.experiments import Failed, Preempted
+        from tabicl_train.lab.experiments import run as run_experiment
+    except ModuleNotFoundError as error:
+        raise ConfigError([f"tabicl-lab is not installed: {error}"]) from None
 
     try:
         run_experiment(sys.argv[1:])
@@ -428,7 +457,7 @@ def arguments(name: str, prefix: str = "") -> Any:
 
 
 @contextlib.contextmanager
-def run_errors(folder: Path | None) -> Iterator[None]:
+def run_errors(folder: Path) -> Iterator[None]:
     """Turn errors that end a run into exit code 1 and one line."""
     # A rank passes its error to the elastic agent and writes its stack trace into the run directory.
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -447,8 +476,14 @@ def run_errors(folder: Path | None) -> Iterator[None]:
             print_problems(error)
             end_rank(EXIT_CONFIG)
         raise
-    except Exception as error:
-        is_known = isinstance(error, (PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+    except (Exception, SystemExit) as raised:
+        error: BaseException = raised
+        if isinstance(raised, SystemExit):
+            place = exit_of_foreign_code(raised)
+            if place is None:
+                raise
+            error = ForeignExit(place)
+        is_known = isinstance(error, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
         is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
         lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
         lines += getattr(error, "__notes__", [])
@@ -464,10 +499,10 @@ def run_errors(folder: Path | None) -> Iterator[None]:
         sys.exit("\n".join([f"error: {lines[0]}", *lines[1:]]))
 
 
-def save_trace(folder: Path | None, error: BaseException) -> None:
+def save_trace(folder: Path, error: BaseException) -> None:
     """Append the stack trace of a rank's error to a file in the run directory, or print it if there is no folder."""
     trace = "".join(traceback.format_exception(error))
-    if folder is None or not folder.is_dir():
+    if not folder.is_dir():
         print_line(trace)
         return
     with open(folder / f"rank-{os.environ['RANK']}.log", "a") as file:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import pickle
+import traceback
 from pathlib import Path
+
+PACKAGE = Path(__file__).parent
 
 # How to start ranks on several machines or in a SLURM job, for errors about another way of starting them.
 TORCHRUN = (
@@ -29,8 +33,29 @@ class Diverged(Exception):
     """Raised to end a run that no longer learns, with the reason and advice."""
 
 
-def picklable(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with its text if it cannot be sent to another process."""
+class ForeignExit(Exception):
+    """Raised in place of the SystemExit of code outside this package, such as a plug-in's, with where it came from."""
+
+
+def exit_of_foreign_code(error: SystemExit) -> str | None:
+    """Describe a SystemExit that code outside this package has raised; None for one of ours.
+
+    Such an exit, with code 0, would look like a command that has done its work.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # The innermost frame that is not of argparse, by which our commands and those of others exit.
+    while frames and frames[-1].f_code.co_filename == argparse.__file__:
+        frames.pop()
+    if not frames or Path(frames[-1].f_code.co_filename).is_relative_to(PACKAGE):
+        return None
+    source = frames[-1].f_code.co_filename
+    return f"{source} has called sys.exit({error.code!r}) in line {frames[-1].f_lineno}, which no plug-in may"
+
+
+def picklable(error: Exception | SystemExit) -> Exception:
+    """Return the error, or one with its text if it cannot be sent to another process."""
+    if isinstance(error, SystemExit):  # by which the other process would end, too
+        return ForeignExit(exit_of_foreign_code(error) or f"SystemExit({error.code!r})")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -65,12 +90,6 @@ def is_installed(package: str) -> bool:
 def require_matplotlib() -> None:
     if not is_installed("matplotlib"):
         raise ConfigError([f"pictures need matplotlib: {install('matplotlib', 'plots')}"])
-
-
-def require_page_packages() -> None:
-    """Raise ConfigError if a package that pages need is not installed."""
-    if missing := [name for name in ("matplotlib", "jinja2") if not is_installed(name)]:
-        raise ConfigError([f"pages need {', '.join(missing)}: {install(' '.join(missing), 'plots')}"])
 
 
 def require_sweep_packages() -> None:

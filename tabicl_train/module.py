@@ -76,7 +76,7 @@ class Pretraining(L.LightningModule):
     precision : Precision
         The number format of matrix products.
     seed : int
-        The seed of the run, which dropout depends on.
+        The seed of the run, on which random numbers of training depend, such as those of dropout.
     objective : Objective, optional
         What is minimized, see objectives.py; by default the network's own loss.
     auxiliary : dict, optional
@@ -183,6 +183,7 @@ class Pretraining(L.LightningModule):
         self.finite = self.loss.isfinite() & self.grad_norm.isfinite()
         clip = (stage.clip / (self.grad_norm + 1e-6)).clamp(max=1.0)
         gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
+        self.seed_torch(step, "optimizer")  # the same on all ranks, whose weights would part otherwise
         take_step(optimizer, self.finite)
         self.skipped += ~self.finite
         self.loss_scale.update(self.finite)
@@ -231,9 +232,7 @@ class Pretraining(L.LightningModule):
             if tables > 1 and tokens >= self.too_large:
                 pieces[:0] = piece.halves()
                 continue
-            if self.model.config.dropout > 0:  # seeded by the address, since checkpoints hold no random state
-                rng = rng_at(self.seed, item.step, self.rank, number, done, "dropout")
-                torch.manual_seed(int(rng.integers(2**63)))
+            self.seed_torch(item.step, self.rank, number, done, "dropout")
             try:
                 self.add_gradients(gradients, piece, tables / item.tables, checkpoint_rows)
                 fits = True
@@ -255,6 +254,14 @@ class Pretraining(L.LightningModule):
             what = f"{tables} tables of {tokens:,} tokens did not fit at step {item.step}"
             print_line(f"memory    {what} on rank {self.rank}; packs of this size are halved for {RETRY:,} steps")
             pieces[:0] = piece.halves()
+
+    def seed_torch(self, *address: int | str) -> None:
+        """Seed torch's generators, of the host and of all devices, by an address within the run.
+
+        Checkpoints hold no random state. A network, an objective or an optimizer that draws random numbers from torch
+        still draws the same ones in a run that was stopped and continued; it costs 15 us a call.
+        """
+        torch.manual_seed(int(rng_at(self.seed, *address).integers(2**63)))
 
     def tokens_of(self, pack: Pack) -> int:
         """Count the tokens of a pack."""

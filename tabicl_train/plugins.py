@@ -37,7 +37,6 @@ OURS = ("tabicl_train", "priors")
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
 ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
 COMMAND = "the command that started this process"
-LABORATORY = EntryPoint("lab", "tabicl_train.lab", GROUP)  # a plug-in that is always installed
 
 
 @dataclass(frozen=True)
@@ -289,7 +288,7 @@ def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
             raise ConfigError([f"plugins: {plugin.source} is not what was sent"])
         try:
             _execute(plugin.module, _Sent(plugin.source, content))
-        except Exception as error:  # a plug-in may fail in any way
+        except (Exception, SystemExit) as error:  # a plug-in may fail in any way
             raise ConfigError([f"plugins: {plugin.source} cannot be imported: {_describe(error)}"]) from error
         _named[plugin.module] = plugin
 
@@ -327,7 +326,7 @@ def _import(module: str, path: Path | None) -> ModuleType:
         return importlib.import_module(module)  # its folder is searched, as with python -m
     except ConfigError:
         raise
-    except Exception as error:  # a plug-in may fail in any way
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way
         raise ConfigError([f"plugins: {path or module} cannot be imported: {_describe(error)}"]) from error
 
 
@@ -373,13 +372,13 @@ def load_installed() -> None:
         for entry in installed():
             try:
                 entry.load()
-            except Exception as error:  # a plug-in may fail in any way
+            except (Exception, SystemExit) as error:  # a plug-in may fail in any way
                 _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
 
 
 def installed() -> list[EntryPoint]:
-    """Return the installed plug-ins. The laboratory has no metadata where this package is on PYTHONPATH only."""
-    return [LABORATORY, *entry_points(group=GROUP)]
+    """Return the installed plug-ins, also one of this package: what pyproject.toml lists for this group."""
+    return list(entry_points(group=GROUP))
 
 
 def config_folders() -> list[Path]:

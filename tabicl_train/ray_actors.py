@@ -50,7 +50,7 @@ class Drawer:
     def draw(self, step: int) -> Content:
         try:
             item = self.stream.draw(step)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise picklable(error)  # noqa: B904 - in most cases the same error
         return packed(item)  # Ray shares arrays without copying
 

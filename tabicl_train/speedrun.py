@@ -231,8 +231,8 @@ def broken_rules(config: RunConfig) -> list[str]:
         broken.append(f"stream.num_workers is {workers}; a speedrun takes {CORES} CPU cores")
     if config.stream.name != "local":
         broken.append(f"stream is {config.stream.name}; tables are drawn on the same {CORES} cores")
-    if config.preflight or trainer.requeue:
-        broken.append("preflight and trainer.requeue must be false: a speedrun trains from start to end")
+    if trainer.requeue:
+        broken.append("trainer.requeue must be false: a speedrun trains from start to end")
     priors = {name for kind, name in config.named_parts() if kind == "prior"}
     if config.table_inputs or "disk" in priors:
         broken.append("the prior reads files; tables are drawn while the clock runs, and no real ones are trained on")

@@ -57,10 +57,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     Diverged
         On all ranks, if it does not learn any more, or has skipped most of its steps.
     """
-    problems = start_problems(config)
-    if config.preflight:
-        problems.append("preflight is true; tabicl-train makes a preflight, and this function trains")
-    if problems:
+    if problems := start_problems(config):
         raise ConfigError(problems)
     with Process.open(config.trainer) as process:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the

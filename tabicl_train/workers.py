@@ -92,7 +92,7 @@ class Steps(IterableDataset):
         for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
             try:
                 yield packed(stream.draw(step))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # of a prior of a plug-in, too
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
 
 

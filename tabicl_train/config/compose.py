@@ -679,7 +679,7 @@ def search_folders(config_dir: str | None) -> list[Path]:
     for entry in entry_points(group="tabicl_train.configs"):
         try:
             folders.append(Path(next(iter(entry.load().__path__))))
-        except Exception as error:  # the package is imported, which may fail in any way
+        except (Exception, SystemExit) as error:  # the package is imported, which may fail in any way
             reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
             owner = entry.dist.name if entry.dist else entry.name
             raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None

@@ -49,7 +49,6 @@ OFTEN_CHANGED = (
     "run_dir",
     "seed",
     "init_weights",
-    "preflight",
     "trainer.max_steps",
     "trainer.max_hours",
     "trainer.precision",

@@ -257,9 +257,12 @@ class ReportOptions:
 class GpuCheckOptions:
     """tabicl-gpu-check [output=FOLDER] [minutes=10] KEY=VALUE ...
 
-    Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes
-    gpu-check.html, gpu-check.json and log.txt (needs the extra "plots"). Without a GPU the checks run in small on the
-    CPU. Exits with 1 if a check has failed.
+    Checks what a GPU computes, how fast, and with how much memory, without internet access, and writes gpu-check.md,
+    gpu-check.json and log.txt. Without a GPU the checks run in small on the CPU. Exits with 1 if a check has failed.
+
+    checks=preflight KEY=VALUE ... compares up to 50 steps of a run with these settings, as on the command line of
+    tabicl-train, in fp32 and in the precision of the run. It starts at the newest checkpoint in run_dir, if there is
+    one.
     """
 
     output: str = "gpu-check"

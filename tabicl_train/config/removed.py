@@ -32,7 +32,10 @@ class Removed:
 
 
 # By dotted key, as on the command line of tabicl-train; the name of a stage is *.
-REMOVED: dict[str, Removed] = {}
+REMOVED: dict[str, Removed] = {
+    "preflight": Removed("run tabicl-gpu-check checks=preflight with the settings of the run"),
+    "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
+}
 
 
 def removed_setting(key: str) -> Removed | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabicl_train import plugins, register
 from tabicl_train.config.build import build_objective, build_options
-from tabicl_train.config.checks import at_least, seed_problems
+from tabicl_train.config.checks import seed_problems
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
@@ -22,7 +22,6 @@ from tabicl_train.weights import no_such_weights, resolve
 def run_problems(config: RunConfig) -> list[str]:
     """List everything that is wrong with a configuration."""
     problems = seed_problems("seed", config.seed)
-    problems += at_least(2, preflight_steps=config.preflight_steps)
     if not config.run_dir.strip():
         problems.append("run_dir is empty; name a folder for the run")
     for name, section in vars(config).items():

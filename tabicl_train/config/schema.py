@@ -621,10 +621,6 @@ class RunConfig:
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
     run_dir: str = field(default="runs/${name}", metadata=FREE)
     """Run directory; a run in it is continued."""
-    preflight: bool = field(default=False, metadata=FREE)
-    """Instead of training, compare a few steps in fp32 with the configured precision; and the ranks, if several."""
-    preflight_steps: int = field(default=50, metadata=FREE)
-    """Steps of the preflight."""
     init_weights: str | None = field(default=None, metadata=START)
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
     mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting,

@@ -1,1 +1,1 @@
-"""Debugging tools for runs and priors: preflight, replay, and the actions of tabicl-prior."""
+"""Debugging tools for runs and priors: replay, and the actions of tabicl-prior."""

@@ -44,7 +44,9 @@ OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program ha
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# A terminal that is closed sends SIGHUP. Batch systems announce a limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM, LSF,
+# Grid Engine) or SIGXCPU (limits of CPU time).
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 SAME = 1.0  # seconds in which a repeated signal is ignored: launchers forward signals that their whole group receives
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
@@ -83,6 +85,11 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
 def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun, or this program as it does, has started this process."""
     return "RANK" in environ and "WORLD_SIZE" in environ
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop this process: all of SIGNALS but those that it was started to ignore (nohup)."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
@@ -183,6 +190,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     from tabicl_train.run_dir.status import read_status
 
     loopback.register()
+    signals = stop_signals()
     logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
     run_id = OWN + uuid.uuid4().hex[:12]
     config = LaunchConfig(
@@ -192,11 +200,11 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         run_id=run_id,
         rdzv_backend=loopback.BACKEND,
         max_restarts=0,
-        signals_to_handle=",".join(number.name for number in SIGNALS),
+        signals_to_handle=",".join(number.name for number in signals),
         shutdown_timeout=SHUTDOWN,
     )
     signaled = False
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in signals}
     try:
         elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:], *plugins.arguments())
     except (SignalException, KeyboardInterrupt):
@@ -219,7 +227,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         if status["status"] == "failed":
             print(f"error: {status['cause']}", file=sys.stderr)
             return 1
-    return PREEMPTED if signaled else 0  # before the run began; a preflight has no status
+    return PREEMPTED if signaled else 0  # before the run began
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
@@ -306,7 +314,7 @@ def watch_signals() -> Iterator[Stop]:
         yield _active
         return
     stop = _active = Stop()
-    handlers = {number: signal.signal(number, stop.handle) for number in SIGNALS}
+    handlers = {number: signal.signal(number, stop.handle) for number in stop_signals()}
     try:
         yield stop
     finally:

@@ -13,16 +13,22 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tabicl_train.config.compose import compose
-from tabicl_train.debugging.preflight import check_exchange
+from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.processes import read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check.place import set_up
 from tabicl_train.gpu_check.steps import SMOKE, module_of, stream_of
+from tabicl_train.module import Gradients, Pretraining
+from tabicl_train.stream import StepItem, StepStream
 
 TIMEOUT = 60.0  # seconds that a rank waits for the others
+# Norm of a parameter's difference over the norm of all gradients. Another order of sums changes it by 1e-7 to 1e-6, and
+# a missing or repeated table among 512 by 2e-3 or more.
+TOLERANCE = 1e-4
 
 
 def main(backend: str, name: str) -> None:
@@ -56,6 +62,76 @@ def main(backend: str, name: str) -> None:
         os._exit(1)
     ranks.barrier()
     dist.destroy_process_group()
+
+
+def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
+    """Take the steps of a stream -> the largest difference from gradients of a single process, of their norm."""
+    # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
+    # Otherwise it raises ConfigError on all ranks.
+    whole_stream = replace(stream, rank=0, ranks=1)
+    rounding = 0.0
+    for step in stream.steps:
+        where = f"step {step}"
+
+        # The weights: each rank compares its own with those of rank 0, tensor by tensor.
+        problems = []
+        for name, value in module.state_dict().items():
+            if not torch.equal(value, of_rank_0(value)) and not problems:
+                problems.append(f"{where}: the weights differ from those of rank 0 in {name}")
+        ranks.raise_on_all_ranks(problems)
+
+        # The gradients that a single process computes, and then those of all ranks
+        _, stage, _ = stage_at(stream.curriculum, step)
+        gradients = module.gradients_of(stage)
+        if ranks.rank == 0:
+            add_all(module, gradients, whole_stream.draw(step).to(module.device))
+        alone = of_rank_0(gradients.flat)
+        module.training_step(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        labels = [names[parameter] for parameter in gradients.parameters]
+        labels.append("the loss")  # the last value of the flat gradients
+
+        problems = []
+        reference = of_rank_0(gradients.flat)
+        if not torch.equal(gradients.flat, reference):
+            size, label = largest(gradients, labels, gradients.flat - reference, reference)
+            what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
+            problems.append(f"{where}: {what}")
+        ranks.raise_on_all_ranks(problems)
+        size, label = largest(gradients, labels, gradients.flat - alone, alone)
+        rounding = max(rounding, size)
+        if not size <= TOLERANCE:
+            what = f"the gradients of {ranks.size} ranks differ from those of one process, most in {label}"
+            raise ConfigError([f"{where}: {what}, by {size:.1e} of their norm; {TOLERANCE:.0e} is allowed"])
+    return rounding
+
+
+def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
+    """Compute the gradients of all packs of an item."""
+    _, stage, _ = stage_at(module.curriculum, item.step)
+    gradients.flat.zero_()
+    for number in range(len(item.packs)):
+        module.accumulate(gradients, item, number, stage.checkpoint_rows)
+
+
+def of_rank_0(tensor: Tensor) -> Tensor:
+    """Return a copy of rank 0's tensor; all ranks call this."""
+    copied = tensor.detach().clone()
+    dist.broadcast(copied, 0)
+    return copied
+
+
+def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
+    """Return the largest difference of flat gradients, relative to the norm of all, or of the loss, and its label."""
+    pieces = []
+    for view in gradients.views:  # of each parameter
+        start = view.storage_offset()
+        pieces.append(difference[start : start + view.numel()])
+    sizes = torch.stack([*torch._foreach_norm(pieces), difference[-1].abs()])
+    sizes[:-1] /= torch.linalg.vector_norm(reference[:-1])
+    sizes[-1] /= reference[-1].abs()
+    number = int(sizes.argmax())
+    return sizes[number].item(), labels[number]
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PageRow = dict[str, Any]  # of a table of the page
+Row = dict[str, Any]  # what JSON has as an object
 
 
 class CheckFailed(Exception):
@@ -34,16 +34,15 @@ class Place:
     folder : Path
         For files of the check.
     report : callable
-        Called with the name of a table of the page and one of its rows, as soon as the row is known.
+        Called with each row of a table of the page as soon as it is known.
     deadline : float
         The value of time.monotonic() at which the check should be done.
     """
 
     device: torch.device
     folder: Path
-    report: Callable[[str, PageRow], None] = lambda table, row: None
+    report: Callable[[Row], None] = lambda row: None
     deadline: float = math.inf
-    rows: list[tuple[str, PageRow]] = field(default_factory=list)
 
     @property
     def is_cuda(self) -> bool:
@@ -51,9 +50,11 @@ class Place:
         return self.device.type == "cuda"
 
     def add(self, table: str, **row: Any) -> None:
-        """Add a row to a table of the page."""
-        self.rows.append((table, row))
-        self.report(table, row)
+        """Add a row to a table of the page; nan and inf, which JSON does not have, become words."""
+        for name, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                row[name] = str(value)
+        self.report({"table": table, **row})
 
     def seconds_left(self) -> float:
         """Return the time until the deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
@@ -10,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,13 @@ def real_run(place: Place) -> None:
     settings += [f"trainer.max_steps={steps}", "trainer.log_every=1", "validation.every=0", "checkpoint.every=1000"]
     command = [sys.executable, "-m", "tabicl_train", *settings]
 
-    started = time.monotonic()
-    with started_process(place, command) as process:
+    began = time.monotonic()
+    with started(command) as process:
         while process.poll() is None and len(metrics(run_dir)) < steps // 2:
             if place.seconds_left() < 30 and metrics(run_dir):  # so few steps must do
                 break
             if place.seconds_left() < 10:
-                raise CheckSkipped(f"the run had no step after {time.monotonic() - started:.0f} s")
+                raise CheckSkipped(f"the run had no step after {time.monotonic() - began:.0f} s")
             time.sleep(0.2)
         asked = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -143,7 +144,7 @@ def real_run(place: Place) -> None:
     done = len(metrics(run_dir))
     more = max(done + 5, steps) if place.seconds_left() > 60 else done + 5
     command = [word if not word.startswith("trainer.max_steps") else f"trainer.max_steps={more}" for word in command]
-    with started_process(place, command) as process:
+    with started(command) as process:
         code = process.wait(timeout=max(place.seconds_left(), 20))
     expect(code == 0, f"the continued run exits with {code}; see log.txt")
     rows = metrics(run_dir)
@@ -167,18 +168,15 @@ def add_run(place: Place, rows: list[dict[str, str]], done: int, stopping: float
     place.add("run", figure="seconds from SIGTERM to the end of the process", value=stopping)
 
 
-class started_process(subprocess.Popen):
-    """A process whose lines go to the log, and which is killed with the context."""
-
-    def __init__(self, place: Place, command: list[str]) -> None:
-        with open(place.folder / "log.txt", "a") as log:
-            super().__init__(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-    def __exit__(self, *_: object) -> None:
-        """Kill the process if it still runs."""
-        if self.poll() is None:
-            self.kill()
-        self.wait()
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen]:
+    """Start a process, and kill it at the end if it still runs."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def exchange(place: Place) -> None:
@@ -199,8 +197,7 @@ def run_exchange(place: Place, ranks: int, backend: str, device: str) -> None:
         why = f"{ranks} ranks with {backend} did not end after {error.timeout:.0f} s"
         # on a CPU, the machine is slow: these ranks took 55 to 125 s on two busy cores
         raise (CheckFailed(why) if place.is_cuda else CheckSkipped(why)) from None
-    with open(place.folder / "log.txt", "a") as log:
-        log.write(result.stdout + result.stderr)
+    print(result.stdout + result.stderr, flush=True)
     lines = [line for line in result.stderr.splitlines() if line.startswith("error")]
     expect(result.returncode == 0, f"{ranks} ranks with {backend}: {(lines or ['see log.txt'])[0]}")
     place.add("figures", figure=f"exchange of {ranks} rank{'s' if ranks > 1 else ''}, {backend}, {device}", value="ok")
@@ -222,7 +219,7 @@ def two_gpus(place: Place) -> None:
             f"trainer.devices={devices}",
         ]
         settings += ["trainer.log_every=1", "trainer.precision=fp32", "trainer.tf32=false"]
-        with started_process(place, [sys.executable, "-m", "tabicl_train", *settings]) as process:
+        with started([sys.executable, "-m", "tabicl_train", *settings]) as process:
             code = process.wait(timeout=max(place.seconds_left(), 10))
         expect(code == 0, f"a run on {devices} GPUs exits with {code}; see log.txt")
         losses.append([float(row["loss"]) for row in metrics(run_dir)])

@@ -81,15 +81,6 @@ def step_beside_cpu(place: Place) -> None:
     expect(changes[worst] <= 0.02, f"the change of {worst} differs from that on the CPU by {changes[worst]:.1e}")
 
 
-def bf16_beside_fp32(place: Place) -> None:
-    """Take five steps in bf16 and in fp32: the losses differ by less than one percent."""
-    reference = smoke_steps(place.device, steps=5)
-    mixed = smoke_steps(place.device, "bf16", steps=5)
-    error = distance(mixed.loss, reference.loss)
-    place.add("figures", figure="loss after five steps, bf16 beside fp32", value=error)
-    expect(error <= 0.01, f"the loss of bf16 differs from that of fp32 by {error:.2%} after five steps")
-
-
 def scaling_rule(place: Place, scaling: str, dtype: torch.dtype, triton: bool) -> None:
     """Compare losses and gradients of a scaling rule with those of fp32 on the CPU."""
     if triton and not place.is_cuda:

@@ -41,8 +41,7 @@ Networks with a scalable softmax multiply their queries by a learned number that
 class Options:
     """tabicl-lab entropy folder=DIR checkpoint=RUN_DIR_OR_FILE [prior=NAME] [rows=[100,1000]]
 
-    How even the attention of a network is on tables of more and more labeled rows, in each layer and head. With
-    folder=RUN_DIR/entropy, the figure is also a part of the run's report.
+    How even the attention of a network is on tables of more and more labeled rows, in each layer and head.
     """
 
     folder: str = MISSING
@@ -61,7 +60,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from tabicl_train.report.figures import draw_attention  # imports matplotlib, which the help does not need
+    from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
 
     problems = at_least(10, rows=min(options.rows, default=0)) + one_of("prior", options.prior, priors.prior_names())
     if problems:
@@ -101,7 +100,7 @@ def draw_table(prior: str, n: int, number: int, max_classes: int) -> Table:
 
 
 def findings(frame: pd.DataFrame, prior: str) -> str:
-    from tabicl_train.report.figures import KINDS
+    from tabicl_train.lab.entropy_figure import KINDS
 
     n = np.unique(frame["n"])
     rows = []

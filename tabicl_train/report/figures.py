@@ -1,9 +1,9 @@
 """The figures of the report.
 
 These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
-of the scalable softmax, from scaling.csv; the attention of a network against the number of labeled rows, measured by
-lab/instruments.py; and mean scores of methods, which tabicl-evaluate also draws. What stands side by side on a wide
-page is a list of figures with one panel each, so that a narrow window puts them below each other.
+of the scalable softmax, from scaling.csv; and mean scores of methods, which tabicl-evaluate also draws. What stands
+side by side on a wide page is a list of figures with one panel each, so that a narrow window puts them below each
+other.
 """
 
 from __future__ import annotations
@@ -42,18 +42,6 @@ PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full w
 MAX_COLUMNS = 12  # of a task, whose importances are drawn
 NAME_WIDTH = 24  # characters of a name beside a panel
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
-MEASURES = {
-    "entropy": "entropy / log n",
-    "top_weight": "largest weight",
-    "gap_mean": "largest logit minus mean",
-    "base_largest": "largest base multiplier",
-    "gate_mean": "mean gate",
-}
-KINDS = {
-    "inducing points": "inducing points of the columns",
-    "labeled rows": "in context: labeled rows",
-    "query rows": "in context: query rows",
-}
 GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alone
 
 Runs = dict[str, pd.DataFrame]
@@ -294,49 +282,6 @@ def scale_labeled_rows(axes: Axes) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize="small")
-
-
-def kinds_of_queries(measures: pd.DataFrame) -> list[str]:
-    """Return which KINDS a table of measures has."""
-    return [kind for kind in KINDS if kind in set(measures["queries"])]
-
-
-def draw_attention(measures: pd.DataFrame, kinds: list[str] | None = None) -> Figure:
-    """Draw means over heads and tables by measure (rows), kind of queries (columns) and layer; bands show all heads."""
-    # kinds: those to draw, of all for the colors of the layers; None draws all
-    shown = [name for name in MEASURES if measures[name].notna().any()]
-    if kinds is None:
-        kinds = kinds_of_queries(measures)
-    depths = measures.groupby("stage")["layer"].max()
-    figure = Figure(figsize=(3.7 * len(kinds), 2.3 * len(shown) + 0.4), layout="constrained")
-    grid = figure.subplots(len(shown), len(kinds), squeeze=False, sharex=True, sharey="row")
-    for panels, name in zip(grid, shown, strict=True):
-        panels[0].set_ylabel(MEASURES[name])
-        for axes, kind in zip(panels, kinds, strict=True):
-            of_kind = measures[measures["queries"] == kind]
-            draw_layers(axes, of_kind, name, depths[of_kind["stage"].iloc[0]])
-    for axes, kind in zip(grid[0], kinds, strict=True):
-        axes.set_title(KINDS[kind], fontsize="medium")
-        axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)
-        axes.set_ylim(0, 1.05)
-    figure.supxlabel("labeled rows n (log scale)", fontsize="medium")
-    return figure
-
-
-def draw_layers(axes: Axes, measures: pd.DataFrame, name: str, depth: int) -> None:
-    """Draw a line per layer; depth: the stage's last layer, so that layers have the same color in all of its panels."""
-    heads = measures.groupby(["layer", "head", "n"])[name].mean().dropna()  # over tables
-    for layer in heads.index.unique("layer"):
-        color = colormaps["viridis"](0.9 * layer / max(depth, 1))
-        by_n = heads[layer].groupby("n")
-        mean = by_n.mean()
-        axes.plot(mean, ".-", color=color, linewidth=1.2, label=str(layer))
-        axes.fill_between(mean.index, by_n.min(), by_n.max(), color=color, alpha=0.12, linewidth=0)
-    if name == "gap_mean" and len(measures):
-        n = np.unique(measures["n"])
-        axes.plot(n, np.log(n), color="0.5", linestyle="--", linewidth=1, label="log n")
-        axes.annotate("log n", (n[-1], np.log(n[-1])), ha="right", va="bottom", fontsize="small", color="0.4")
-    scale_labeled_rows(axes)
 
 
 def draw_gates(scaling: pd.DataFrame) -> list[Figure] | None:

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page about one or several runs.
 
 The files of the runs are turned into data frames and figures for the sections; None stands for missing files. The
-template page.html.j2 holds the text. `fill` also makes the pages of sweeps and of the lab.
+template page.html.j2 holds the text. `fill` also makes other pages, such as those of sweeps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.comparison import draw_comparison, draw_ranks
 from tabicl_train.report.figures import (
-    draw_attention,
     draw_gates,
     draw_importances,
     draw_multipliers,
@@ -58,7 +57,6 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
     inside,
-    kinds_of_queries,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.saved_run import SavedRun, holds_run
@@ -69,7 +67,7 @@ MAX_INCIDENTS = 50  # shown; a run may have a thousand
 MAX_TASKS_DRAWN = 9  # whose importances are drawn; the table has all
 STAGES = "curriculum.stages."
 RECORDS = (  # the files of a run that are read
-    *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json", "entropy/entropy.csv"),
+    *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json"),
     *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv", "importances.csv"),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
@@ -98,7 +96,6 @@ class RunContent:
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
     importances: pd.DataFrame | None  # of columns, which tabicl-evaluate importances=FILE writes
-    attention: pd.DataFrame | None  # from entropy/entropy.csv, which tabicl-lab writes
     test: dict | None  # from test.json, the final test
 
 
@@ -152,7 +149,6 @@ def read_run(folder: Path, name: str) -> RunContent:
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
         importances=read_table(saved, "importances.csv"),
-        attention=read_table(saved, "entropy/entropy.csv"),
         test=saved.test,
     )
 
@@ -189,7 +185,6 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     metrics = tables_of(runs, "metrics")
     validations = tables_of(runs, "validation")
     scalings = tables_of(runs, "scaling")
-    attentions = tables_of(runs, "attention")
     names = [run.name for run in runs]
     scores = why_no_scores = None
     try:
@@ -207,8 +202,6 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "optimization": draw_optimization(metrics) if metrics else None,
         "multipliers": draw_each(draw_multipliers, scalings, names),
         "gates": draw_each(draw_gates, scalings, names),
-        "attention": draw_each(draw_kinds_of_attention, attentions, names),
-        "unmeasured": [run for run in runs if run.attention is None],
         "throughput": throughput(metrics) if metrics else None,
         "incidents": {run.name: incidents(run) for run in runs},
         "tests": [(run.name, run.test) for run in runs if run.test is not None],
@@ -240,11 +233,6 @@ def draw_each(
     for name, table in tables.items():
         figures[name] = draw(table)
     return figures
-
-
-def draw_kinds_of_attention(measures: pd.DataFrame) -> list[Figure]:
-    """Draw a figure for each kind of queries."""
-    return [draw_attention(measures, [kind]) for kind in kinds_of_queries(measures)]
 
 
 def tables_of(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:

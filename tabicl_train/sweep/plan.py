@@ -257,8 +257,6 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
             why = "none of the public data sets lies inside the trained range of all runs"
             problems.append(f"sweep.metric is {metric!r}, but {why}; choose synthetic/loss, or wider tables")
     for config in configs:
-        if config.preflight:
-            problems.append("preflight is true, but a sweep trains")
         if config.trainer.requeue:
             problems.append("trainer.requeue is true, but a sweep itself starts its runs again")
         if sweep.submit.cluster == "local":

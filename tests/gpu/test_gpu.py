@@ -12,8 +12,6 @@ from networks import tiny_network
 from training_runs import train_short_run as train_here
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.compose import compose
-from tabicl_train.debugging.preflight import preflight
 from tabicl_train.gpu_check.place import CheckSkipped, Place, set_up
 from tabicl_train.gpu_check.run import CHECKS
 from tabicl_train.gpu_check.small import random_pack
@@ -66,9 +64,3 @@ def test_the_estimator_predicts_what_it_does_on_the_cpu():
     assert predicted[DEVICE].device_.type == DEVICE
     expected = predicted["cpu"].predict_proba(X[60:])
     np.testing.assert_allclose(predicted[DEVICE].predict_proba(X[60:]), expected, atol=1e-3)
-
-
-def test_the_preflight_finds_bf16_fit(tmp_path, capsys):
-    precision = "trainer.precision=bf16"
-    preflight(compose([*SMOKE, f"run_dir={tmp_path}", *ON_DEVICE, precision, "preflight_steps=10"]))
-    assert "bf16 is fit for this run" in capsys.readouterr().err

@@ -93,8 +93,3 @@ def test_a_run_whose_plugin_is_not_loaded_says_what_to_add(tmp_path):
     for use in (lambda: run.config, run.network, run.estimator):
         with pytest.raises(ConfigError, match=r"needs the plug-in nobody_has_this .*add plugins=\[nobody_"):
             use()
-
-
-def test_a_preflight_is_no_training():
-    with pytest.raises(ConfigError, match="preflight is true; tabicl-train makes a preflight"):
-        train(compose(["experiment=smoke", "preflight=true"]))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import TINY, randomize, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import THREE_STAGES, last_checkpoint, train_short_run
@@ -182,10 +183,21 @@ def test_gradients_are_scaled_down_to_the_clip_and_never_up():
             torch.testing.assert_close(view, unclipped * min(1.0, clip / norm), rtol=1e-4, atol=1e-7)
 
 
-def test_dropout_is_a_function_of_step_rank_and_pack():
-    def losses(rank: int, steps: int = 2, dropout: float = 0.3) -> list[float]:
+def noisy(predictions, pack, network):
+    """An objective that draws from torch's generator."""
+    return network.means(network.row_losses(predictions, pack), pack) + torch.rand(len(pack))
+
+
+@pytest.mark.parametrize("source", ["dropout", "layer", "objective"])
+def test_random_numbers_are_a_function_of_step_rank_and_pack(source):
+    def losses(rank: int, steps: int = 2, source: str = source) -> list[float]:
         """Of two equal packs in each step, with the same weights."""
+        dropout = 0.3 if source == "dropout" else 0.0
         training = Training(StageConfig(learning_rate=0.0, final_learning_rate=0.0), dropout=dropout, packs=2)
+        if source == "layer":  # of a plug-in's network, whose settings do not say so
+            training.module.model.row_interactor.register_forward_hook(lambda *a: F.dropout(a[-1], 0.3))
+        elif source == "objective":
+            training.module.objective = noisy
         torch.manual_seed(steps)  # the global state has no effect
         add_gradients, found = training.module.add_gradients, []
         training.module.add_gradients = lambda *a: found.extend(add_gradients(*a).tolist())
@@ -196,7 +208,18 @@ def test_dropout_is_a_function_of_step_rank_and_pack():
     first = losses(0)
     assert len({*first, *losses(1)}) == 8
     assert losses(0) == first and losses(0, steps=1) == first[:2]
-    assert len(set(losses(0, dropout=0.0))) == 1
+    assert len(set(losses(0, source="none"))) == 1
+
+
+def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_all_ranks_and_others_in_each_step():
+    drawn = []
+    for rank in (0, 1):
+        training = Training(StageConfig(), packs=2)
+        training.module.objective = noisy
+        training.optimizer.register_step_pre_hook(lambda *_: drawn.append(torch.rand(()).item()))
+        training.take_step(rank)
+        training.take_step(rank)
+    assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
 
 
 def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):

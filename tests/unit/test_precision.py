@@ -8,7 +8,6 @@ from training_runs import last_checkpoint, read_metrics, train_short_run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.debugging import preflight
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.stages import exact_linear
@@ -31,17 +30,6 @@ def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch
 
 def started(*arguments):
     raise AssertionError("CUDA has started")
-
-
-def test_a_preflight_sets_up_the_gpu_before_anything_else(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
-    monkeypatch.setattr(preflight, "build_loader", lambda *arguments: 1 / 0)  # which forks the workers
-    set_up = []
-    monkeypatch.setattr(preflight, "set_up_process", lambda trainer: set_up.append(set_up_gpu(trainer)))
-    with pytest.raises(ZeroDivisionError):
-        preflight.preflight(compose([*gpu, f"run_dir={tmp_path}"]))
-    assert len(set_up) == 1 and os.environ[ALLOCATOR[0]]
 
 
 @pytest.mark.parametrize(("accelerator", "refused"), [("cuda", True), ("auto", True), ("cpu", False)])

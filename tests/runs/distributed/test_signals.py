@@ -35,6 +35,21 @@ def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_pass
     assert capfd.readouterr().err == "stop      SIGTERM: stopping after this step; signal again to kill\n"
 
 
+@pytest.mark.parametrize("number", processes.SIGNALS)
+def test_signals_of_terminals_and_batch_systems_stop_a_run_unless_they_were_ignored_before_it(number):
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP
+    try:
+        with watch_signals() as stop:
+            signal.raise_signal(number)
+            assert not stop.asked
+        signal.signal(number, signal.SIG_DFL)
+        with watch_signals() as stop:
+            signal.raise_signal(number)
+            assert stop.asked and stop.cause == number.name
+    finally:
+        signal.signal(number, before)
+
+
 def test_handlers_are_put_back_and_nested_uses_are_one():
     before = [signal.getsignal(number) for number in processes.SIGNALS]
     with watch_signals() as outer, watch_signals() as inner:

@@ -1,4 +1,4 @@
-"""The laboratory as a plug-in of this package: the rest does not know it, and finds it on the path alone."""
+"""The laboratory as a plug-in of this package: the rest does not know it, and does without it."""
 
 import os
 import re
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from command_line import command
+from forked import start_process, wait_for_exit_code
 
 import tabicl_train
-from tabicl_train import plugins, register
+from tabicl_train import commands, plugins, register
 from tabicl_train.errors import ConfigError
 
 PACKAGE = Path(tabicl_train.__file__).parent
@@ -39,7 +40,7 @@ def run(options: Options) -> None:
     Path(options.folder).mkdir()
     (Path(options.folder) / "mine.txt").write_text("mine " * options.times)
 '''
-FROM_THE_PATH = """
+ON_FIRST_NEED = """
 import io, contextlib, sys
 from tabicl_train import commands
 
@@ -66,19 +67,47 @@ def test_nothing_outside_names_what_the_laboratory_brings():
     texts = {path: path.read_text() for path in [*outside(), *(PACKAGE.parent / "configs").rglob("*.*ml")]}
     assert [f"{path}: {word}" for path, text in texts.items() for word in OWN_NAMES.findall(text)] == []
     importers = {path.name for path, text in texts.items() if path.suffix == ".py" and "tabicl_train.lab" in text}
-    assert importers == {"plugins.py", "commands.py"}  # by name as a plug-in, and as the command
+    assert importers == {"commands.py"}  # for the command
 
 
 @pytest.mark.slow  # 5 CPU seconds: a new Python imports everything
-def test_it_is_found_on_the_path_alone_and_imported_on_first_need(tmp_path):
+def test_it_is_imported_on_first_need(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", FROM_THE_PATH],
+        [sys.executable, "-c", ON_FIRST_NEED],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr
+
+
+def work_without_it() -> None:
+    """Train, resume, export, evaluate and report in a process that cannot import the laboratory."""
+    assert not [name for name in sys.modules if name.startswith("tabicl_train.lab")]
+    sys.modules["tabicl_train.lab"] = None
+    run = ["experiment=smoke", "run_dir=run", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu"]
+    for name, *arguments in (
+        ("train", *run, "trainer.max_steps=2"),
+        ("train", *run, "trainer.max_steps=3"),
+        ("export", "checkpoint=run", "output=model.ckpt"),
+        ("evaluate", "checkpoint=run", "suite=sklearn", "splits=1", "rows=60", "n_estimators=1"),
+        ("report", "run_dir=run"),
+    ):
+        sys.argv = [f"tabicl-{name}", *arguments]
+        getattr(commands, name)()
+    sys.argv = ["tabicl-lab", "fading", "folder=x"]
+    commands.lab()
+
+
+def test_a_run_needs_no_laboratory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = start_process(work_without_it, stderr=tmp_path / "stderr")
+    assert wait_for_exit_code(process) == 2
+    text = (tmp_path / "stderr").read_text()
+    assert text.splitlines()[-1].startswith("error: tabicl-lab is not installed: "), text
+    assert "resumed at step 2" in text
+    assert (tmp_path / "model.ckpt").exists() and (tmp_path / "run/report.html").exists()
 
 
 @pytest.fixture

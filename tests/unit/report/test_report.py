@@ -17,14 +17,12 @@ import yaml
 from browser import BROWSER, browse
 from command_line import command
 from html_page import Page
-from invented_measures import attention_measures
 
 from tabicl_train.config.compose import compose
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.compare import compare, pair
 from tabicl_train.evaluation.scores import CLASS_METRICS, standing, summarize
 from tabicl_train.report.figures import (
-    draw_attention,
     draw_gates,
     draw_multipliers,
     draw_standing,
@@ -34,7 +32,7 @@ from tabicl_train.report.figures import (
 from tabicl_train.report.page import chosen, effort, html_table, validation_means, write_report
 
 SECTIONS = [
-    "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "attention",
+    "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "gates",
     "configuration",
 ]  # fmt: skip
 STEPS = np.arange(1, 161)
@@ -97,8 +95,6 @@ def runs(tmp_path_factory) -> list[Path]:
     SCALING_CSV.to_csv(folders[0] / "scaling.csv", index=False)
     VALIDATION_CSV.to_csv(folders[0] / "validation.csv", index=False)
     IMPORTANCES_CSV.to_csv(folders[0] / "importances.csv", index=False)
-    (folders[0] / "entropy").mkdir()
-    attention_measures().to_csv(folders[0] / "entropy" / "entropy.csv", index=False)
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
     fall = {"time": "then", "step": 8, "reason": "the mean ROC AUC on real data fell 3 times in a row"}
     (folders[0] / "incidents.jsonl").write_text(f"{json.dumps(incident)}\n{json.dumps(fall)}\n{{'torn': {{}}")
@@ -119,7 +115,7 @@ def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS
     assert page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 23
+    assert len(page.pictures) == 20
     for picture in page.pictures:
         assert min(picture.shape[:2]) > 200
         assert picture.std() > 0.05  # it shows something
@@ -195,7 +191,7 @@ def test_cells_of_tables(tmp_path):
 
 def test_several_runs_side_by_side(runs, tmp_path):
     folders = [shutil.copytree(run, tmp_path / run.name) for run in runs]
-    for name in ("scaling.csv", "validation.csv", "importances.csv", "entropy/entropy.csv"):  # figures take time
+    for name in ("scaling.csv", "validation.csv", "importances.csv"):  # figures take time
         (folders[0] / name).unlink()
     write_report(folders, tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
@@ -331,14 +327,13 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
     for name in ("config.yaml", "metrics.csv"):
         assert (f"There is no {name}." in text) == (name != kept)
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
-                 "attention was not measured", "there is no evaluation.csv",
-                 "There is no provenance.jsonl", f"tabicl-lab entropy 'checkpoint={run_dir}'"):  # fmt: skip
+                 "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
         assert what in text
 
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
     run_dir = tmp_path / "run"
-    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("entropy", "evaluation.csv", "importances.csv"))
+    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("evaluation.csv", "importances.csv"))
     for name, kept in (("metrics.csv", ["step", "skipped"]), ("scaling.csv", ["step", "n_smallest", "n_largest"])):
         table = pd.read_csv(run_dir / name)
         numbers = [column for column in table.select_dtypes("number") if column not in kept]
@@ -487,23 +482,6 @@ def test_multipliers_are_lines_from_the_smallest_to_the_largest_n():
             assert end.tolist() == [60, step + 60]
 
 
-def test_attention_is_a_line_per_layer_and_a_band_over_heads():
-    grid = draw_attention(attention_measures()).axes
-    assert len(grid) == 15
-    assert len(draw_attention(attention_measures(gate=False)).axes) == 12
-    for axes, layers in zip(grid[:3], (1, 2, 3), strict=True):
-        lines = axes.get_lines()
-        assert len(lines) == len(axes.collections) == layers
-        for layer, (line, band) in enumerate(zip(lines, axes.collections, strict=True)):
-            mean = 0.1 * (layer + 1) + 0.02  # over two heads and two tables
-            assert line.get_xydata().tolist() == [[100, pytest.approx(mean)], [1000, pytest.approx(mean)]]
-            low, high = band.get_paths()[0].get_extents().get_points()[:, 1]
-            assert (low, high) == (pytest.approx(mean - 0.01), pytest.approx(mean + 0.01))  # means over tables
-    labeled, queries = ([line.get_color() for line in axes.get_lines()] for axes in grid[1:3])
-    assert [*labeled, queries[-1]] == queries and len(set(queries)) == 3  # a layer has one color
-    assert [line.get_ydata().tolist() for line in grid[9].get_lines()] == [[2, 3]]
-
-
 def test_gates_are_drawn_where_a_layer_has_one():
     means, deviations = [figure.axes[0] for figure in draw_gates(SCALING_CSV)]
     assert [line.get_ydata()[9] for line in means.get_lines()] == [1.0, 1.0]
@@ -526,5 +504,5 @@ def test_a_browser_displays_it(written, tmp_path):
     (tmp_path / "look.html").write_text(source.replace(policy, "").replace("</body>", LOOK))
     document = browse("--window-size=500,900", "--virtual-time-budget=10000", "--dump-dom", tmp_path / "look.html")
     seen = json.loads(re.search(r"<title>(.*?)</title>", document)[1])
-    assert seen["pictures"] == [True] * 23
+    assert seen["pictures"] == [True] * 20
     assert seen["overflow"] <= 0

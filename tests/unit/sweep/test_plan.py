@@ -139,7 +139,6 @@ def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
         ),
         (["sweep.metric=real/loss", "seed=0,1"], ["sweep.metric is 'real/loss', but validation.every is 0"]),
         (["sweep.metric=lss"], ["sweep.metric is 'lss'; there is no such metric; did you mean loss?"]),
-        (["preflight=true"], ["preflight is true, but a sweep trains"]),
         (["trainer.requeue=true"], ["trainer.requeue is true, but a sweep itself starts its runs again"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
         (

@@ -1,0 +1,54 @@
+"""What holds for every command: code of others that exits, and modules in the current folder."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tabicl_train import commands, plugins
+from tabicl_train.errors import picklable
+
+LEAVING = """
+import argparse, sys
+def leave():
+    sys.exit(0)
+def parse():
+    argparse.ArgumentParser().parse_args([])
+    raise SystemExit
+"""
+
+
+def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tabicl-export"])
+    module = tmp_path / "leaving.py"
+    module.write_text(LEAVING)
+    plugins.load(module)
+    leaving = sys.modules["leaving"]
+    for function in (leaving.leave, leaving.parse):
+        with pytest.raises(SystemExit, match=r"^error: .*leaving.py has called sys.exit\("), commands.plain_end():
+            function()
+    with pytest.raises(SystemExit) as ours, commands.plain_end():
+        commands.arguments("ExportOptions")  # nothing was given
+    assert ours.value.code == commands.EXIT_CONFIG
+    try:
+        leaving.leave()
+    except SystemExit as error:
+        assert "line 4" in str(picklable(error))  # what a worker sends
+
+
+def test_a_plug_in_that_exits_when_it_is_imported_cannot_be_imported(tmp_path):
+    (tmp_path / "at_once.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(plugins.ConfigError, match=r"at_once.py cannot be imported: SystemExit: 0"):
+        plugins.load(tmp_path / "at_once.py")
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import tqdm"], ["-m", "tqdm", "--version"]])
+def test_what_a_command_starts_imports_nothing_from_the_current_folder(tmp_path, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["tabicl-train"])
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tqdm.py").write_text("raise SystemExit(3)\n")
+    assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 3
+    with commands.plain_end():
+        assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 3
