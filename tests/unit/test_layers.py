@@ -15,7 +15,7 @@ LAYERS = {
     # Predictions read the files of runs, so what describes these files and the settings of a run is here.
     "use": ["prediction", "evaluation", "weights", "config", "optimizer", "run_dir"],
     "training": [],
-    "tools": ["report", "sweep", "lab", "debugging", "gpu_check", "speedrun", "commands", "__main__"],
+    "tools": ["report", "sweep", "lab", "debugging", "gpu_check", "commands", "__main__"],
 }
 LAYER = {room: layer for layer, rooms in LAYERS.items() for room in rooms}
 LEVEL = {layer: level for level, layer in enumerate(LAYERS)}
