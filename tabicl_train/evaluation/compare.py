@@ -18,6 +18,7 @@ import pandas as pd
 from scipy import stats
 
 from priors.real.tasks import shortened
+from tabicl_train.config.schema import judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS, differing_members
@@ -30,6 +31,7 @@ SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if
 # Of intervals neither more coverage nor less width is better.
 WITHOUT_DIRECTION = [*SIZES, "n_estimators", "coverage", "width"]
 NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
+DEFAULT_METRICS = {"roc_auc": ("roc_auc", "log_loss"), "r2": ("r2", "pinball")}
 TABLE = "comparison.csv"
 LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
 COLUMNS = (
@@ -41,12 +43,30 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """Something with scores: for each seed a row per task and split, with the index (data, split)."""
+    """Something with scores, or whose scores arms.py finds: by its paths, its parts or, for a baseline, its name.
+
+    Parameters
+    ----------
+    name : str
+        What it is called.
+    scores : dict
+        For each seed a row per task and split, with the index (data, split); without seeds, the only key is None.
+    paths : dict
+        The networks to score, by seed as well.
+    parts : tuple of Arm
+        The arms of which it is the mean.
+    is_trained : bool
+        False for a baseline, which has no trained range.
+    listed : tuple of str
+        All tasks of the suite that it was scored on, if known; some may have no scores.
+    """
 
     name: str
-    scores: dict[Hashable, pd.DataFrame]  # without seeds, the only key is None
-    is_trained: bool = True  # False for a baseline, which has no trained range
-    listed: tuple[str, ...] = ()  # all tasks of the suite that it was scored on, if known; some may have no scores
+    scores: dict[Hashable, pd.DataFrame] = field(default_factory=dict)
+    paths: dict[Hashable, str] = field(default_factory=dict)
+    parts: tuple[Arm, ...] = ()
+    is_trained: bool = True
+    listed: tuple[str, ...] = ()
 
     @property
     def has_seeds(self) -> bool:
@@ -115,6 +135,7 @@ class Pair:
     leads: np.ndarray = field(repr=False)  # by task in the order of `task_names`, or by seed
     task_names: list[str] = field(repr=False, default_factory=list)
     p_holm: float = math.nan
+    is_comparable: bool = True  # otherwise scores are of different objectives or tables, and neither arm is better
 
     @property
     def smallest_shown(self) -> float:
@@ -140,6 +161,8 @@ class Pair:
         lead, better, worse = self.lead, self.a, self.b
         if self.lead.mean < 0:
             lead, better, worse = -self.lead, self.b, self.a
+        if not self.is_comparable:
+            return f"{self.a} and {self.b} differ by {lead:.4f} of {name} {self.where}"
         if not np.any(self.leads):
             return f"{self.a} and {self.b} have the same {name} {self.where}"
         if not math.isfinite(self.lead.error):
@@ -257,6 +280,21 @@ def common_seeds(arms: Sequence[Arm]) -> list[Hashable]:
     return seeds
 
 
+def default_metrics(arms: Sequence[Arm]) -> list[str]:
+    """Return what arms are compared by; raises ConfigError if some of them predict classes, and others numbers."""
+    kinds = {}  # an arm of each kind: judged by ROC AUC, or by R2
+    frames = []
+    for arm in arms:
+        frame = arm.frame(next(iter(arm.scores)))
+        frames.append(frame)
+        kinds[judged_by(frame)] = arm.name
+    if len(kinds) > 1:
+        raise ConfigError([f"{kinds['roc_auc']} predicts classes and {kinds['r2']} numbers; compare those of one kind"])
+    by, other = DEFAULT_METRICS[next(iter(kinds))]
+    has_other = all(other in frame and frame[other].notna().any() for frame in frames)  # a forest has no pinball loss
+    return [by, other] if has_other else [by]
+
+
 def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
     """Raise ConfigError if a task has other rows or columns for another arm: then they saw other tables."""
     known: dict[tuple[str, str], tuple[float, str]] = {}
@@ -312,7 +350,7 @@ def warnings_of(paired: Paired) -> list[str]:
         warnings.append(members)
     if paired.num_outside:
         number = f"{paired.num_outside} of {counted(len(paired.tasks), 'task')}"
-        warnings.append(f"outside the trained range of an arm, and counted since outside=true: {number}")
+        warnings.append(f"outside the trained range of an arm, and still counted: {number}")
     if unknown:
         missing = f"the trained range of {', '.join(unknown)} is not recorded for all weights"
         warnings.append(f"{missing}, so that tasks outside it may count")
@@ -403,12 +441,7 @@ def table_of_tasks(comparisons: Sequence[Comparison]) -> pd.DataFrame:
 def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     """Format what is compared, a table for each metric, and a sentence for each pair."""
     parts = [scope(paired, comparisons)]
-    for each in comparisons:
-        lines = [[each.names[0], f"{each.pairs[0].mean_a:.4f}", *[""] * 5]]
-        lines += [[found.b, f"{found.mean_b:.4f}", *cells(found)] for found in each.pairs]
-        title = NAMES.get(each.metric, each.metric)
-        header = [title, "mean", f"lead of {each.names[0]}", "win rate", "p", "p (Holm)", "smallest shown"]
-        parts.append(text_table(header, lines))
+    parts += [text_table(*table_in_words(each)) for each in comparisons]
     sentences = []
     for each in comparisons:
         sentences += [found.sentence for found in each.pairs]
@@ -424,6 +457,16 @@ def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         if each.ranks is not None:
             parts.append(ranks_in_words(each))
     return "\n\n".join(parts)
+
+
+def table_in_words(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the lines of the table of a comparison, which begins with the name of the metric."""
+    reference = comparison.names[0]
+    title = NAMES.get(comparison.metric, comparison.metric)
+    header = [title, "mean", f"lead of {reference}", "win rate", "p", "p (Holm)", "smallest shown"]
+    lines = [[reference, f"{comparison.pairs[0].mean_a:.4f}", *[""] * 5]]
+    lines += [[found.b, f"{found.mean_b:.4f}", *cells(found)] for found in comparison.pairs]
+    return header, lines
 
 
 def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:

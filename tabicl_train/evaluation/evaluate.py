@@ -24,7 +24,7 @@ from priors.real.csv_format import csv_format, format_problems
 from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
-from tabicl_train.config.schema import at_least, one_of
+from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted, first_line, info, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
@@ -236,8 +236,7 @@ def unfinished(output: Path) -> Path:
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
-    problems = at_least(1, splits=options.splits, n_estimators=options.n_estimators)
-    problems += at_least(20, rows=options.rows)
+    problems = options.scoring_problems()
     problems += one_of("format", options.format, FORMATS)
     if options.format == "bencheval" and options.output is None:
         problems.append("format is 'bencheval'; name the file: output=FILE.csv")

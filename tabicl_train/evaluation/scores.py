@@ -1,12 +1,13 @@
-"""Scores of predictions, and comparisons of methods over tasks, also as tables for the terminal.
+"""Scores of predictions, and their means over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
 seconds, trained_range (inside, outside or unknown, see origin.py), n_estimators (ensemble members, nan for methods that
 are no networks), weights (which ones of the run, or NO_WEIGHTS for other methods), and for classification classes and
 the CLASS_METRICS, for regression the NUMBER_METRICS. Files of earlier versions lack the column n_estimators.
 
-Comparisons first average over the splits of a task, so that all tasks have the same weight. Methods are compared by
-ROC AUC or by R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean.
+Means are first over the splits of a task, so that all tasks have the same weight. Methods are judged by ROC AUC or by
+R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean. What is paired, such as the lead
+of one method over another, is in compare.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL, UNKNOWN
-from tabicl_train.statistics import mean_interval, win_rate
+from tabicl_train.statistics import mean_interval
 
 CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
@@ -42,9 +43,8 @@ ANCHOR_ELO = 1000
 LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 NO_WEIGHTS = "-"  # the weights of other methods
 TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
-COMPARED = ("win_rate", "lead")  # shown for other methods only
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
-FORMATS = {  # name and format of each column of `summarize` apart from the ends of intervals
+FORMATS = {  # heading and format of each score
     "roc_auc": ("ROC AUC", ".4f"),
     "log_loss": ("log loss", ".3f"),
     "accuracy": ("accuracy", ".3f"),
@@ -54,13 +54,9 @@ FORMATS = {  # name and format of each column of `summarize` apart from the ends
     "r2_median": ("median R2", ".3f"),
     "relative_rmse": ("RMSE to the best", ".3f"),
     "pinball": ("pinball loss", ".3f"),
-    "below_marginal": ("below marginal", ".2f"),
     "width": ("width", ".2f"),
     "coverage": ("coverage", ".2f"),
-    "mean_rank": ("mean rank", ".2f"),
     "elo": ("Elo", ".0f"),
-    "win_rate": ("win rate", ".2f"),
-    "lead": ("lead", "+.3f"),
 }
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
@@ -146,7 +142,7 @@ def by_task(results: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def judged(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores by which methods are compared, as `by_task` does: ROC AUC, or R2, at least 0."""
+    """Return the scores by which methods are judged, as `by_task` does: ROC AUC, or R2, at least 0."""
     return by_task(results, judged_by(results)).clip(lower=0)
 
 
@@ -157,46 +153,51 @@ def relative_rmse(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
-    """Average over tasks: a row per method, and how the first method compares with it by ROC AUC or R2."""
-    # mean_rank: 1 is the best
-    # win_rate, win_low, win_high: share of tasks on which the first method has the higher score (a tie is half a win),
-    #     and its 95 % confidence interval
-    # lead, lead_low, lead_high: score of the first method minus that of this one, and its 95 % confidence interval
-    # Of classification:
-    # normalized_accuracy: 0 for the worst method on a task and 1 for the best (1 for all if they are equal)
-    # Of regression:
-    # r2, r2_median: mean and median of R2, of which values below 0 count as 0
-    # relative_rmse: RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as it
-    # below_marginal: share of tasks with a pinball loss below that of the quantiles of the labeled rows
-    # coverage_low, coverage_high: 95 % confidence interval of the mean coverage; intervals are nan for a single task
-    table = judged(results)
-    metrics = CLASS_METRICS if "roc_auc" in results else NUMBER_METRICS
-    summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in metrics})
+    """Average scores over tasks.
+
+    Parameters
+    ----------
+    results : DataFrame
+        As described at the top.
+
+    Returns
+    -------
+    DataFrame
+        A row per method. Of classification CLASS_METRICS, and normalized_accuracy, which is 0 for the worst method on a
+        task and 1 for the best (1 for all if they are equal). Of regression r2 and r2_median (R2 below 0 counts as 0),
+        relative_rmse (RMSE divided by that of the best method of the task, of which values below LEAST_RMSE count as
+        it), pinball, width and coverage, with coverage_low and coverage_high, its 95 % confidence interval over tasks.
+    """
     if "roc_auc" in results:
+        summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in CLASS_METRICS})
         accuracy = by_task(results, "accuracy")
         low = accuracy.min(axis=1)
         high = accuracy.max(axis=1)
         summary["normalized_accuracy"] = accuracy.sub(low, axis=0).div(high - low, axis=0).fillna(1.0).mean()
-    else:
-        pinball = by_task(results, "pinball")
-        coverage = by_task(results, "coverage")
-        summary = summary.drop(columns="rmse")  # replaced by relative_rmse
-        summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
-        summary["below_marginal"] = np.nan
-        for method in pinball.columns[pinball.notna().all()]:
-            found = mean_interval(coverage[method].to_numpy(), 0, 1)
-            summary.loc[method, ["coverage_low", "coverage_high"]] = found.low, found.high
-            if MARGINAL in pinball and method != MARGINAL:
-                summary.loc[method, "below_marginal"] = (pinball[method] < pinball[MARGINAL]).mean()
-    summary["mean_rank"] = table.rank(axis=1, ascending=False).mean()
-    first, *others = table.columns
-    for method in others:
-        lead = (table[first] - table[method]).to_numpy()
-        wins = win_rate(lead)
-        summary.loc[method, ["win_rate", "win_low", "win_high"]] = wins.mean, wins.low, wins.high
-        found = mean_interval(lead, -1, 1)
-        summary.loc[method, ["lead", "lead_low", "lead_high"]] = found.mean, found.low, found.high
+        return summary
+    summary = pd.DataFrame({metric: by_task(results, metric).mean() for metric in ("pinball", "width", "coverage")})
+    table = judged(results)
+    summary = summary.assign(r2=table.mean(), r2_median=table.median(), relative_rmse=relative_rmse(results).mean())
+    for method, coverage in by_task(results, "coverage").items():
+        found = mean_interval(coverage.to_numpy(), 0, 1)
+        summary.loc[method, ["coverage_low", "coverage_high"]] = found.low, found.high
     return summary
+
+
+def summary_table(results: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over tasks, and Elo, as text: a row per method; a mean and its interval are one cell."""
+    summary = add_elo(summarize(results), results)
+    columns = {}
+    for name, (heading, form) in FORMATS.items():
+        if name not in summary:
+            continue
+        texts = [cell(value, form) for value in summary[name]]
+        if f"{name}_low" in summary:
+            ends = zip(summary[f"{name}_low"], summary[f"{name}_high"], strict=True)
+            intervals = ["" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]" for low, high in ends]
+            texts = [text + interval for text, interval in zip(texts, intervals, strict=True)]
+        columns[heading] = texts
+    return pd.DataFrame(columns, index=summary.index)
 
 
 def bencheval_table(results: pd.DataFrame, name: str = THIS_MODEL) -> pd.DataFrame:
@@ -365,24 +366,6 @@ def bucket_text(results: pd.DataFrame, quantity: str, which: str) -> str:
 
 def summary_text(results: pd.DataFrame, which: str = "") -> str:
     """Format means over tasks, a line per method; which: an addition to the heading."""
-    by = judged_by(results)
-    summary = add_elo(summarize(results), results)
-    columns = {name: FORMATS[name] for name in FORMATS if name in summary}
-    columns["win_rate"] = f"win rate of {THIS_MODEL}", ".2f"
-    columns["lead"] = f"its lead in {REAL_SCORES[by]}", "+.3f"
-    lines = []
-    for method, row in summary.iterrows():
-        texts = []
-        for name, (_, form) in columns.items():
-            if method == THIS_MODEL and name in COMPARED:  # with itself
-                texts.append("")
-                continue
-            text = cell(row[name], form)
-            low = row.get(f"{name.removesuffix('_rate')}_low", math.nan)
-            high = row.get(f"{name.removesuffix('_rate')}_high", math.nan)
-            if not math.isnan(low) and not math.isnan(high):
-                text += f" [{low:{form}}, {high:{form}}]"
-            texts.append(text)
-        lines.append([method, *texts])
     title = f"means of {counted(results['data'].nunique(), 'task')}{which}"
-    return text_table([title, *(heading for heading, _ in columns.values())], lines)
+    table = summary_table(results).rename_axis(title).reset_index()
+    return text_table(table.columns, table.to_numpy())

@@ -1,9 +1,9 @@
 """The figures of the report.
 
 These are curves over the steps of one or several runs, from the data frames of their files; the multipliers and gates
-of the scalable softmax, from scaling.csv; and the comparison of methods over tasks, whose means tabicl-evaluate also
-draws. What stands side by side on a wide page is a list of figures with one panel each, so that a narrow window puts
-them below each other.
+of the scalable softmax, from scaling.csv; and mean scores of methods, which tabicl-evaluate also draws. What stands
+side by side on a wide page is a list of figures with one panel each, so that a narrow window puts them below each
+other.
 """
 
 from __future__ import annotations
@@ -27,13 +27,9 @@ from tabicl_train.console import counted
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
 from tabicl_train.evaluation.scores import (
     BUCKETS,
-    COVERAGE,
     MARGINAL,
     by_bucket,
-    by_task,
-    judged,
     ranked,
-    summarize,
     weights_of_first,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
@@ -398,24 +394,16 @@ def draw_probes(results: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_scores(results: pd.DataFrame) -> list[Figure]:
-    """Draw how methods compare over tasks: means, wins and leads of the first one, and means by size of the tables."""
+def draw_sizes(results: pd.DataFrame) -> list[Figure]:
+    """Draw mean scores of the methods by rows, features and classes of the tables."""
     results = with_folded_names(results)
     figures = []
-    for draw in (draw_means, draw_wins, draw_leads):
-        figure, axes = panel()
-        draw(axes, results)
-        figures.append(figure)
     for quantity in BUCKETS:
         if quantity in results:
             figure, axes = panel()
             draw_buckets(axes, results, quantity)
             legend_below(figure, axes)
             figures.append(figure)
-    if "coverage" in results:
-        figure, axes = panel()
-        draw_coverage(axes, results)
-        figures.append(figure)
     return figures
 
 
@@ -426,73 +414,6 @@ def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
 
 def score_name(results: pd.DataFrame) -> str:
     return REAL_SCORES[judged_by(results)]
-
-
-def draw_means(axes: Axes, results: pd.DataFrame) -> None:
-    scores = judged(results)
-    draw_intervals(axes, scores)
-    axes.set_title(f"mean {score_name(results)} over {counted(len(scores), 'task')}")
-    clipped = ",\nvalues below 0 count as 0" if "r2" in results else ""
-    axes.set_xlabel(f"with 95 % confidence intervals{clipped}")
-
-
-def draw_intervals(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw means of the columns without nan, and their intervals."""
-    shown = []
-    for i, method in enumerate(table):
-        if table[method].isna().any():
-            continue
-        place = len(shown)
-        mean = mean_interval(table[method].to_numpy(), 0, 1)
-        axes.plot([mean.low, mean.high], [place, place], color=f"C{i}")
-        axes.plot(mean.mean, place, "o", color=f"C{i}")
-        shown.append(method)
-    axes.set_yticks(range(len(shown)), shown)
-    axes.margins(y=0.2)
-    axes.invert_yaxis()
-
-
-def draw_coverage(axes: Axes, results: pd.DataFrame) -> None:
-    draw_intervals(axes, by_task(results, "coverage"))
-    axes.axvline(COVERAGE, color="gray", linewidth=1)
-    axes.set_title(f"coverage of {COVERAGE:.0%} intervals")
-    axes.set_xlabel("means over tasks\nwith 95 % confidence intervals")
-
-
-def draw_wins(axes: Axes, results: pd.DataFrame) -> None:
-    first, *others = judged(results)
-    summary = summarize(results)
-    for i, method in enumerate(others, start=1):
-        row = summary.loc[method]
-        axes.plot([row.win_low, row.win_high], [i, i], color=f"C{i}")
-        axes.plot(row.win_rate, i, "o", color=f"C{i}")
-    axes.axvline(0.5, color="gray", linewidth=1)
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_yticks(range(1, len(others) + 1), others)
-    axes.margins(y=0.2)
-    axes.invert_yaxis()
-    axes.set_title(title_with_name("win rate of", first))
-    axes.set_xlabel(f"share of tasks with\nthe higher {score_name(results)}")
-
-
-def draw_leads(axes: Axes, results: pd.DataFrame) -> None:
-    scores = judged(results)
-    first, *others = scores
-    for i, method in enumerate(others, start=1):
-        leads = np.sort(scores[first] - scores[method])
-        axes.plot(range(1, len(scores) + 1), leads, ".-", color=f"C{i}", label=f"over {method}")
-    axes.axhline(0, color="gray", linewidth=1)
-    axes.set_xlim(0.5, len(scores) + 0.5)
-    axes.set_xlabel("tasks, sorted for each method")
-    axes.set_title(title_with_name(f"lead in {score_name(results)} of", first))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize="small")
-
-
-def title_with_name(words: str, name: str) -> str:
-    """Return the title of a panel, in which a long name has its own line."""
-    # Text.set_wrap does so by itself, but reads the formula in a name such as $x even if told not to.
-    return f"{words}\n{name}" if len(name) > NAME_WIDTH // 2 else f"{words} {name}"
 
 
 def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:

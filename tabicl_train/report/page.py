@@ -40,23 +40,18 @@ from tabicl_train.config.schema import (
     validation_kind,
 )
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.scores import (
-    FORMATS,
-    add_elo,
-    differing_members,
-    judged,
-    standing,
-    summarize,
-    weights_of_first,
-)
+from tabicl_train.evaluation.arms import arm_of_method
+from tabicl_train.evaluation.compare import Arm, compare, default_metrics, pair, scope, table_in_words
+from tabicl_train.evaluation.scores import judged, standing, summary_table, weights_of_first
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
+from tabicl_train.report.comparison import draw_comparison, draw_ranks
 from tabicl_train.report.figures import (
     draw_gates,
     draw_importances,
     draw_multipliers,
     draw_optimization,
-    draw_scores,
+    draw_sizes,
     draw_standing,
     draw_throughput,
     draw_training,
@@ -67,7 +62,7 @@ from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.saved_run import SavedRun, holds_run
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
-DECIMALS = 3  # of all scores; means over some dozen tasks vary by 0.01 between draws of tasks
+DECIMALS = 3  # of scores; means over some dozen tasks vary by 0.01 between draws of tasks
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
 MAX_TASKS_DRAWN = 9  # whose importances are drawn; the table has all
 STAGES = "curriculum.stages."
@@ -191,6 +186,11 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     validations = tables_of(runs, "validation")
     scalings = tables_of(runs, "scaling")
     names = [run.name for run in runs]
+    scores = why_no_scores = None
+    try:
+        scores = real_data(runs)
+    except ConfigError as error:
+        why_no_scores = str(error)
     other_losses = {run.name: words for run in runs if (words := other_loss(run.config or {})) is not None}
     return {
         "decimals": DECIMALS,
@@ -209,7 +209,8 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "validation_scores": {run.name: validation_scores(run) for run in runs},
         "outside": sets_outside(validations),
         "unevaluated": [run for run in runs if run.evaluation is None],
-        "real_data": real_data(runs),
+        "real_data": scores,
+        "why_no_scores": why_no_scores,
         "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
 
@@ -409,32 +410,70 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
-    """Compare methods on the tasks that all evaluated runs have in common; {} if there are none."""
+    """Return the scores of the evaluated runs on real data, and their comparison; None without any.
+
+    They are of the tasks that all of them have in common; raises ConfigError if there are none.
+    """
     evaluated = [run for run in runs if run.evaluation is not None]
     if not evaluated:
         return None
-    results = evaluated[0].evaluation if len(runs) == 1 else merge(evaluated)
-    if results.empty or len({judged_by(run.evaluation) for run in evaluated}) > 1:
-        return {}
-    scores = judged(results)
+    networks = []
+    for run in evaluated:
+        method = run.evaluation["method"].iloc[0]  # the network comes first
+        networks.append(arm_of_method(run.evaluation, method, method if len(runs) == 1 else run.name))
+    scores_of_first = evaluated[0].evaluation
+    arms = list(networks)
+    for method in scores_of_first["method"].unique()[1:]:
+        arms.append(arm_of_method(scores_of_first, method, method))
+    metric, *_ = default_metrics(networks)
+    common = pair(networks, outside=True).index
+    tables = []
+    for arm in arms:
+        rows = arm.frame(None)
+        tables.append(rows[rows.index.isin(common)].reset_index().assign(method=arm.name))
+    results = pd.concat(tables, ignore_index=True)
     counting, outside = counting_tasks(results)
-    first = str(scores.columns[0])
+    scores = judged(results)
+    are_all_outside = len(outside) == len(scores)
+    compared = why_not = None
+    if len(arms) > 1:
+        try:
+            compared = comparison(arms, metric, are_all_outside)
+        except ConfigError as error:  # a baseline may lack scores
+            why_not = str(error)
     if outside:
         scores = scores.copy()
         scores["trained range"] = ["outside" if task in outside else "" for task in scores.index]
     return {
         "scores": scores,
-        "score": REAL_SCORES[judged_by(results)],
+        "score": REAL_SCORES[metric],
         "splits": results["split"].nunique(),
-        "first": first,
+        "first": networks[0].name,
         "tasks": counting["data"].nunique(),
         "outside": outside,
-        "weights": weights_of_runs(evaluated),
-        "members": differing_members({run.name: network_rows(run.evaluation) for run in evaluated}),
-        "summary": summary_table(add_elo(summarize(counting), counting)),
-        "figures": draw_scores(counting),
+        "summary": summary_table(counting),
+        "figures": draw_sizes(counting),
         "standing": standing(counting),
         "picture": draw_standing(counting),
+        "comparison": compared,
+        "why_not_compared": why_not,
+    }
+
+
+def comparison(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
+    """Compare the first arm with the others; outside: whether tasks outside the trained range count."""
+    paired = pair(arms, outside)
+    found = compare(paired, metric)
+    (title, *header), lines = table_in_words(found)
+    figures = [draw_comparison(found)]
+    if found.ranks is not None:
+        figures.append(draw_ranks(found))
+    return {
+        "scope": scope(paired, [found]).splitlines(),
+        "warnings": found.warnings,
+        "table": pd.DataFrame(lines, columns=[title, *header]).set_index(title),
+        "sentences": [pair.sentence for pair in found.pairs],
+        "figures": figures,
     }
 
 
@@ -458,63 +497,9 @@ def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return (results if counting.empty else counting), outside
 
 
-def weights_of_runs(runs: list[RunContent]) -> str:
-    """Name the weights of each run that were scored on real data."""
-    named = {run.name: scored_weights(run.evaluation) for run in runs}
-    if len(runs) == 1:
-        return named[runs[0].name]
-    return "; ".join(f"{name}: {words}" for name, words in named.items())
-
-
 def scored_weights(results: pd.DataFrame) -> str:
     """Name the weights whose scores a table holds."""
     return weights_of_first(results) or "not recorded in evaluation.csv"
-
-
-def summary_table(summary: pd.DataFrame) -> pd.DataFrame:
-    """Format what `summarize` returns: a mean and its interval are one cell."""
-    forms = {name: form for name, (_, form) in FORMATS.items() if name in summary}
-    if "roc_auc" in forms:
-        forms["roc_auc"] = f".{DECIMALS}f"  # the terminal has one more digit
-    columns = {}
-    for name, form in forms.items():
-        plain = form.removeprefix("+")
-        heading, _ = FORMATS[name]
-        stem = name.removesuffix("_rate")  # the ends of the interval of win_rate are win_low and win_high
-        ends = zip(summary.get(f"{stem}_low", summary[name]), summary.get(f"{stem}_high", summary[name]), strict=True)
-        has_interval = f"{stem}_low" in summary
-        cells = []
-        for value, (low, high) in zip(summary[name], ends, strict=True):
-            if math.isnan(value):
-                cells.append("")
-            elif has_interval and not math.isnan(low):
-                cells.append(f"{value:{form}} [{low:{plain}}, {high:{plain}}]")
-            else:
-                cells.append(f"{value:{form}}")
-        columns[heading] = cells
-    return pd.DataFrame(columns, index=summary.index)
-
-
-def network_rows(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the network, which comes first."""
-    return results[results["method"] == results["method"].iloc[0]]
-
-
-def merge(runs: list[RunContent]) -> pd.DataFrame:
-    """Merge results on the tasks of all runs: the networks of the runs, and the other methods of the first run."""
-    keys = ["data", "split", "rows"]  # what says which task a row is about
-    tables = []
-    tasks_of_runs = []
-    for run in runs:
-        rows = network_rows(run.evaluation).assign(method=run.name)
-        tables.append(rows)
-        tasks_of_runs.append(set(rows[keys].itertuples(index=False, name=None)))
-    first = runs[0].evaluation
-    tables.append(first[first["method"] != first["method"].iloc[0]])
-    merged = pd.concat(tables, ignore_index=True)
-    common = set.intersection(*tasks_of_runs)
-    is_common = [task in common for task in merged[keys].itertuples(index=False, name=None)]
-    return merged[is_common]
 
 
 def fill(template: Path, **variables: Any) -> str:

@@ -1,10 +1,14 @@
-"""Whether runs can be compared by a metric: its values must be of the same objective and of the same tables."""
+"""What differs between runs: whether they are trained on identical tables, and whether a metric compares them.
+
+The values of a metric can be compared if they are of the same objective and of tables of the same distribution.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,6 +61,38 @@ def warning_of(metric: str, found: Mapping[str, Mapping[str, list[str]]], folder
     return f"{reason}, and cannot be compared; compare such points by {instead}"
 
 
+def shared_in_words(names: Sequence[str], configs: Iterable[Mapping[str, Any]]) -> str | None:
+    """Say which points are trained on identical tables with the same seed; None if there is one point only.
+
+    configs: as in config.yaml
+    """
+    groups: dict[str, list[str]] = {}
+    for name, config in zip(names, configs, strict=True):
+        # Without tokens for missing values the same tables are imputed.
+        decisive = [training_tables(config), config["model"].get("missing_values")]
+        groups.setdefault(json.dumps(decisive, sort_keys=True, default=str), []).append(name)
+    if len(names) < 2:
+        return None
+    if len(groups) == 1:
+        return "with the same seed, all points are trained on identical tables"
+    shared = []
+    for group in groups.values():
+        if len(group) > 1:
+            shared.append(" and ".join(f"({name})" for name in group))
+    if not shared:
+        return "no two points are trained on identical tables: their priors or curricula differ"
+    return f"with the same seed, these points are trained on identical tables: {'; '.join(shared)}"
+
+
+def training_tables(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide on which tables a run is trained, apart from its seed; config: plain values."""
+    stages = {}
+    for name, stage in config["curriculum"]["stages"].items():
+        stages[name] = {key: setting for key, setting in stage.items() if key not in OF_LEARNING}
+    classes = {"max_classes": config["model"].get("max_classes")}
+    return {"prior": config["prior"], "model": classes, "curriculum": {"stages": stages}}
+
+
 def objective(metric: str, config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide what a loss is; nothing for other scores."""
     from tabicl_train.model.config import family_of
@@ -79,9 +115,10 @@ def objective(metric: str, config: RunConfig) -> dict[str, Any]:
 
 def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Return the settings that decide on which tables a run is scored, by the kinds of metrics that it has."""
-    classes = {"max_classes": config.model.max_classes}
-    by_kind: dict[str, dict[str, Any]] = {}
-    by_kind["loss"] = {"prior": config.prior, "model": classes, "curriculum": {"stages": stages_at_end(config)}}
+    trained = training_tables(asdict(config))
+    classes = trained["model"]
+    stages = stages_at_end(config, trained["curriculum"]["stages"])
+    by_kind: dict[str, dict[str, Any]] = {"loss": {**trained, "curriculum": {"stages": stages}}}
 
     settings = config.validation
     if settings.every and settings.real_rows:
@@ -95,8 +132,8 @@ def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
     return by_kind
 
 
-def stages_at_end(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings that decide the tables of each stage that has steps in the last tenth of the run, by name."""
+def stages_at_end(config: RunConfig, settings: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings that decide the distribution of the tables of the stages in the last tenth of the run."""
     # The training loss of a run is the mean over the last tenth of its steps.
     stages = {}
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
@@ -104,8 +141,7 @@ def stages_at_end(config: RunConfig) -> dict[str, dict[str, Any]]:
     for name, steps in steps_of_stages(lengths, config.total_steps).items():
         end += steps
         if end > 0.9 * config.total_steps:
-            options = vars(config.curriculum.stages[name])
-            stages[name] = {key: value for key, value in options.items() if key not in OF_LEARNING + OF_NUMBERS}
+            stages[name] = {key: value for key, value in settings[name].items() if key not in OF_NUMBERS}
     return stages
 
 

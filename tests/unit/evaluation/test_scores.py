@@ -1,4 +1,4 @@
-"""Scores of known predictions, comparisons of methods with known outcomes, and their text."""
+"""Scores of known predictions, their means over tasks, and their text."""
 
 import math
 
@@ -82,17 +82,9 @@ def test_summary():
     values = {"ours": [0.9, 0.8, 0.7, 0.6], "worse": [0.8, 0.7, 0.7, 0.5], "mixed": [1.0, 0.6, 0.7, 0.55]}
     summary = summarize(results({m: {t: [v] for t, v in zip(tasks, vs, strict=True)} for m, vs in values.items()}))
     assert list(summary.index) == ["ours", "worse", "mixed"]
-    assert summary["mean_rank"].to_list() == [(2 + 1 + 2 + 1) / 4, (3 + 2 + 2 + 3) / 4, (1 + 3 + 2 + 2) / 4]
     assert np.allclose(
         summary["normalized_accuracy"], [(0.5 + 1 + 1 + 1) / 4, (0 + 0.5 + 1 + 0) / 4, (1 + 0 + 1 + 0.5) / 4]
     )
-    assert summary["win_rate"].to_list()[1:] == [(1 + 1 + 0.5 + 1) / 4, (0 + 1 + 0.5 + 1) / 4]
-    assert np.allclose(summary["lead"][1:], [0.075, 0.0375])
-    assert math.isnan(summary.loc["ours", "win_rate"])
-    for method in ("worse", "mixed"):
-        row = summary.loc[method]
-        assert row.win_low < row.win_rate < row.win_high
-        assert row.lead_low < row.lead < row.lead_high
     assert summary["log_loss"].to_list() == pytest.approx([1 - np.mean(vs) for vs in values.values()])
 
 
@@ -193,18 +185,14 @@ def test_r2_below_0_counts_as_0_after_the_mean_over_splits():
 
 def test_summary_of_regression():
     summary = summarize(RESULTS)
-    ours, ridge, marginal = (summary.loc[method] for method in (THIS_MODEL, "ridge", MARGINAL))
+    ours, ridge = (summary.loc[method] for method in (THIS_MODEL, "ridge"))
     assert (ours.r2, ours.r2_median) == pytest.approx((0.3, 0.0))
     assert (ridge.r2, ridge.r2_median) == pytest.approx((1.05 / 3, 0.25))
     assert ours.relative_rmse == pytest.approx((1 + 3 + 2) / 3)
     assert ridge.relative_rmse == pytest.approx(4 / 3)
-    assert ours.below_marginal == pytest.approx(1 / 3)  # below, above, equal
-    assert np.isnan([ridge.below_marginal, marginal.below_marginal, ridge.coverage, ours.lead]).all()
+    assert np.isnan([ridge.coverage, ridge.coverage_low]).all()
     expected = mean_interval(np.array([0.8, 0.7, 0.9]), 0, 1)
     assert (ours.coverage_low, ours.coverage_high) == (expected.low, expected.high)
-    assert (ridge.win_rate, ridge.lead) == pytest.approx((1.5 / 3, (0.1 + 0.0 - 0.25) / 3))  # 0 and 0 are a tie
-    assert (marginal.win_rate, marginal.lead) == pytest.approx((2 / 3, 0.3))
-    assert (ours.mean_rank, ridge.mean_rank) == pytest.approx(((1 + 2 + 2.5) / 3, (2 + 2 + 1) / 3))
 
 
 def test_a_perfect_prediction_is_the_best_by_rmse():
@@ -212,7 +200,6 @@ def test_a_perfect_prediction_is_the_best_by_rmse():
     assert summarize(perfect)["relative_rmse"].tolist() == [1.0, 50.0]
     perfect.loc[perfect["method"] == THIS_MODEL, "rmse"] = 1e-15  # but for rounding
     assert summarize(perfect)["relative_rmse"].tolist() == [1.0, 50.0]
-    assert summarize(perfect)["below_marginal"].isna().all()  # there is nothing to compare with
 
 
 def test_text_shows_the_scores():
@@ -223,9 +210,8 @@ def test_text_shows_the_scores():
     assert ["mean", "this", "model", "0.300", "2.000", "0.233", "0.80"] in lines
     ours = [line[2:] for line in lines if line[:1] == ["this"]][-1]
     ridge = [line[1:] for line in lines if line[:1] == ["ridge"]][-1]
-    assert ours[:6] == ["0.300", "0.000", "2.000", "0.233", "0.33", "1.60"]
-    assert ridge[:6] == ["0.350", "0.250", "1.333", "-", "-", "-"]
-    assert "its lead in R2" in text
+    assert ours[:6] == ["0.300", "0.000", "2.000", "0.233", "1.60", "0.80"]
+    assert ridge == ["0.350", "0.250", "1.333", "-", "-", "-"]
     assert "R2 by rows" in text
     assert "R2 by features" in text
     assert "classes" not in text

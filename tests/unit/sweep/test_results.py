@@ -20,12 +20,13 @@ from scipy import stats
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.arms import mean_arm
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.statistics import mean_interval
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
-from tabicl_train.sweep.arms import Points, mean_arm, shared_in_words, tables_of
-from tabicl_train.sweep.comparable import OF_LEARNING
+from tabicl_train.sweep.arms import arms_of_sweep
+from tabicl_train.sweep.comparable import OF_LEARNING, shared_in_words
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
@@ -266,8 +267,7 @@ def test_the_effect_of_one_setting_is_the_mean_over_the_others(tmp_path):
         return 1 / point[WIDTH] + 0.01 * seed * (point[RATE] > 2e-3) + 0.1 * point[RATE]
 
     made = invent(make_plan([*GRID, f"{RATE}=1e-3,1e-2", f"run_dir={tmp_path}/it"]), with_interaction)
-    points = Points(made, by="learning_rate")
-    low, high = points.merged(points.validations())
+    low, high = arms_of_sweep(made, by="learning_rate", validated=True)
     assert (low.name, high.name) == ("learning_rate=0.001", "learning_rate=0.01")
     leads = np.array([(1e-2 - 1e-3) * 0.1 + 0.01 * seed for seed in range(3)])
     result = command("compare", str(made.folder), "by=learning_rate")
@@ -304,21 +304,24 @@ def test_tables_are_shared_unless_what_decides_them_differs():
     (stage,) = config.curriculum.stages.values()
     others = {"schedule": "constant", "fresh_optimizer": False, "frozen": ["row"]}
     others |= {"checkpoint_rows": 7, "col_attention_fp32": True}
-    known = tables_of(dataclasses.asdict(config))
+    same = "with the same seed, all points are trained on identical tables"
     specs = [group.spec for group in plan_step(config.curriculum, config.model, 0, 5).groups]
     for name in OF_LEARNING:
         changed = dataclasses.replace(stage, **{name: others[name] if name in others else getattr(stage, name) / 2})
         curriculum = dataclasses.replace(config.curriculum, stages={"smoke": changed})
-        assert tables_of(dataclasses.asdict(dataclasses.replace(config, curriculum=curriculum))) == known, name
+        two = [dataclasses.asdict(each) for each in (config, dataclasses.replace(config, curriculum=curriculum))]
+        assert shared_in_words(["A", "B"], two) == same, name
         planned = plan_step(curriculum, config.model, 0, 5)
         assert [group.spec for group in planned.groups] == specs, name
-    texts = {}
-    for settings in (["model.icl_scaling=none"], ["prior=dummy"], ["curriculum.stages.smoke.rows=[40,81]"]):
-        two = [dataclasses.asdict(each) for each in (config, compose(["experiment=smoke", *settings]))]
-        texts[settings[0]] = shared_in_words(["A", "B"], two)
-    same, *different = texts.values()
-    assert same == "with the same seed, all points are trained on identical tables"
-    assert set(different) == {"no two points are trained on identical tables: their priors or curricula differ"}
+    other = "no two points are trained on identical tables: their priors or curricula differ"
+    for setting, expected in (
+        ("model.icl_scaling=none", same),
+        ("prior=dummy", other),
+        ("curriculum.stages.smoke.rows=[40,81]", other),
+        ("model.missing_values=true", other),  # otherwise missing values are imputed
+    ):
+        two = [dataclasses.asdict(each) for each in (config, compose(["experiment=smoke", setting]))]
+        assert shared_in_words(["A", "B"], two) == expected, setting
 
 
 OBJECTIVES = ("objective=cross_entropy", "objective.label_smoothing=0,0.2", "sweep.metric=loss")
