@@ -26,8 +26,7 @@ from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, by_task, cell, judged, standing, summary_text
 from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import begun_stages, checksum, data, fact_table, introduction, limits, training
-from tabicl_train.prediction.hub_format import validation as validation_section
+from tabicl_train.prediction.hub_format import begun_stages, checksum, model_card
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
 from tabicl_train.report.page import effort as effort_of_run
@@ -56,6 +55,8 @@ def section(name: str, run: RunContent) -> str:
     """Describe one file, and draw the loss of its run beside it."""
     path = FOLDER / f"{name}.safetensors"
     pretrained, content = read_weights(path), path.read_bytes()
+    beginning, *texts = model_card(name, pretrained).split("\n## ")
+    of_card = {text.partition("\n")[0]: f"## {text.strip()}" for text in texts}
     validation = {} if run.validation is None else {name: run.validation}
     *_, ratio = draw_training({name: run.metrics}, validation)  # the loss relative to guessing, if that was logged
     ratio.savefig(path.with_suffix(".png"), dpi=100)
@@ -66,15 +67,15 @@ def section(name: str, run: RunContent) -> str:
         "license": "BSD-3-Clause",
     }
     parts = [
-        introduction(pretrained),
-        fact_table(["", ""], facts.items()),
-        training(pretrained.origin),
+        beginning.partition(f"\n# {name}\n")[2].strip(),
+        markdown_table(["", ""], facts.items()),
+        of_card["Training"],
         effort(pretrained.origin, run),
         f"![Loss]({name}.png)",
-        data(pretrained.origin),
-        *([validation_section(pretrained)] if pretrained.origin["validation"] else []),
+        of_card["Data"],
+        *([of_card["Validation"]] if "Validation" in of_card else []),
         evaluation(run.evaluation) + more_suites(run.folder),
-        f"{limits(pretrained)}\n- {NOT_TRAINED_FOR}",
+        f"{of_card['Limits']}\n- {NOT_TRAINED_FOR}",
     ]
     return f"## {name}\n\n" + "\n\n".join(parts).replace("## ", "### ")
 
@@ -95,7 +96,7 @@ def effort(origin: dict, run: RunContent) -> str:
     return (
         f"The weights have seen {seen:,} tables{after}. All steps of the run took {hours:.2f} hours, without "
         f"validation and what is done once a start.{ended} It was started {counted(len(rows), 'time')}:\n\n"
-        + fact_table(["time", "step", "commit", "hardware"], rows)
+        + markdown_table(["time", "step", "commit", "hardware"], rows)
     )
 
 
