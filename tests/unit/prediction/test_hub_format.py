@@ -168,7 +168,7 @@ def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
     description = json.loads((hub / "config.json").read_text())
     del description["origin"]["versions"]
     (hub / "config.json").write_text(json.dumps(description))
-    with pytest.raises(ConfigError, match="lacks what the model card needs .*'versions'"):
+    with pytest.raises(ConfigError, match=r"lacks what the model card needs .*'versions'"):
         export(str(hub), str(tmp_path / "other"))
     export(str(hub), str(tmp_path / "other.safetensors"))
 
