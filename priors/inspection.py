@@ -6,7 +6,6 @@ A picture shows the two most informative columns, the target, kinds of columns, 
 from __future__ import annotations
 
 import base64
-import html
 import textwrap
 import warnings
 from collections import Counter
@@ -14,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from priors.realism import fill
@@ -396,20 +396,11 @@ def node_label(names: list[str], most: int) -> str:
 
 def as_html(tables: list[tuple[str, Table]], png: bytes) -> str:
     """Return a page without external files: a picture of the tables, and their plans."""
-    plans = "\n".join(
-        f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(str(table.plan))}</pre></details>"
-        for title, table in tables
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
-    heading = f"{len(tables)} tables"
-    picture = base64.b64encode(png).decode()
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{heading}</title>'
-        "<style>body{font:15px sans-serif;margin:2em}img{max-width:100%}pre{background:#f4f4f4;padding:1em;"
-        f"overflow-x:auto}}</style><h1>{heading}</h1>"
-        "<p>Left: the two columns most informative about the class, rows colored by class, and its balance; or "
-        "the numeric target against the most informative column, rows colored by the second, and its histogram. "
-        "Right: the causal graph (red: holds the target y; blue: holds features x; gray: neither) or the first "
-        "lines of the plan, and the number of distinct values of each column. The columns of X are those of the plan "
-        "in another order.</p>"
-        f'<img alt="pictures of the tables" src="data:image/png;base64,{picture}"><h2>Plans</h2>{plans}</html>\n'
-    )
+    page = environment.get_template("gallery.html.j2")
+    return page.render(tables=tables, picture=base64.b64encode(png).decode())

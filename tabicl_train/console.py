@@ -62,6 +62,10 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
     """Format a table in Markdown."""
     lines = []
     for cells in (header, ["---"] * len(header), *rows):
-        escaped = [str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
+        lines.append(f"| {' | '.join(escaped_cell(cell) for cell in cells)} |")
     return "\n".join(lines)
+
+
+def escaped_cell(value: object) -> str:
+    """Return the text of a value as it can stand in a table in Markdown."""
+    return str(value).replace("|", r"\|").replace("\n", " ")

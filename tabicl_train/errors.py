@@ -94,5 +94,5 @@ def require_matplotlib() -> None:
 
 def require_sweep_packages() -> None:
     """Raise ConfigError if a package that all sweeps need is not installed; those on SLURM need submitit, too."""
-    if missing := [name for name in ("optuna", "matplotlib", "jinja2") if not is_installed(name)]:
+    if missing := [name for name in ("optuna", "matplotlib") if not is_installed(name)]:
         raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])

@@ -46,7 +46,7 @@ register.experiment(
     "attention",
     "tabicl_train.lab.attention:run",
     question="one row of a table through one attention head, step by step",
-    packages=("matplotlib", "jinja2"),
+    packages=("matplotlib",),
 )
 register.experiment(
     "needle",

@@ -65,6 +65,5 @@ def require_packages(name: str) -> None:
     missing = [package for package in experiment.packages if not is_installed(package)]
     if missing:
         words = " ".join(missing)
-        of_plots = set(missing) <= {"matplotlib", "jinja2"}
-        how = install(words, "plots") if of_plots else f"pip install {words}"
+        how = install(words, "plots") if missing == ["matplotlib"] else f"pip install {words}"
         raise ConfigError([f"{name} needs {', '.join(missing)}: {how}"])

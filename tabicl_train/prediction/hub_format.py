@@ -13,19 +13,21 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
-from tabicl_train.console import first_line, markdown_table
+from tabicl_train.console import escaped_cell, first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.public_config import beyond_public
@@ -49,35 +51,6 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 CARD = "README.md"
 LIBRARY = "tabicl-train"
-FRONT_MATTER = """---
-library_name: {library}
-license: bsd-3-clause
-"""
-TAGS = """pipeline_tag: tabular-{task}
-tags:
-- tabular
-- tabular-{task}
-- tabicl
-- in-context-learning
-- foundation-model
-- synthetic-data
-"""
-KINDS = {
-    "trained": "as trained",
-    "ema": "exponential moving average",
-    "last": "average of the last snapshots",
-    "best": "the best by validation",
-}
-# The score of a network beside its card, as the Hugging Face Hub reads and shows it.
-MODEL_INDEX = """model-index:
-- name: {name}
-  results:
-  - task: {{type: tabular-{task}}}
-    dataset: {{type: tabicl-evaluate, name: {tasks} real tasks}}
-    metrics:
-    - {{type: {score}, name: mean {title}, value: {value}}}
-"""
-COVERAGE = f"`coverage` is that of {INTERVAL[1] - INTERVAL[0]:.0%} intervals."
 
 
 def is_hub_folder(path: Path) -> bool:
@@ -145,8 +118,8 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     try:
         card = model_card(name, pretrained).encode()
-    except KeyError as error:  # an older file, or one that was edited
-        lacks = f"the origin of the weights has no {error}, which the model card needs"
+    except (KeyError, jinja2.UndefinedError) as error:  # an older file, or one that was edited
+        lacks = f"the origin of the weights lacks what the model card needs ({error})"
         raise ConfigError([f"{lacks}; export them from their run, or to FILE.safetensors"]) from None
     description = {
         "library_name": LIBRARY,
@@ -201,157 +174,43 @@ def checksum(content: bytes) -> str:
 def model_card(name: str, pretrained: Pretrained) -> str:
     """Return the card of a model with this name in Markdown; sections without information are left out."""
     origin = pretrained.origin
+    network = pretrained.config
+    family = family_of(network)
     is_from_run = bool(origin.keys() - {"plugins"})  # an estimator's network has no run, but perhaps plug-ins
-    predicts_real_tables = family_of(pretrained.config).predicts_real_tables
-    head = FRONT_MATTER.format(library=LIBRARY)
-    scores = ""
-    if predicts_real_tables:
-        head += TAGS.format(task=task_of(pretrained))
-        if is_from_run:
-            scores = evaluation(pretrained)
-            head += model_index(name, pretrained)
-    sections = [f"{head}---\n\n# {name}", introduction(pretrained), usage(pretrained)]
-    if is_from_run:
-        sections += [training(origin), data(origin)]
-    if is_from_run and predicts_real_tables and origin["validation"]:
-        sections.append(validation(pretrained))
-    if scores:
-        sections.append(scores)
-    if predicts_real_tables:
-        sections.append(limits(pretrained))
-    if is_from_run:
-        sections.append("## Versions\n\n" + fact_table(["package", "version"], origin["versions"].items()))
-    return "\n\n".join(sections) + "\n"
-
-
-def task_of(pretrained: Pretrained) -> str:
-    return "regression" if pretrained.config.is_regression else "classification"
-
-
-def introduction(pretrained: Pretrained) -> str:
-    count = sum(tensor.numel() for tensor in pretrained.tensors.values())
-    family = family_of(pretrained.config)
-    if not family.predicts_real_tables:
-        first_sentence = (family.__doc__ or "").partition("\n")[0]
-        return f"{first_sentence} It has {count:,} parameters."
-    predicted = "the labels"
-    if pretrained.config.is_regression:
-        predicted = f"{pretrained.config.num_quantiles} quantiles of the labels"
-    return (
-        f"A TabICL-style tabular foundation model for {task_of(pretrained)}. It reads a table with some labeled rows "
-        f"and predicts {predicted} of the remaining rows in one forward pass, without being trained on that table. It "
-        f"has {count:,} parameters and was pretrained with `{LIBRARY}`."
+    has_scores = is_from_run and family.predicts_real_tables
+    needed = plugins.uses(plugins_in(origin), NEEDED)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-def usage(pretrained: Pretrained) -> str:
-    plugins_named = plugins_argument(pretrained).replace("'", '"')
-    family = family_of(pretrained.config)
-    if not family.predicts_real_tables:
-        text = f"""## Use
-
-```python
-from tabicl_train.prediction.export import load_network
-
-network = load_network("FOLDER"{plugins_named})  # {family.__module__} describes its input and output
-```"""
-        return text + plugin_sentences(pretrained)
-    if pretrained.config.is_regression:
-        kind = "Regressor"
-        result = "means"
-        method = "predict"
-    else:
-        kind = "Classifier"
-        result = "probabilities"
-        method = "predict_proba"
-    text = f"""## Use
-
-```python
-from huggingface_hub import snapshot_download
-from tabicl_train import TabICL{kind}
-
-folder = snapshot_download("OWNER/NAME")  # or the path of a copy of this folder
-{kind.lower()} = TabICL{kind}(folder{plugins_named}).fit(X, y)
-{result} = {kind.lower()}.{method}(queries)
-```
-
-The package `{LIBRARY}` is needed, and `huggingface_hub` for the download. X may be an array or a data frame, with
-numbers, strings, categories, booleans, times and missing values."""
-    beyond = beyond_public(pretrained.config)
-    if beyond:
-        text += f" The `tabicl` package cannot express this network, which has {' and '.join(beyond)}."
-    else:
-        text += " `tabicl-export checkpoint=FOLDER output=model.ckpt` writes a file for the `tabicl` package."
-    return text + plugin_sentences(pretrained)
-
-
-def plugin_sentences(pretrained: Pretrained) -> str:
-    """Say which code the network needs that is in no file of the folder; "" if it needs none."""
-    sentences = ""
-    for record, things in plugins.uses(plugins_in(pretrained.origin), NEEDED):
-        name = plugins.name_of(record)
-        version = f" {record['version']}" if record["version"] else ""
-        sentences += (
-            f"\n\nThe plug-in `{name}`{version} (SHA-256 {record['sha256'][:16]}) defines its {' and '.join(things)}. "
-            "It is code, and not in this folder: get it from whoever published the weights, read it, and name it as "
-            f"above, on a command line by `plugins=[{name}]`."
-        )
-    return sentences
-
-
-def training(origin: dict) -> str:
-    config = origin["config"]
-    commit = origin["commit"] or "unknown"
-    if origin["uncommitted_changes"]:
-        commit += " with uncommitted changes"
-    command = None
-    if origin["command"]:
-        command = f"`tabicl-train {shlex.join(origin['command'])}`"
-    facts = {
-        "run": origin["run"],
-        "weights": f"{KINDS[origin['weights']]}, after step {origin['step']:,} of {origin['steps']:,}",
-        "started from": config["init_weights"],
-        "commit": commit,
-        "seed": config["seed"],
-        "objective": objective_in_words(config.get("objective")),
-        "auxiliary losses": weighted_names(config.get("auxiliary_losses") or {}),
-        "optimizer": config["optimizer"]["name"],
-        "precision": config["trainer"]["precision"],
-        "command": command,
-    }
-    fact_rows = [(name, value) for name, value in facts.items() if value is not None]
-
-    stages = config["curriculum"]["stages"]
-    stage_rows = []
-    has_mix = sets_mix(origin)
-    for name, done in begun_stages(origin).items():
-        stage = stages[name]
-        steps = f"{done:,}"
-        if done < stage["steps"]:
-            steps += f" of {stage['steps']:,}"
-        row = [
-            name,
-            steps,
-            stage["tables"],
-            interval(stage["rows"]),
-            interval(stage["train_share"]),
-            interval(stage["features"]),
-            f"{stage['learning_rate']:g}, {stage['schedule']}",
-        ]
-        if has_mix:
-            row.append(weighted_names(stage.get("mix") or {}) or "the weights of the components")
-        stage_rows.append(row)
-    header = ["stage", "steps", "tables per step", "rows", "labeled share", "features", "learning rate"]
-    if has_mix:
-        header.append("mixture")
-    return "\n\n".join(
-        [
-            "## Training",
-            fact_table(["", ""], fact_rows),
-            fact_table(header, stage_rows),
-            "All settings of the run are stored with the weights.",
-        ]
+    environment.filters |= {"cell": cell, "interval": interval, "weighted": weighted_names, "command": shlex.join}
+    card = environment.get_template("model_card.md.j2").render(
+        name=name,
+        library=LIBRARY,
+        network=network,
+        family=family,
+        predicts_real_tables=family.predicts_real_tables,
+        is_regression=network.is_regression,
+        task="regression" if network.is_regression else "classification",
+        parameters=sum(tensor.numel() for tensor in pretrained.tensors.values()),
+        plugins_argument=plugins_argument(pretrained).replace("'", '"'),
+        plugins=[record | {"name": plugins.name_of(record), "things": things} for record, things in needed],
+        not_public=beyond_public(network) if family.predicts_real_tables else [],
+        is_from_run=is_from_run,
+        origin=origin,
+        config=origin["config"] if is_from_run else {},
+        begun_stages=begun_stages(origin) if is_from_run else {},
+        has_mix=is_from_run and sets_mix(origin),
+        validation_columns=validation_columns(pretrained) if has_scores else [],
+        evaluation=mean_scores(pretrained) if has_scores else [],
+        mean_score=mean_score(pretrained) if has_scores else None,
+        this_model=THIS_MODEL,
+        coverage=f"{INTERVAL[1] - INTERVAL[0]:.0%}",
+        trained_range=pretrained.trained_range,
     )
+    return re.sub(r"\n{3,}", "\n\n", card).strip() + "\n"
 
 
 def begun_stages(origin: dict) -> dict[str, int]:
@@ -366,57 +225,18 @@ def sets_mix(origin: dict) -> bool:
     return any(stages[name].get("mix") for name in begun_stages(origin))
 
 
-def objective_in_words(objective: dict | None) -> str | None:
-    """Describe an objective by its name and its options; None for the network's own."""
-    if objective is None:
-        return None
-    options = [f"{key}={value}" for key, value in objective.items() if key != "name"]
-    text = f"`{objective['name']}`"
-    return f"{text} with {', '.join(options)}" if options else text
-
-
-def weighted_names(weights: dict[str, float]) -> str | None:
-    """List names with their weights; None without any."""
-    return ", ".join(f"`{name}` {weight:g}" for name, weight in weights.items()) or None
-
-
-def data(origin: dict) -> str:
-    prior = origin["config"]["prior"]
-    text = f"## Data\n\nAll training tables were drawn from the prior `{prior['name']}`"
-    if origin["stream_version"] is not None:
-        text += f" (version {origin['stream_version']} of the stream of tables)"
-    options = [(f"`{key}`", f"`{value}`") for key, value in prior.items() if key != "name"]
-    if not options:
-        return f"{text}."
-    text += " with these options"
-    if sets_mix(origin):
-        text += ", but with the mixtures of the stages above in place of the weights of `components`"
-    return f"{text}:\n\n{fact_table(['option', 'value'], options)}"
-
-
-def validation(pretrained: Pretrained) -> str:
-    """Return the section about the last validation before the weights were stored."""
-    origin = pretrained.origin
-    rows = origin["validation"]
-    data = "on validation tables of the prior and on scikit-learn's bundled data sets"
-    score_names: tuple[str, ...]
-    if pretrained.config.is_regression:
-        score_names = NUMBER_SCORES
-        remarks = f" Losses and RMSE are in standard deviations of the target. {COVERAGE}"
-    else:
-        score_names = CLASS_SCORES
-        remarks = ""
-    columns = ["data", "rows", *(name for name in score_names if name not in ("guess_loss", "possible"))]
+def validation_columns(pretrained: Pretrained) -> list[str]:
+    """Return the columns of the last validation before the weights were stored; none without a validation."""
+    rows = pretrained.origin["validation"]
+    if not rows:
+        return []
+    scores = NUMBER_SCORES if pretrained.config.is_regression else CLASS_SCORES
+    columns = ["data", "rows", *(name for name in scores if name not in ("guess_loss", "possible"))]
     if any("possible" in row for row in rows):
         columns.append("possible")
-        data += ", and on probes, with the ROC AUC or R2 that is possible"
     if any(row.get("trained_range") == OUTSIDE for row in rows):
         columns.append("trained_range")
-    which = f"After step {rows[0]['step']:,}"
-    if origin["weights"] not in ("trained", "best"):
-        which += ", of the weights as trained rather than these"
-    cells = [[row.get(column, "") for column in columns] for row in rows]
-    return f"## Validation\n\n{which}, {data}.{remarks}\n\n{fact_table(columns, cells)}"
+    return columns
 
 
 def mean_scores(pretrained: Pretrained) -> list[dict[str, Any]]:
@@ -424,61 +244,22 @@ def mean_scores(pretrained: Pretrained) -> list[dict[str, Any]]:
     return shipped_scores(pretrained.origin) or pretrained.origin["evaluation"]
 
 
-def evaluation(pretrained: Pretrained) -> str:
-    """Return the section about the scores of `tabicl-evaluate`; "" if there are none."""
-    rows = mean_scores(pretrained)
-    if not rows:
-        return ""
-    remarks = ""
-    if pretrained.config.is_regression:
-        remarks = f" An R2 below 0 counts as 0; `pinball` is in standard deviations of the target. {COVERAGE}"
-    scored = "`weights` are those that were scored" if "weights" in rows[0] else "perhaps of another step of the run"
-    if "n_estimators" in rows[0]:
-        scored += ", `n_estimators` the members of the ensemble"
-    return (
-        f"## Evaluation\n\nMeans over tasks, from `tabicl-evaluate`; {scored}. "
-        f"`{THIS_MODEL}` is the pretrained network.{remarks}\n\n"
-        f"{fact_table(list(rows[0]), [row.values() for row in rows])}"
-    )
-
-
-def model_index(name: str, pretrained: Pretrained) -> str:
-    """Return the mean score as metadata of the card, that of the first suite if there are several; "" without.
+def mean_score(pretrained: Pretrained) -> dict[str, Any] | None:
+    """Return the mean score on real tasks, which becomes metadata: that of the first suite if there are several.
 
     Means of other weights, or of unknown ones, are on the card, but no metadata.
     """
     score, title = ("r2", "R2") if pretrained.config.is_regression else ("roc_auc", "ROC AUC")
-    quoted = json.dumps(name)  # a name may have characters with a meaning in YAML
     for row in mean_scores(pretrained):
         is_inside = row["method"] == THIS_MODEL and row["trained_range"] == INSIDE
         if is_inside and row.get("weights") == pretrained.name:
-            return MODEL_INDEX.format(
-                name=quoted,
-                task=task_of(pretrained),
-                tasks=row["tasks"],
-                score=score,
-                title=title,
-                value=cell(row[score]),
-            )
-    return ""
+            return {"type": score, "title": title, "value": cell(row[score]), "tasks": row["tasks"]}
+    return None
 
 
-def limits(pretrained: Pretrained) -> str:
-    config = pretrained.config
-    if config.is_regression:
-        lowest = 1 / (config.num_quantiles + 1)
-        target = f"Quantiles at levels from {lowest:g} to {1 - lowest:g}; beyond them the tails are a guess."
-    else:
-        target = f"Up to {config.max_classes} classes in one pass; tables with more are split into several predictions."
-    points = [
-        f"{task_of(pretrained).capitalize()} only.",
-        target,
-        "Labeled rows and features are read at once, so memory and time grow with the table.",
-    ]
-    trained = pretrained.trained_range
-    if trained is not None:
-        points.append(f"Trained on tables with {trained}. Outside this range the network extrapolates.")
-    return "## Limits\n\n" + "\n".join(f"- {point}" for point in points)
+def weighted_names(weights: dict[str, float] | None) -> str:
+    """List names with their weights."""
+    return ", ".join(f"`{name}` {weight:g}" for name, weight in (weights or {}).items())
 
 
 def interval(bounds: list) -> str:
@@ -486,14 +267,8 @@ def interval(bounds: list) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def fact_table(header: list[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Format a table in Markdown, with four digits for fractions."""
-    return markdown_table(header, ([cell(value) for value in row] for row in rows))
-
-
 def cell(value: Any) -> str:
+    """Format a value for a table in Markdown, with four digits for fractions."""
     if value == "nan":  # as origin.py writes it
         return ""
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return str(value)
+    return escaped_cell(f"{value:.4f}" if isinstance(value, float) else value)

@@ -17,13 +17,11 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -191,11 +189,10 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         scores = real_data(runs)
     except ConfigError as error:
         why_no_scores = str(error)
-    other_losses = {run.name: words for run in runs if (words := other_loss(run.config or {})) is not None}
+    other_losses = {run.name: loss for run in runs if (loss := other_loss(run.config or {})) is not None}
     return {
         "decimals": DECIMALS,
         "overview": overview(runs),
-        "starts": starts(runs),
         "settings": settings(runs),
         "training": draw_training(metrics, validations, other_losses) if metrics else None,
         "other_losses": other_losses,
@@ -215,14 +212,11 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
     }
 
 
-def other_loss(config: dict[str, Any]) -> str | None:
-    """Say what the training loss of a run is, by its dotted names, if it is not the network's own loss alone."""
-    words = []
-    if "objective.name" in config:
-        words.append(f"is that of objective={config['objective.name']}")
-    if any(weight != 0 for key, weight in config.items() if key.startswith("auxiliary_losses.")):
-        words.append("includes auxiliary losses")
-    return " and ".join(words) or None
+def other_loss(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the training loss of a run is, by its dotted names; None if it is the network's own loss alone."""
+    objective = config.get("objective.name")
+    auxiliary = any(weight != 0 for key, weight in config.items() if key.startswith("auxiliary_losses."))
+    return {"objective": objective, "auxiliary": auxiliary} if objective or auxiliary else None
 
 
 def draw_each(
@@ -302,28 +296,6 @@ def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] |
     return int(tables.sum()), (tables / metrics["tables_per_s"]).sum()
 
 
-def starts(runs: list[RunContent]) -> pd.DataFrame | None:
-    """Return a row per start of a run; None if none is recorded."""
-    rows = []
-    for run in runs:
-        for start in run.starts:
-            commit = (start["commit"] or "")[:12]
-            if start["diff"]:
-                commit += " with changes"
-            program, *arguments = start["command"]
-            rows.append(
-                {
-                    "run": run.name,
-                    "step": start["step"],
-                    "time": start["time"],
-                    "commit": commit,
-                    "command": shlex.join([Path(program).name, *arguments]),
-                    "versions": ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
-                }
-            )
-    return pd.DataFrame(rows).set_index("run") if rows else None
-
-
 def settings(runs: list[RunContent]) -> dict[str, Any] | None:
     """Return all settings, a column per run, and those that differ between runs or from the origin."""
     configs = {run.name: run.config for run in runs if run.config is not None}
@@ -398,15 +370,14 @@ def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: values for name, values in means.items() if len(values)}
 
 
-def sets_outside(validations: dict[str, pd.DataFrame]) -> list[str]:
-    """Describe the sets of tables that lie outside the trained range, and which are in no mean."""
-    texts = []
+def sets_outside(validations: dict[str, pd.DataFrame]) -> list[tuple[str, int | None]]:
+    """Return the sets of tables outside the trained range, which no mean includes, and the rows of drawn ones."""
+    sets = []
     for rows in validations.values():
         outside = rows.drop(inside(rows).index)
         for data, number in zip(outside["data"], outside["rows"], strict=True):
-            is_public = validation_kind(data) in (REAL, PROBES)
-            texts.append(data if is_public else f"{data} tables of {number:,} rows")
-    return list(dict.fromkeys(texts))
+            sets.append((data, None if validation_kind(data) in (REAL, PROBES) else number))
+    return list(dict.fromkeys(sets))
 
 
 def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
@@ -503,7 +474,7 @@ def scored_weights(results: pd.DataFrame) -> str:
 
 
 def fill(template: Path, **variables: Any) -> str:
-    """Fill a template that extends the layout of this folder, with the filters `table`, `png` and `command`."""
+    """Fill a template that extends the layout of this folder, with the filters `cell`, `png` and `command`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
@@ -511,7 +482,7 @@ def fill(template: Path, **variables: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"table": html_table, "png": png, "command": shlex.join}
+    environment.filters |= {"cell": cell, "png": png, "command": shlex.join}
     written = time.strftime("%Y-%m-%d %H:%M")
     return environment.get_template(template.name).render(written=written, **variables)
 
@@ -523,22 +494,20 @@ def png(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def html_table(frame: pd.DataFrame, decimals: int | None = None) -> Markup:
-    """Convert a frame to an HTML table, with empty cells for None and nan; aligned to the left if it holds any text."""
-    # decimals: of numbers below 1000 that are not whole; None takes four digits
-    has_text = frame.map(lambda value: isinstance(value, str)).any(axis=None)
-    style = "text" if has_text else "numbers"
-    frame = frame.rename_axis(index=None, columns=frame.index.name)  # otherwise the name has its own row
-    frame = frame.astype(object).where(frame.notna(), "")
-    formatters = [partial(cell, decimals=decimals)] * frame.shape[1]
-    html = frame.to_html(formatters=formatters, classes=style, border=0, justify="left")
-    return Markup(html.replace(' style="text-align: left;"', ""))  # the page's style sheet aligns the head
-
-
 def cell(value: Any, decimals: int | None = None) -> str:
-    """Format the value of a cell."""
+    """Format the value of a cell, an empty one for None and nan.
+
+    Parameters
+    ----------
+    value : object
+        A text or a number.
+    decimals : int, optional
+        Of numbers below 1000 that are not whole. Default: four digits.
+    """
     if isinstance(value, str):
         return value
+    if pd.isna(value):
+        return ""
     if isinstance(value, numbers.Integral):
         return f"{value:,}"
     if abs(value) >= 1000:

@@ -18,6 +18,7 @@ for line in (
     "train experiment=smoke run_dir=runs/one trainer.max_steps=2",
     "runs",
     "export checkpoint=runs/one output=model.ckpt",
+    "export checkpoint=runs/one output=hub",
     "evaluate checkpoint=runs/one splits=1 rows=100 n_estimators=1 output=scores.csv",
     "predict train=train.csv target=price test=test.csv output=predictions.csv n_estimators=1",
     "report run_dir=runs/one",
@@ -71,5 +72,5 @@ def test_an_installed_wheel_predicts_trains_exports_evaluates_and_reports(tmp_pa
     for line in ("commit unknown", "runs/one", "finished"):
         assert line in result.stdout
     assert (work / "predictions.csv").read_text().splitlines()[0] == "price,probability_high,probability_low"
-    assert {"model.ckpt", "scores.csv"} <= {path.name for path in work.iterdir()}
+    assert {"model.ckpt", "hub", "scores.csv"} <= {path.name for path in work.iterdir()}
     assert (work / "runs/one/report.html").is_file()

@@ -73,7 +73,6 @@ def test_a_mistake_in_the_options_is_told(tmp_path):
     [
         *((name, "matplotlib") for name in register.experiment),
         *((name, "optuna") for name, experiment in register.experiment.items() if experiment.trains),
-        ("attention", "jinja2"),
     ],
 )
 def test_a_missing_package_is_told_before_a_folder_is_made(name, package, tmp_path, monkeypatch):

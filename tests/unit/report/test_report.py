@@ -29,7 +29,7 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.report.page import chosen, effort, html_table, validation_means, write_report
+from tabicl_train.report.page import chosen, effort, fill, validation_means, write_report
 
 SECTIONS = [
     "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "gates",
@@ -180,13 +180,18 @@ def test_a_configuration_without_an_experiment_is_compared_with_the_defaults():
 
 
 def test_cells_of_tables(tmp_path):
+    (tmp_path / "page.html.j2").write_text(
+        '{% from "parts.html.j2" import show with context %}{% for frame in frames %}{{ show(frame) }}{% endfor %}'
+    )
     frame = pd.DataFrame({"a<b": [12345, None, 0.123456], "text": ["<i>", math.nan, "c"]}, dtype=object)
     numbers = pd.DataFrame({"n": [1.5, math.nan, 98765.4]}, index=pd.Index(["x", "y", "z"], name="name"))
-    (tmp_path / "tables.html").write_text(html_table(frame) + html_table(numbers))
-    assert Page(tmp_path / "tables.html").tables == [
+    (tmp_path / "tables.html").write_text(fill(tmp_path / "page.html.j2", frames=[frame, numbers]))
+    page = Page(tmp_path / "tables.html")
+    assert page.tables == [
         [["", "a<b", "text"], ["0", "12,345", "<i>"], ["1", "", ""], ["2", "0.1235", "c"]],
         [["name", "n"], ["x", "1.5"], ["y", ""], ["z", "98,765"]],
     ]
+    assert re.findall('<table class="(.*)">', page.source) == ["text", "numbers"]
 
 
 def test_several_runs_side_by_side(runs, tmp_path):
