@@ -14,12 +14,12 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import load_model, load_network
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.curves import rows_by_step
 from tabicl_train.run_dir.records import CONFIG, Records, csv_text
 from tabicl_train.run_dir.status import read_status
+from tabicl_train.weights.reader import load_model, load_network
 
 __all__ = ["SavedRun", "open_run"]
 

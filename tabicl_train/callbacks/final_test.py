@@ -31,12 +31,12 @@ from tabicl_train.config.schema import ValidationConfig
 from tabicl_train.console import info
 from tabicl_train.model.family import Network
 from tabicl_train.precision import Precision, choose
-from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.choice import START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.weights.reader import load_network
 from tabicl_train.workers import StopRequested
 
 TEST = "test.json"

@@ -68,14 +68,14 @@ from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.outputs import save_atomically
-from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.origin import TrainedRange, position, range_of_stages, trained_range
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
+from tabicl_train.weights.reader import read_weights
 from tabicl_train.workers import StopRequested
 
 VALIDATION = "validation.csv"
@@ -359,7 +359,7 @@ class Validation(Callback):
         if best == REAL or not self.context.start_file.exists():
             return None
         if self.start_losses is None:  # the run was resumed
-            _, weights = load_checkpoint(str(self.context.start_file))
+            weights = read_weights(str(self.context.start_file)).tensors
             network = copy.deepcopy(module.model).eval()
             network.load_state_dict(weights)
             self.start_losses = cluster_means(self.score(network, module), best)

@@ -46,13 +46,13 @@ from tabicl_train.model.config import named_parts
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
-from tabicl_train.prediction.origin import Pretrained, TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.choice import say_once
 from tabicl_train.run_dir.records import Records, number
+from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
+from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
 FORMATS = ("scores", "bencheval")  # of the output
 WRITTEN = ("output", "figure", "importances")  # options that name a file to write

@@ -70,7 +70,7 @@ class Task:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What decides whether it lies inside a network's trained range: see `position` in prediction/origin.py."""
+        """What decides whether it lies inside a network's trained range: see `position` in weights/pretrained.py."""
         labeled_rows = len(self.y) - math.ceil(QUERY_SHARE * len(self.y))  # as scikit-learn splits it
         sizes = {"labeled_rows": labeled_rows, "features": self.X.shape[1]}
         return sizes if self.is_regression else sizes | {"classes": int(self.y.max()) + 1}

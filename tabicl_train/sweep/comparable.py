@@ -126,7 +126,7 @@ def priors_of_validation(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def rows_that_count(config: RunConfig) -> list[int]:
     """Return the rows of the synthetic validation tables inside the trained range, which alone count in means."""
-    from tabicl_train.prediction.origin import range_of_stages
+    from tabicl_train.weights.pretrained import range_of_stages
 
     trained = range_at_end(config)
     rows_inside = []

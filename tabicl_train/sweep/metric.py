@@ -14,7 +14,7 @@ from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
 from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
-    from tabicl_train.prediction.origin import TrainedRange
+    from tabicl_train.weights.pretrained import TrainedRange
 
 DATA_SETS = "data_sets"  # attribute of a study: what `compared_data_sets` returned when it was begun
 
@@ -74,7 +74,7 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
     if not metric.startswith(f"{REAL}/"):
         return None
     from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of  # pandas and scikit-learn: a second or two
-    from tabicl_train.prediction.origin import position
+    from tabicl_train.weights.pretrained import position
 
     inside_all: dict[str, bool] = {}
     for config in configs:
@@ -89,7 +89,7 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
 def range_at_end(config: RunConfig) -> TrainedRange:
     """Return the trained range of the weights at the end of a run with this configuration."""
     from tabicl_train.curriculum import largest_tables
-    from tabicl_train.prediction.origin import trained_range
+    from tabicl_train.weights.pretrained import trained_range
 
     prior = configured_prior(config.prior)
     last_checkpoint = {
@@ -106,7 +106,7 @@ def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, 
     """Return the trained range of the weights that runs start from; None if it is unknown."""
     if init_weights is None:
         return None
-    from tabicl_train.prediction.export import read_weights
+    from tabicl_train.weights.reader import read_weights
 
     weights = read_weights(resolve(init_weights, is_regression))
     if weights.trained_range is None:

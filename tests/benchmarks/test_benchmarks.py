@@ -18,8 +18,8 @@ from training_runs import train_short_run
 
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.hub_format import checksum
 from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.files import checksum
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()

@@ -25,14 +25,15 @@ from tabicl_train.config.schema import REAL_SCORES, flatten, judged_by
 from tabicl_train.console import counted, markdown_table
 from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.scores import FORMATS, by_task, cell, judged, standing, summary_text
-from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import begun_stages, checksum, data, fact_table, introduction, limits, training
+from tabicl_train.prediction.hub_format import begun_stages, data, fact_table, introduction, limits, training
 from tabicl_train.prediction.hub_format import validation as validation_section
 from tabicl_train.report.figures import draw_training
 from tabicl_train.report.page import RunContent, read_run
 from tabicl_train.report.page import effort as effort_of_run
 from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.weights import FOLDER
+from tabicl_train.weights.files import checksum
+from tabicl_train.weights.reader import read_weights
 
 INTRODUCTION = """# Weights in the package
 

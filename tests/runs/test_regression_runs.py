@@ -13,8 +13,9 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
-from tabicl_train.prediction.export import export, load_model
+from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.weights.reader import load_model
 
 NUMBERS = ("task=regression", "model.num_quantiles=99")
 VALIDATED = (

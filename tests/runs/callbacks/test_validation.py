@@ -33,12 +33,13 @@ from tabicl_train.evaluation.probes import Probe
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
-from tabicl_train.prediction.export import export, load_checkpoint, load_model, read_weights
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.prediction.export import export
 from tabicl_train.run_dir.curves import curve
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.run_dir.summary import score as score_in_words
+from tabicl_train.weights.pretrained import TrainedRange
+from tabicl_train.weights.reader import load_model, read_weights
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
@@ -276,8 +277,8 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     assert read_status(tmp_path / "run")["status"] == "finished"
     assert read_status(tmp_path / "run")["step"] == 7
     for weights in ("trained", "ema"):
-        _, actual = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), weights)
-        assert_same_state(actual, load_checkpoint(str(tmp_path / "run/checkpoints/step-00000002.ckpt"), weights)[1])
+        actual = read_weights(str(tmp_path / "run/checkpoints/best.ckpt"), weights).tensors
+        assert_same_state(actual, read_weights(str(tmp_path / "run/checkpoints/step-00000002.ckpt"), weights).tensors)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning") or "ends" in line]
     fell = "the mean ROC AUC on real data fell 3 times in a row"
     ended = "no better score in 5 validations since that of step 2 (validation.patience=5)"
@@ -313,8 +314,8 @@ def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path)
     rows = [{**row, "is_best": ""} for row in read_rows(run_dir / "validation.csv")]
     assert rows == [{**row, "is_best": ""} for row in read_rows(written)]
     for weights in ("trained", "ema"):
-        _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
-        assert_same_state(best, load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)[1])
+        best = read_weights(str(run_dir / "checkpoints/best.ckpt"), weights).tensors
+        assert_same_state(best, read_weights(str(run_dir / "checkpoints/step-00000008.ckpt"), weights).tensors)
     with mock.patch.object(Validation, "validate", side_effect=AssertionError):
         assert train_eight_steps(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
 

@@ -13,8 +13,9 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_model import SequenceModel
-from tabicl_train.prediction.export import export, load_model, load_network
+from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.weights.reader import load_model, load_network
 
 STAGE = "curriculum.stages.smoke."
 TASKS = {

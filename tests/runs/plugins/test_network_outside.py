@@ -32,7 +32,7 @@ from sklearn.model_selection import cross_val_score
 import tabicl_train
 from tabicl_train import TabICLClassifier
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_network
+from tabicl_train.weights.reader import load_network
 from tabicl_train.prediction.onnx_format import onnx_predictor
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of
 from tabicl_train.config.compose import CONFIG_DIR, Composer, compose
 from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, configured_prior
 from tabicl_train.curriculum import largest_tables
-from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.origin import (
+from tabicl_train.weights.pretrained import (
     TrainedRange,
     as_range,
     is_trained_range,
@@ -22,6 +21,7 @@ from tabicl_train.prediction.origin import (
     range_of_stages,
     trained_range,
 )
+from tabicl_train.weights.reader import read_weights
 
 
 def test_all_sizes_of_a_task_must_lie_inside():
