@@ -46,7 +46,7 @@ TRAINING_ONLY = ("dropout", "checkpoint_rows")  # settings of every network that
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
-CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
+CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses callbacks or suites only
 
 STAGES = "curriculum.stages"
 
@@ -350,7 +350,7 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
     hashes = {}
     for record in records:
-        has_callbacks_only = all(kind == "callback" for kind, _ in record["uses"])
+        has_callbacks_only = all(kind in ("callback", "suite") for kind, _ in record["uses"])
         what = CALLBACKS if has_callbacks_only else PLUGIN
         hashes[what + record["module"]] = record["sha256"][:16]
     return hashes

@@ -147,7 +147,7 @@ class FinalTest(Callback):
 
     def losses(self, network: Network, items: list[tuple[str, StepItem]], part: str) -> dict[Hashable, float]:
         """Return the mean loss of each cluster; raises StopRequested."""
-        return cluster_means(score_network(network, items, 0, False, self.precision, self.check_stop), part)
+        return cluster_means(score_network(network, items, (), self.precision, self.check_stop), part)
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""

@@ -32,7 +32,10 @@ class Removed:
 
 
 # By dotted key, as on the command line of tabicl-train; the name of a stage is *.
-REMOVED: dict[str, Removed] = {}
+REMOVED: dict[str, Removed] = {
+    "validation.real_rows": Removed("set validation.suites=[] instead of 0, and leave it out instead of other numbers"),
+    "validation.probes": Removed("add them to the suites: validation.suites=[sklearn,probes]"),
+}
 
 
 def removed_setting(key: str) -> Removed | None:
@@ -70,6 +73,8 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     """
     kept: dict[str, Any] = {}
     problems = []
+    if prefix == "validation." and "real_rows" in values:  # of version 0.2.0, which had two settings instead
+        kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)

@@ -13,7 +13,7 @@ from tabicl_train.config.build import build_objective, build_options
 from tabicl_train.config.checks import at_least, seed_problems
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
-from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, flatten
 from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
@@ -38,6 +38,7 @@ def run_problems(config: RunConfig) -> list[str]:
     problems += plugin_problems(config)
     problems += callback_problems(config)
     problems += objective_problems(config)
+    problems += suite_problems(config)
     problems += prior_problems(config)
     problems += init_weights_problems(config)
     problems += [f"curriculum.{problem}" for problem in config.curriculum.unsupported(config.model)]
@@ -132,6 +133,27 @@ def objective_problems(config: RunConfig) -> list[str]:
     if name == "pinball" and not config.model.is_regression:
         return [f"objective is {name}, but the network predicts classes"]
     return []
+
+
+def suite_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with the suites of validation."""
+    suites = config.validation.suites
+    if not config.validation.every or suites in ([], ValidationConfig().suites):  # scikit-learn is slow to import
+        return []
+    problems = []
+    names = [SYNTHETIC, OWN]  # what else is in the column of the tasks
+    for suite in suites:
+        if suite not in register.suite:
+            problems.append(f"validation.suites: {register.suite.unknown(suite)}")
+            continue
+        try:
+            names += [source.name for source in register.suite[suite](None, config.model.is_regression)]
+        except ConfigError as error:  # such as one that needs a folder or a package
+            problems += [f"validation.suites: {problem}" for problem in error.problems]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        problems.append(f"validation.suites has two tasks of the name {twice[0]!r}")
+    return problems
 
 
 def init_weights_problems(config: RunConfig) -> list[str]:
