@@ -28,7 +28,6 @@ from tabicl_train.distributed.processes import (
     die_with_launcher,
     is_own_launch,
     is_rank,
-    launch_ranks,
     start_problems,
     watch_signals,
 )
@@ -136,6 +135,8 @@ def train() -> None:
     if not checks_itself and (problems := start_problems(config)):
         raise ConfigError(problems)
     if starts_ranks:
+        from tabicl_train.distributed.launch import launch_ranks
+
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     train_or_preflight(config)
 

@@ -13,7 +13,7 @@ from tabicl_train.config.build import build_objective, build_options
 from tabicl_train.config.checks import at_least, seed_problems
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
-from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, flatten
+from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, ValidationConfig
 from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
@@ -54,29 +54,6 @@ def run_problems(config: RunConfig) -> list[str]:
     number_problems = not_finite(replace(config, prior=None))
     keys = {key_of(problem) for problem in number_problems}
     return number_problems + [problem for problem in problems if key_of(problem) not in keys]
-
-
-def settings_without_effect(config: RunConfig) -> list[str]:
-    """List settings that are not the defaults but have no effect beside the others; the plan of a run says so."""
-    default = StageConfig()
-    remarks = []
-    for name, stage in config.curriculum.stages.items():
-        key = f"curriculum.stages.{name}"
-        # A constant learning rate may be written out as the final one.
-        as_expected = (default.final_learning_rate, stage.learning_rate)
-        if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
-            remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
-        if stage.schedule != "wsd" and stage.decay != default.decay:
-            remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
-        if stage.small_share == 0 and stage.small_rows != default.small_rows:
-            remarks.append(f"{key}.small_rows has no effect, since small_share is 0")
-        if stage.small_share == 1 and stage.rows != default.rows:
-            remarks.append(f"{key}.rows has no effect, since small_share is 1")
-    if config.model.is_regression:
-        for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
-            if key.endswith(".realism.imbalance") and value:
-                remarks.append(f"{key} has no effect, since the targets of regression have no classes")
-    return remarks
 
 
 def key_of(problem: str) -> str:
