@@ -24,7 +24,7 @@ TASKS = {
 }
 VALIDATED = (
     "validation.every=8", "validation.rows=[12]", "validation.tables=5", "validation.features=[1,1]",
-    "validation.real_rows=0", "validation.best=synthetic",
+    "validation.suites=[]", "validation.best=synthetic",
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_mistakes_are_told_before_the_run(tmp_path):
     assert any(words[0] in problem for problem in found)
     assert any(words[1] in problem for problem in found)
     assert any("validation.rows is [300]; 300 rows of 1 numbers and a label are 600 tokens" in line for line in found)
-    assert any("real_rows is 200; it must be 0, since this model predicts no real tables" in line for line in found)
+    assert any("validation.suites is ['sklearn']; it must be [], since" in line for line in found)
     with pytest.raises(ConfigError, match=r"model\.embed_dim: no such setting"):
         compose(["experiment=smoke", *settings("quantifiers"), "model.embed_dim=8"])
     with pytest.raises(ConfigError, match="prior=linear_functions draws numbers only, which needs"):

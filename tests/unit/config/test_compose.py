@@ -119,7 +119,7 @@ def test_the_task_is_a_property_of_the_model():
     assert config.model.is_regression and config.model.embed_dim == 48
     guard = config.guard
     assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
-    assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9
+    assert compose(["task=regression", "validation.suites=[]", "model.num_quantiles=9"]).model.outputs == 9
     regressor, classifier = (compose([f"experiment={name}"]) for name in ("tabicl_v2_regression", "tabicl_v2"))
     assert regressor.model == TabICLConfig(max_classes=0, bias_free_ln=True)
     assert regressor.guard.loss == guard.loss
