@@ -20,7 +20,7 @@ TRUE = Law(E=0.45, A=8.0, a=0.35, B=6.0, b=0.4)
 FLOPS = 6e3  # of a table, for each parameter
 WIDTHS = "width: {a: [model.embed_dim=16], b: [model.embed_dim=32], c: [model.embed_dim=48]}"
 LADDER = (
-    "settings: [experiment=smoke, validation.every=5, validation.suites=[]]\n"
+    "settings: [experiment=smoke, validation.every=5, 'validation.suites=[]']\n"
     f"space:\n  {WIDTHS}\n  curriculum.scale_steps: [0.25, 0.5, 1]\n"
     "scaling_law: true\nforecast: {long: [experiment=smoke, validation.every=5, curriculum.scale_steps=4]}\n"
 )
