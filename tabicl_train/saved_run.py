@@ -137,7 +137,7 @@ class SavedRun:
     def validation(self) -> pd.DataFrame:
         """The scores, a row for each validation and set of tables.
 
-        Columns: step; data ("synthetic", "own", the name of a public data set, or "probe NAME") and rows, which name
+        Columns: step; data ("synthetic", "own", the name of a task of a suite, or "probe NAME") and rows, which name
         the set; of classes loss, accuracy and roc_auc, of numbers loss, crps, rmse, r2 and coverage; guess_loss;
         possible (the roc_auc or r2 that is possible, of probes); is_best (1 if the weights became the best ones);
         trained_range (inside or outside).

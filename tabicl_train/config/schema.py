@@ -510,7 +510,7 @@ class AveragesConfig:
 class ValidationConfig:
     """How good the network is during training.
 
-    It is scored on validation tables of the prior, which are synthetic or your own, and on public real data.
+    It is scored on validation tables of the prior, which are synthetic or your own, and on tasks of suites.
     """
 
     every: int = 0
