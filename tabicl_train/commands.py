@@ -28,7 +28,6 @@ from tabicl_train.distributed.processes import (
     die_with_launcher,
     is_own_launch,
     is_rank,
-    launch_ranks,
     start_problems,
     watch_signals,
 )
@@ -157,6 +156,8 @@ def train() -> None:
     if devices > 1 and not is_rank():
         if problems := start_problems(config):  # which `train` checks otherwise, in this process
             raise ConfigError(problems)
+        from tabicl_train.distributed.launch import launch_ranks
+
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run_training(config)
 

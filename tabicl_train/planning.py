@@ -17,13 +17,13 @@ import torch
 
 from priors.mix_scm import MixSCM
 from tabicl_train.config.prior_checks import draws_validation_tables
-from tabicl_train.config.run_checks import settings_without_effect
 from tabicl_train.config.schema import (
     CurriculumConfig,
     RunConfig,
     StageConfig,
     TrainerConfig,
     configured_prior,
+    flatten,
     steps_of_stages,
 )
 from tabicl_train.console import text_table
@@ -92,6 +92,29 @@ def run_plan(config: RunConfig) -> list[str]:
     warnings += [f"warning   {remark}" for remark in settings_without_effect(config)]
     lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
     return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
+
+
+def settings_without_effect(config: RunConfig) -> list[str]:
+    """List settings that are not the defaults but have no effect beside the others."""
+    default = StageConfig()
+    remarks = []
+    for name, stage in config.curriculum.stages.items():
+        key = f"curriculum.stages.{name}"
+        # A constant learning rate may be written out as the final one.
+        as_expected = (default.final_learning_rate, stage.learning_rate)
+        if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
+            remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
+        if stage.schedule != "wsd" and stage.decay != default.decay:
+            remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
+        if stage.small_share == 0 and stage.small_rows != default.small_rows:
+            remarks.append(f"{key}.small_rows has no effect, since small_share is 0")
+        if stage.small_share == 1 and stage.rows != default.rows:
+            remarks.append(f"{key}.rows has no effect, since small_share is 1")
+    if config.model.is_regression:
+        for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
+            if key.endswith(".realism.imbalance") and value:
+                remarks.append(f"{key} has no effect, since the targets of regression have no classes")
+    return remarks
 
 
 def cap_lines(config: RunConfig) -> list[str]:

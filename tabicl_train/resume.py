@@ -32,11 +32,11 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings, family_name, settings_of
 from tabicl_train.model.family import NetworkConfig
-from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import resolve
+from tabicl_train.weights.pretrained import Pretrained
+from tabicl_train.weights.reader import read_weights
 
 NAMED = 5  # differences that a refusal names; others are counted
 WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
@@ -46,7 +46,7 @@ TRAINING_ONLY = ("dropout", "checkpoint_rows")  # settings of every network that
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
-CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses nothing else
+CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses callbacks or suites only
 
 STAGES = "curriculum.stages"
 
@@ -350,7 +350,7 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
     """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
     hashes = {}
     for record in records:
-        has_callbacks_only = all(kind == "callback" for kind, _ in record["uses"])
+        has_callbacks_only = all(kind in ("callback", "suite") for kind, _ in record["uses"])
         what = CALLBACKS if has_callbacks_only else PLUGIN
         hashes[what + record["module"]] = record["sha256"][:16]
     return hashes
@@ -442,8 +442,8 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
         if not weights_fit and getattr(model, option) != value:
             different.append(f"model.{option}={value}")
     if different:
-        setting = model_name(pretrained.config) or " ".join(different)
-        raise ConfigError([f"init_weights: its network is another one than the configuration's; set {setting}"])
+        settings = " ".join(different)
+        raise ConfigError([f"init_weights: its network is another one than the configuration's; set {settings}"])
     for difference in other_function(pretrained.config, model):
         info(f"warning   init_weights: {difference}; the run starts from another function than that of the file")
     return dataclasses.replace(pretrained, tensors=weights)
@@ -459,15 +459,3 @@ def other_function(saved: Any, model: NetworkConfig) -> list[str]:
         if value != now and is_told and option not in TRAINING_ONLY:
             differences.append(f"model.{option} was {value}, is {now}")
     return differences
-
-
-def model_name(settings: NetworkConfig) -> str | None:
-    """Return model=NAME of the configuration file that describes a network; None if there is none."""
-    from tabicl_train.config.compose import Composer  # slow to import, and only this error needs it
-
-    composer = Composer()
-    for name in composer.choices["model"]:
-        with contextlib.suppress(ConfigError):  # some need a certain prior
-            if composer.compose([f"model={name}"]).model == settings:
-                return f"model={name}"
-    return None

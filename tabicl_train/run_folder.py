@@ -29,7 +29,7 @@ from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.processes import Stop, shares_store, start_command
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.distributed.submit import requeue
+from tabicl_train.distributed.requeue import requeue
 from tabicl_train.errors import Diverged
 from tabicl_train.model.config import family_of
 from tabicl_train.optimizer import remarks

@@ -14,12 +14,12 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import load_model, load_network
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.curves import rows_by_step
 from tabicl_train.run_dir.records import CONFIG, Records, csv_text
 from tabicl_train.run_dir.status import read_status
+from tabicl_train.weights.reader import load_model, load_network
 
 __all__ = ["SavedRun", "open_run"]
 
@@ -137,7 +137,7 @@ class SavedRun:
     def validation(self) -> pd.DataFrame:
         """The scores, a row for each validation and set of tables.
 
-        Columns: step; data ("synthetic", "own", the name of a public data set, or "probe NAME") and rows, which name
+        Columns: step; data ("synthetic", "own", the name of a task of a suite, or "probe NAME") and rows, which name
         the set; of classes loss, accuracy and roc_auc, of numbers loss, crps, rmse, r2 and coverage; guess_loss;
         possible (the roc_auc or r2 that is possible, of probes); is_best (1 if the weights became the best ones);
         trained_range (inside or outside).

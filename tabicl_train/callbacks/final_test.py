@@ -31,12 +31,12 @@ from tabicl_train.config.schema import ValidationConfig
 from tabicl_train.console import info
 from tabicl_train.model.family import Network
 from tabicl_train.precision import Precision, choose
-from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.choice import START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.weights.reader import load_network
 from tabicl_train.workers import StopRequested
 
 TEST = "test.json"
@@ -147,7 +147,7 @@ class FinalTest(Callback):
 
     def losses(self, network: Network, items: list[tuple[str, StepItem]], part: str) -> dict[Hashable, float]:
         """Return the mean loss of each cluster; raises StopRequested."""
-        return cluster_means(score_network(network, items, 0, False, self.precision, self.check_stop), part)
+        return cluster_means(score_network(network, items, (), self.precision, self.check_stop), part)
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""

@@ -1,19 +1,21 @@
-"""Scores of a network on tables: packs of classes or numbers, items of a stream, public real data, and probes."""
+"""Scores of a network on tables: packs of classes or numbers, items of a stream, and tasks of suites."""
 
 from __future__ import annotations
 
 import functools
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tabicl_train.config.schema import INTERVAL, PROBE, QUERY_SHARE, judged_by
+from tabicl_train import register
+from tabicl_train.config.schema import INTERVAL, judged_by
 from tabicl_train.console import first_line, info
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
@@ -31,36 +33,31 @@ ESTIMATOR_NUMBER_SCORES = {"loss": "pinball", "rmse": "rmse", "r2": "r2", "cover
 class Scored:
     """Scores of a network on one set of tables."""
 
-    data: str  # a part of the prior, a public real table, or "probe NAME"
+    data: str  # a part of the prior, a task of a suite, or "probe NAME"
     rows: int  # of a table
     scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
     losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
-    sizes: dict[str, int] | None = None  # of a public real table or a probe, see Task.sizes; None for drawn tables
+    sizes: dict[str, int] | None = None  # of a task, see Task.sizes; None for drawn tables
     trained_range: str = ""  # inside, outside or empty, the column of validation.csv; Validation knows it
 
 
 def score_network(
     network: Network,
     items: Iterable[tuple[str, StepItem]],
-    real_rows: int,
-    with_probes: bool,
+    suites: Sequence[str],
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network in evaluation mode on drawn tables, public real ones of at most `real_rows` rows, and probes."""
+    """Score a network in evaluation mode on drawn tables and on the tasks of suites."""
     # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
     # is called before each set of tables, and may raise an exception to stop.
     scored = []
     for part, item in items:
         before_each()
         scored.append(score_item(network, part, item, precision))
-    for task in real_tasks(network.config.is_regression, real_rows):
+    for task in suite_tasks(tuple(suites), network.config.is_regression):
         before_each()
-        scored.append(score_real(network, task, precision))
-    if with_probes:
-        for probe in probe_tasks(network.config.is_regression):
-            before_each()
-            scored.append(score_probe(network, probe))
+        scored.append(score_task(network, task))
     return scored
 
 
@@ -161,83 +158,32 @@ def cluster_means(scored: Iterable[Scored], part: str) -> dict[Hashable, float]:
 
 
 @functools.cache
-def real_tasks(is_regression: bool, rows: int) -> list[Any]:
-    """Load the public real tables for `score_real`."""
-    if rows == 0:
-        return []
-    if is_regression:
-        return [diabetes(rows)]
-    from tabicl_train.evaluation.suites import load_suite  # scikit-learn and pandas, a second or two
-
-    return list(load_suite("sklearn", None, rows))
-
-
-@functools.cache
-def probe_tasks(is_regression: bool) -> list[Any]:
-    """Draw the probes for `score_probe`."""
-    from tabicl_train.evaluation.probes import validation_probes  # scikit-learn and pandas, a second or two
-
-    return list(validation_probes(is_regression))
+def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
+    """Read the tasks of suites as validation scores them; one that cannot be read is left out with a warning."""
+    tasks = []
+    for suite in suites:
+        for source in register.suite[suite](None, numbers):  # imports scikit-learn and pandas, a second or two
+            try:
+                task = source.for_validation(numbers)
+            except Exception as error:  # of any type, from reading
+                info(f"warning   {source.name} is left out of validation: {first_line(error)}")
+                continue
+            if task is not None:
+                tasks.append(task)
+    return tasks
 
 
-def diabetes(rows: int) -> Pack:
-    """Load at most so many rows of scikit-learn's set diabetes, standardized by its labeled rows."""
-    from sklearn.datasets import load_diabetes
-
-    X, y = load_diabetes(return_X_y=True)
-    table = torch.cat([torch.from_numpy(X), torch.from_numpy(y)[:, None]], 1)  # (rows, features and target)
-    table = table[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:rows]]
-    n = len(table) - round(QUERY_SHARE * len(table))
-    table = ((table - table[:n].mean(0)) / table[:n].std(0)).float()
-    return Pack.of([(table[:, :-1], table[:, -1], n)])
-
-
-def sizes_of(task: Any) -> dict[str, int]:
-    """Return the sizes of a public real table."""
-    if not isinstance(task, Pack):
-        return task.sizes
-    _, labeled_rows, features = task.shapes[0]
-    return {"labeled_rows": labeled_rows, "features": features}
-
-
-def name_of(task: Any) -> str:
-    """Return the name of a public real table."""
-    return "diabetes" if isinstance(task, Pack) else task.name
-
-
-def score_real(network: Network, task: Any, precision: Precision) -> Scored:
-    """Score a public real table; classes are predicted by a TabICLClassifier with one ensemble member, in fp32."""
-    if isinstance(task, Pack):
-        scores, _ = score_packs(network, [task], precision)
-        return Scored(name_of(task), task.shapes[0][0], scores, sizes=sizes_of(task))
-    scores = score_estimator(network, task)
-    return Scored(name_of(task), len(task.y), scores, sizes=sizes_of(task))
-
-
-def score_probe(network: Network, probe: Any) -> Scored:
-    """Score the first draw of a probe by an estimator with one ensemble member, in fp32, and what is possible on it."""
-    scores = score_estimator(network, probe)
-    possible = probe.possible(0)[judged_by(scores)]
-    return Scored(PROBE + probe.probe, len(probe.y), scores | {"possible": possible}, sizes=probe.sizes)
-
-
-def score_estimator(network: Network, task: Any) -> dict[str, float | None]:
-    """Score an estimator with one ensemble member on the first split of a task, by column of validation.csv."""
+def score_task(network: Network, task: Any) -> Scored:
+    """Score a task of a suite, by column of validation.csv, with what is possible on it if that is known."""
     # The loss of numbers is the pinball loss at nine levels, which estimators predict, instead of all of the network's.
-    from tabicl_train.evaluation.evaluate import score_task
-    from tabicl_train.prediction.classifier import TabICLClassifier
-    from tabicl_train.prediction.regressor import TabICLRegressor
-
-    device = str(next(network.parameters()).device)
-    if network.config.is_regression:
-        columns = ESTIMATOR_NUMBER_SCORES
-        estimator = TabICLRegressor(network, n_estimators=1, device=device)
-    else:
-        columns = ESTIMATOR_CLASS_SCORES
-        estimator = TabICLClassifier(network, n_estimators=1, device=device)
+    columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES
     try:
-        (scores,) = score_task(task, {"": lambda: estimator}, splits=1)
-    except (ValueError, torch.OutOfMemoryError) as error:  # for example probabilities that are not numbers
+        found = task.score_network(network)
+    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are not numbers
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
-        scores = dict.fromkeys(columns.values(), math.nan)
-    return {column: scores[name] for column, name in columns.items()}
+        found = dict.fromkeys(columns.values(), math.nan)
+    scores: dict[str, float | None] = {column: found[name] for column, name in columns.items()}
+    for known in task.known_scores(1):
+        if known["method"] == "possible":
+            scores["possible"] = known[judged_by(scores)]
+    return Scored(task.name, len(task.y), scores, sizes=task.sizes)

@@ -3,20 +3,21 @@
 validation.csv has a row per validation and set of tables:
 
 step            optimizer steps done
-data            "synthetic", "own" for tables that the prior draws from real ones, the name of a public real table, or
-                "probe NAME" (see evaluation/probes.py)
+data            "synthetic", "own" for tables that the prior draws from real ones, the name of a task of
+                validation.suites, or "probe NAME" (see evaluation/probes.py)
 rows            rows of a table
 loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
-roc_auc         one versus rest, for public real tables and probes
+roc_auc         one versus rest, for tasks of suites
 guess_loss      of predicting the frequencies of the labels, for validation tables
 possible        the ROC AUC, or the R2, of who knows how a probe was made
 is_best         1 if the weights of this step became the best ones, otherwise 0
 trained_range   inside or outside, where the tables lie; empty for tables drawn from real ones. Sets that are outside do
                 not count in means. A set of synthetic tables is outside if none of its sizes is one of training.
 
-For regression, in units of the target's standard deviation (see scores.score_packs):
+For regression, in units of the target's standard deviation (see scores.py):
 
-loss, crps      pinball loss (of probes at nine levels), continuous ranked probability score
+loss, crps      pinball loss (of tasks of suites at nine levels), continuous ranked probability score, for validation
+                tables
 rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
 coverage        share of the targets between the quantiles 0.1 and 0.9
 guess_loss      of predicting the quantiles of the labeled rows
@@ -40,7 +41,7 @@ from priors.real import real_tables
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import Callback, Reason, state_name
 from tabicl_train.callbacks.checkpoints import to_host
-from tabicl_train.callbacks.scores import Scored, cluster_means, real_tasks, score_network, sizes_of
+from tabicl_train.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
 from tabicl_train.callbacks.validation_history import (
     History,
     falling,
@@ -68,14 +69,14 @@ from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.module import Pretraining
 from tabicl_train.outputs import save_atomically
-from tabicl_train.prediction.export import load_checkpoint
-from tabicl_train.prediction.origin import TrainedRange, position, range_of_stages, trained_range
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
 from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
+from tabicl_train.weights.reader import read_weights
 from tabicl_train.workers import StopRequested
 
 VALIDATION = "validation.csv"
@@ -264,9 +265,7 @@ class Validation(Callback):
     def score(self, network: Network, module: Pretraining) -> list[Scored]:
         """Score a network, and mark what lies outside the trained range; raises StopRequested."""
         settings = self.context.config.validation
-        scored = score_network(
-            network, self.items, settings.real_rows, settings.probes, module.precision, self.check_stop
-        )
+        scored = score_network(network, self.items, settings.suites, module.precision, self.check_stop)
         trained = self.trained_range(module)
         marked = []
         for one in scored:
@@ -285,7 +284,7 @@ class Validation(Callback):
         return trained_range(content)
 
     def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
-        """Return inside or outside for a public data set, a probe, or synthetic tables with so many rows; else ""."""
+        """Return inside or outside for a task of a suite, or synthetic tables with so many rows; else ""."""
         if sizes is not None:
             return position(trained, sizes)
         if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
@@ -303,8 +302,8 @@ class Validation(Callback):
             return
         trained = self.trained_range(module)
         if settings.best == REAL:  # the data sets are read now instead of in the first validation
-            tasks = real_tasks(module.model.config.is_regression, settings.real_rows)
-            positions = [position(trained, sizes_of(task)) for task in tasks]
+            tasks = suite_tasks(tuple(settings.real_suites), module.model.config.is_regression)
+            positions = [position(trained, task.sizes) for task in tasks]
             what = "data set"
             advice = "choose validation.best=synthetic"
         elif settings.best == SYNTHETIC:
@@ -359,7 +358,7 @@ class Validation(Callback):
         if best == REAL or not self.context.start_file.exists():
             return None
         if self.start_losses is None:  # the run was resumed
-            _, weights = load_checkpoint(str(self.context.start_file))
+            weights = read_weights(str(self.context.start_file)).tensors
             network = copy.deepcopy(module.model).eval()
             network.load_state_dict(weights)
             self.start_losses = cluster_means(self.score(network, module), best)

@@ -37,6 +37,8 @@ REMOVED: dict[str, Removed] = {
     "sweep.forecast": Removed("tests/benchmarks/scaling_law.py forecasts losses from the runs of a sweep"),
     "preflight": Removed("run tabicl-gpu-check checks=preflight with the settings of the run"),
     "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
+    "validation.real_rows": Removed("set validation.suites=[] instead of 0, and leave it out instead of other numbers"),
+    "validation.probes": Removed("add them to the suites: validation.suites=[sklearn,probes]"),
 }
 
 
@@ -75,6 +77,8 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     """
     kept: dict[str, Any] = {}
     problems = []
+    if prefix == "validation." and "real_rows" in values:  # of version 0.2.0, which had two settings instead
+        kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)

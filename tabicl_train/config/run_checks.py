@@ -13,7 +13,7 @@ from tabicl_train.config.build import build_objective, build_options
 from tabicl_train.config.checks import seed_problems
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
-from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, ValidationConfig
 from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
@@ -37,6 +37,7 @@ def run_problems(config: RunConfig) -> list[str]:
     problems += plugin_problems(config)
     problems += callback_problems(config)
     problems += objective_problems(config)
+    problems += suite_problems(config)
     problems += prior_problems(config)
     problems += init_weights_problems(config)
     problems += [f"curriculum.{problem}" for problem in config.curriculum.unsupported(config.model)]
@@ -52,29 +53,6 @@ def run_problems(config: RunConfig) -> list[str]:
     number_problems = not_finite(replace(config, prior=None))
     keys = {key_of(problem) for problem in number_problems}
     return number_problems + [problem for problem in problems if key_of(problem) not in keys]
-
-
-def settings_without_effect(config: RunConfig) -> list[str]:
-    """List settings that are not the defaults but have no effect beside the others; the plan of a run says so."""
-    default = StageConfig()
-    remarks = []
-    for name, stage in config.curriculum.stages.items():
-        key = f"curriculum.stages.{name}"
-        # A constant learning rate may be written out as the final one.
-        as_expected = (default.final_learning_rate, stage.learning_rate)
-        if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
-            remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
-        if stage.schedule != "wsd" and stage.decay != default.decay:
-            remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
-        if stage.small_share == 0 and stage.small_rows != default.small_rows:
-            remarks.append(f"{key}.small_rows has no effect, since small_share is 0")
-        if stage.small_share == 1 and stage.rows != default.rows:
-            remarks.append(f"{key}.rows has no effect, since small_share is 1")
-    if config.model.is_regression:
-        for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
-            if key.endswith(".realism.imbalance") and value:
-                remarks.append(f"{key} has no effect, since the targets of regression have no classes")
-    return remarks
 
 
 def key_of(problem: str) -> str:
@@ -131,6 +109,27 @@ def objective_problems(config: RunConfig) -> list[str]:
     if name == "pinball" and not config.model.is_regression:
         return [f"objective is {name}, but the network predicts classes"]
     return []
+
+
+def suite_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with the suites of validation."""
+    suites = config.validation.suites
+    if not config.validation.every or suites in ([], ValidationConfig().suites):  # scikit-learn is slow to import
+        return []
+    problems = []
+    names = [SYNTHETIC, OWN]  # what else is in the column of the tasks
+    for suite in suites:
+        if suite not in register.suite:
+            problems.append(f"validation.suites: {register.suite.unknown(suite)}")
+            continue
+        try:
+            names += [source.name for source in register.suite[suite](None, config.model.is_regression)]
+        except ConfigError as error:  # such as one that needs a folder or a package
+            problems += [f"validation.suites: {problem}" for problem in error.problems]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        problems.append(f"validation.suites has two tasks of the name {twice[0]!r}")
+    return problems
 
 
 def init_weights_problems(config: RunConfig) -> list[str]:

@@ -510,7 +510,7 @@ class AveragesConfig:
 class ValidationConfig:
     """How good the network is during training.
 
-    It is scored on validation tables of the prior, which are synthetic or your own, and on public real data.
+    It is scored on validation tables of the prior, which are synthetic or your own, and on tasks of suites.
     """
 
     every: int = 0
@@ -522,16 +522,14 @@ class ValidationConfig:
     features: list[int] = field(default_factory=lambda: [2, 30])
     """Range [lowest, highest] of the features of the validation tables, drawn uniformly. In long tables the
     caps of `curriculum.stages.NAME.features` apply."""
-    real_rows: int = 200
-    """Largest number of rows to use of each of scikit-learn's four bundled data sets, or for regression of its set
-    diabetes; 0 leaves real data out."""
-    probes: bool = False
-    """Score the probes of suite=probes, too: one draw of each, with 200 labeled rows (smooth: 1,000). Their curve never
-    decides which weights are kept. It takes about 3 s of CPU time with a network like mini."""
+    suites: list[str] = field(default_factory=lambda: ["sklearn"])
+    """Suites of tabicl-evaluate whose tasks are scored, too, with at most 200 rows, one split and one ensemble member;
+    [] leaves them out. sklearn has four data sets, or for regression one. probes (one draw of each, with 200 labeled
+    rows, smooth 1,000) have a curve of their own, which never decides which weights are kept."""
     best: str = "synthetic"
     """Which score decides the weights kept in checkpoints/best.ckpt: synthetic, own (validation tables that a prior
-    draws from real ones), or real, the public data sets inside the trained range, most of which small networks
-    predict perfectly."""
+    draws from real ones), or real, the tasks of suites inside the trained range, other than probes; small networks
+    predict most of those of sklearn perfectly."""
     patience: int = 0
     """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 
@@ -544,17 +542,20 @@ class ValidationConfig:
         problems += ordered_pair("features", self.features, 1)
         for rows in self.rows:
             problems += at_least(MIN_ROWS, rows=rows)
-        if self.real_rows != 0:  # with fewer than 50, a 30 % split of ten classes could miss one
-            problems += at_least(50, real_rows=self.real_rows)
         if self.every:  # the score that decides needs tables
-            if self.best == REAL and not self.real_rows:
-                problems.append(f"best is {self.best!r}, but real_rows is 0; set validation.best={SYNTHETIC}")
+            if self.best == REAL and not self.real_suites:
+                problems.append(f"best is {self.best!r}, but suites is {self.suites}; set validation.best={SYNTHETIC}")
             if self.best != REAL and not self.rows:
                 problems.append(f"best is {self.best!r}, but rows is empty; set validation.best={REAL}")
         problems += at_least(0, patience=self.patience)
         if self.patience > 0 and not self.every:
             problems.append(f"patience is {self.patience}, but every is 0, which never validates")
         return problems
+
+    @property
+    def real_suites(self) -> list[str]:
+        """The suites whose tasks count as real data."""
+        return [suite for suite in self.suites if suite != PROBES]
 
     def unsupported(self, model: NetworkConfig) -> list[str]:
         """List what a validation asks of a network that its family does not support."""
@@ -569,10 +570,8 @@ class ValidationConfig:
                 too_large = family.size_problem(model, rows, self.features[-1])
                 if too_large:
                     problems.append(f"rows is {list(self.rows)}; {too_large}")
-        if self.real_rows and not family.predicts_real_tables:
-            problems.append(f"real_rows is {self.real_rows}; it must be 0, since this model predicts no real tables")
-        if self.probes and not family.predicts_real_tables:
-            problems.append("probes is true; it must be false, since this model predicts no real tables")
+        if self.suites and not family.predicts_real_tables:
+            problems.append(f"suites is {self.suites}; it must be [], since this model predicts no real tables")
         return problems
 
 
@@ -666,6 +665,9 @@ class RunConfig:
             yield "objective", self.objective["name"]
         for name in self.callbacks:
             yield "callback", name
+        if self.validation.every:
+            of_plugins = register.suite.of_plugins()  # ours are slow to import
+            yield from (("suite", name) for name in self.validation.suites if name in of_plugins)
 
     def plugins_used(self) -> list[dict[str, Any]]:
         """Return what a checkpoint says of the plug-ins that the run needs, each with what it uses of them."""

@@ -24,7 +24,8 @@ from tabicl_train.state import build_module
 from tabicl_train.stream import StepStream, pack, planned_table
 from tabicl_train.training import build_loader
 
-KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback")  # what a run may need of plug-ins
+# What a run may need of plug-ins.
+KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback", "suite")
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
 

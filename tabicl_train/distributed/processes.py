@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import math
 import multiprocessing
 import os
-import re
 import shlex
 import signal
 import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +29,6 @@ from tabicl_train.errors import TORCHRUN, install, is_installed
 from tabicl_train.outputs import input_problems, unwritable_folder
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
     from tabicl_train.config.schema import RunConfig, StreamConfig
 
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since any other
@@ -42,7 +37,6 @@ PREEMPTED = os.EX_TEMPFAIL
 STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
-CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 # A terminal that is closed sends SIGHUP. Batch systems announce a limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM, LSF,
 # Grid Engine) or SIGXCPU (limits of CPU time).
@@ -178,94 +172,6 @@ def die_with_launcher() -> None:
     """Let the system kill a rank whose elastic agent has ended, since it would keep its device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
-
-
-def launch_ranks(devices: int, run_dir: Path) -> int:
-    """Run this command as ranks on this machine; returns 0 finished, 1 failed, 2 refused, 75 preempted."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from tabicl_train.distributed import loopback
-    from tabicl_train.run_dir.status import read_status
-
-    loopback.register()
-    signals = stop_signals()
-    logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
-    run_id = OWN + uuid.uuid4().hex[:12]
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=devices,
-        run_id=run_id,
-        rdzv_backend=loopback.BACKEND,
-        max_restarts=0,
-        signals_to_handle=",".join(number.name for number in signals),
-        shutdown_timeout=SHUTDOWN,
-    )
-    signaled = False
-    handlers = {number: signal.getsignal(number) for number in signals}
-    try:
-        elastic_launch(config, sys.executable)("-m", "tabicl_train", *sys.argv[1:], *plugins.arguments())
-    except (SignalException, KeyboardInterrupt):
-        signaled = True
-    except ChildFailedError as error:
-        if any(failure.exitcode == 2 for failure in error.failures.values()):  # the reasons were printed
-            return 2
-        print(f"error: {describe_cause(error.failures, run_dir)}", file=sys.stderr)
-        return 1
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    # How the ranks have ended is in the status of the run: the signal hides their exit codes.
-    status = read_status(run_dir) or {}
-    if status.get("launch") == run_id:
-        if status["status"] == "finished":
-            return 0
-        if status["status"] == "preempted":
-            return PREEMPTED
-        if status["status"] == "failed":
-            print(f"error: {status['cause']}", file=sys.stderr)
-            return 1
-    return PREEMPTED if signaled else 0  # before the run began
-
-
-def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
-    """Describe in one line the rank that has failed first, and how."""
-    # When a rank is lost, others fail too, perhaps with an earlier time in their error files, and the rest are sent
-    # SIGTERM. So a rank that another signal has killed comes first, then one whose error is not a lost connection.
-    start = min(failure.timestamp for failure in failures.values())
-
-    def order(rank: int) -> tuple:
-        failure = failures[rank]
-        message = message_of(failure)
-        was_sent_sigterm = failure.exitcode == -signal.SIGTERM
-        is_killed = failure.exitcode < 0 and not was_sent_sigterm
-        is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
-        is_sequel = bool(CONNECTION.search(message)) or (was_sent_sigterm and not message)
-        return is_late, not is_killed, is_sequel, failure.timestamp
-
-    rank = min(failures, key=order)
-    message = message_of(failures[rank])
-    code = failures[rank].exitcode
-    if not message and code < 0:
-        return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    if not message:
-        return f"rank {rank} ended with exit code {code}"
-    if "imed out" in message:
-        message = f"another rank did not answer within trainer.timeout; {message}"
-    trace = run_dir / f"rank-{rank}.log"
-    if trace.exists():
-        message += f"; its stack trace is in {trace}"
-    return f"rank {rank} failed: {message}"
-
-
-def message_of(failure: ProcessFailure) -> str:
-    """Return the first line of the error that a rank has recorded; empty if it has recorded none."""
-    if not isinstance(failure.message, dict):
-        return ""
-    lines = failure.message.get("message", "").splitlines()
-    return lines[0] if lines else ""
 
 
 class Stop:

@@ -6,20 +6,15 @@ A job imports this file before it starts the run, so slow imports are inside fun
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tabicl_train.console import info
 from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SIGNALS
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import naming
-
-if TYPE_CHECKING:
-    from tabicl_train.config.schema import TrainerConfig
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3
@@ -134,23 +129,3 @@ def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **va
     finally:
         if is_local:
             signal.signal(signal.SIGINT, handler)
-
-
-def requeue(settings: TrainerConfig) -> None:
-    """With `trainer.requeue`, let SLURM restart this job: the last act of one process, as SLURM then ends the job."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if "SLURM_ARRAY_JOB_ID" in os.environ:  # where scontrol takes SLURM_JOB_ID for the whole array
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    if not settings.requeue or job is None:
-        return
-    try:
-        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
-        state = re.search(r"JobState=(\w+)", shown.stdout)
-        if state and state[1] != "RUNNING":  # such as canceled by the user; SLURM would restart it all the same
-            outcome = f"not requeued: it is {state[1]}"
-        else:
-            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-            outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
-    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
-        outcome = f"not requeued: {error}"
-    info(f"stop      SLURM job {job} is {outcome}")

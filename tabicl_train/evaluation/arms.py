@@ -37,10 +37,10 @@ from tabicl_train.evaluation.evaluate import (
 from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
-from tabicl_train.prediction.export import read_weights
 from tabicl_train.run_dir.curves import OUTSIDE, THIS_MODEL
 from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import names as names_of_weights
+from tabicl_train.weights.reader import read_weights
 
 SCORES = "scores"  # folder in the output, with a CSV file for each network that was scored
 PATTERN = "*?["  # a word with one of these stands for several runs

@@ -6,17 +6,13 @@ import itertools
 import json
 import shlex
 import sys
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from sklearn.base import BaseEstimator
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,34 +26,31 @@ from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.importances import as_text as as_text_of_importances
 from tabicl_train.evaluation.importances import importances_of_tasks
-from tabicl_train.evaluation.scores import (
-    LEVELS,
-    NO_WEIGHTS,
-    TABICL_PACKAGE,
-    THIS_MODEL,
-    as_text,
-    bencheval_table,
-    score,
-    score_numbers,
-    standardize,
+from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, THIS_MODEL, as_text, bencheval_table
+from tabicl_train.evaluation.suites import (
+    DATA_PACKAGES,
+    STORED_SCORES,
+    Methods,
+    Source,
+    data_version,
+    score_task,
+    sources,
 )
-from tabicl_train.evaluation.suites import DATA_PACKAGES, STORED_SCORES, Source, Task, data_version, sources
 from tabicl_train.model.config import named_parts
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import build_model, files_of_weights, read_weights
-from tabicl_train.prediction.origin import Pretrained, TrainedRange, position
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.choice import say_once
 from tabicl_train.run_dir.records import Records, number
+from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
+from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
 FORMATS = ("scores", "bencheval")  # of the output
 WRITTEN = ("output", "figure", "importances")  # options that name a file to write
 TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
-Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
@@ -369,38 +362,3 @@ def score_tasks(tasks: list[Source], methods: Methods, rows: int | None, splits:
             print_above_bar(f"warning   {source.name} is skipped: {kind}{first_line(error)}")
             continue
         yield scores
-
-
-def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0) -> list[dict]:
-    """Score methods on splits of a task, with numbers standardized by the labeled rows."""
-    # first: the number of the first score that counts, of those of `splits` splits
-    rows = []
-    for index, together in enumerate(task.scored_together(splits)):
-        if index < first:
-            continue
-        sizes = {"rows": len(task.X), **task.sizes}
-        for method, make in methods.items():
-            started = time.perf_counter()
-            targets = []
-            parts = []
-            for split in together:
-                y = standardize(split.y, split.labeled) if task.is_regression else split.y
-                # A second thread that shared its core with another process made gradient boosting 20 times slower.
-                with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
-                    model = make().fit(split.X.iloc[split.labeled], y[split.labeled])
-                    parts.append(predict(model, split.X.iloc[split.query], task.is_regression))
-                targets.append(y[split.query])
-            seconds = time.perf_counter() - started
-            predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
-            compute_scores = score_numbers if task.is_regression else score
-            scores = compute_scores(np.concatenate(targets), *predictions)
-            rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
-    return rows
-
-
-def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
-    """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
-    if not numbers:
-        return (model.predict_proba(X),)
-    quantiles = model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
-    return model.predict(X), quantiles

@@ -20,13 +20,13 @@ from scipy.special import expit
 from scipy.stats import norm, t
 
 from priors.real.preprocessing import TargetScale
+from tabicl_train.config.schema import PROBE
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers
-from tabicl_train.evaluation.suites import Source, Split, Task, refuse_folder
+from tabicl_train.evaluation.suites import VALIDATION_ROWS, Source, Split, Task, refuse_folder
 
 DRAWS = 20
 QUERY_ROWS = 500
 SIZES = (50, 200, 800)  # labeled rows
-VALIDATION_ROWS = 200  # labeled rows during training
 NOISE = 1 / 3
 SLOPE = 4.0
 POSSIBLE = "possible"  # the method that knows the probabilities, or the signal and the noise
@@ -248,6 +248,15 @@ class ProbeSource(Source):
     most_splits: int | None = DRAWS
     takes_rows: bool = False
 
+    def for_validation(self, numbers: bool) -> Probe | None:
+        """Draw it if it has the number of labeled rows of its kind that is nearest to VALIDATION_ROWS."""
+        sizes = KINDS[self.kind].sizes
+        if self.labeled_rows != min(sizes, key=lambda size: abs(size - VALIDATION_ROWS)):
+            return None
+        probe = self.load(None)
+        probe.name = PROBE + self.kind
+        return probe
+
     def load(self, rows: int | None) -> Probe:
         """Draw it; it has its own number of rows."""
         return Probe(self.kind, self.labeled_rows, self.numbers)
@@ -263,16 +272,6 @@ def probes(folder: str | None, numbers: bool) -> list[Source]:
         for size in probe.sizes:
             read = partial(first_table, kind, size, numbers)
             found.append(ProbeSource(title(kind, size), read, numbers, kind=kind, labeled_rows=size))
-    return found
-
-
-def validation_probes(numbers: bool) -> list[Probe]:
-    """Return each probe with a number of labeled rows near VALIDATION_ROWS, for scores during training."""
-    found = []
-    for name, kind in KINDS.items():
-        if kind.for_numbers or not numbers:
-            labeled_rows = min(kind.sizes, key=lambda size: abs(size - VALIDATION_ROWS))
-            found.append(Probe(name, labeled_rows, numbers))
     return found
 
 

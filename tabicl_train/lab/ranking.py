@@ -24,8 +24,8 @@ from tabicl_train.lab.instruments import Site, sites
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import QUERY, Sequence, attention_layers, logits, recorded
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.reader import load_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

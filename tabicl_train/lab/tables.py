@@ -9,8 +9,8 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import load_model
 from tabicl_train.prediction.predict_files import read
+from tabicl_train.weights.reader import load_model
 
 
 def load_classifier(checkpoint: str, weights: str | None = None) -> TabICL:

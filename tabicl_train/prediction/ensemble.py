@@ -46,6 +46,7 @@ from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
 from tabicl_train.weights import resolve
+from tabicl_train.weights.reader import load_model
 
 T = TypeVar("T")
 EMBEDDINGS_PER_TOKEN = 16  # in float32, in memory during a prediction; measured
@@ -198,7 +199,7 @@ class Ensemble(BaseEstimator):
             If the name has no known format, the format cannot express the network, or the file cannot be written.
         """
         from tabicl_train.prediction.export import check_output, export_weights
-        from tabicl_train.prediction.origin import Pretrained
+        from tabicl_train.weights.pretrained import Pretrained
 
         check_is_fitted(self)
         weights = {name: weight.cpu() for name, weight in self.network_.state_dict().items()}
@@ -475,8 +476,6 @@ def load(model: str | Path | Network, regression: bool) -> Network:
     if isinstance(model, Network):
         network = copy.deepcopy(model).float()
     else:
-        from tabicl_train.prediction.export import load_model
-
         try:
             network = load_model(resolve(model, regression))
         except ConfigError as error:  # about an option of the commands, which is a parameter here

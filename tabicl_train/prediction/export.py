@@ -1,4 +1,4 @@
-"""Exports a run or a checkpoint to a file or folder for other programs, and reads weights of every kind.
+"""Exports a run or a checkpoint to a file or folder for other programs; weights/reader.py reads what it writes.
 
 Formats are registered by `register.export_format`. Files of the first one, the public format, load with
 `tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
@@ -18,210 +18,37 @@ from typing import Any, BinaryIO, cast
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from priors.checksum import is_damaged, with_checksum
+from priors.checksum import with_checksum
 from priors.folders import without_folders
 from tabicl_train import register
+from tabicl_train.config.schema import PROBES, REAL, validation_kind
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import fold_scalars
-from tabicl_train.model.config import family_name, family_of
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.public_config import from_public
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
 from tabicl_train.plugins import load as load_plugins
-from tabicl_train.plugins import require
-from tabicl_train.prediction.hub_format import CONFIG, WEIGHTS, hub_problem, is_hub_folder, load_hub, save_hub
+from tabicl_train.prediction.hub_format import hub_problem, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
-from tabicl_train.prediction.origin import (
-    NEEDED,
-    Pretrained,
-    best_in_words,
-    checked_origin,
-    mismatches,
-    network_config,
-    origin_of,
-    plugins_argument,
-    plugins_in,
-)
 from tabicl_train.prediction.predict import disagreement as different_functions
 from tabicl_train.prediction.predict import outputs_of
-from tabicl_train.run_dir.checkpoint import averaged, check_version, is_run_checkpoint, state_dict_problem
-from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, no_average, say_once
-from tabicl_train.weights import no_such_weights, resolve
+from tabicl_train.run_dir.choice import BEST
+from tabicl_train.run_dir.curves import OUTSIDE
+from tabicl_train.weights.files import PUBLIC_VERSION, public_weights, read_safetensors
+from tabicl_train.weights.pretrained import Pretrained, mismatches, plugins_argument
+from tabicl_train.weights.reader import build_network, files_of_weights, load_model, load_network, read_weights
 
-__all__ = ["export", "load_network"]
-
-PUBLIC_VERSION = 1  # of the public format
+__all__ = ["export", "load_model", "load_network"]  # the loaders are of weights/reader.py, and have been here before
 
 # Of the tables on which an export is compared: tables, rows, labeled rows, columns.
 SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
 
 Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
-
-
-def load_checkpoint(checkpoint: str | Path, weights: str | None = None) -> tuple[Any, dict[str, Tensor]]:
-    """Read the settings of a network and its weights by name."""
-    pretrained = read_weights(checkpoint, weights)
-    return pretrained.config, pretrained.tensors
-
-
-def read_weights(checkpoint: str | Path, weights: str | None = None, accept_single_set: bool = False) -> Pretrained:
-    """Read weights from a run directory, a checkpoint of a run or an export, or named weights of the package."""
-    # checkpoint: text may be a name, of a classifier by default. weights: which ones of a run, see run_dir/choice.py.
-    # accept_single_set: if the file holds one set of weights, take it whatever `weights` says, and print a note;
-    # otherwise raise ConfigError.
-    # Raises ConfigError if they do not exist or cannot be read.
-    problems = choice_problems(weights)
-    if problems:
-        raise ConfigError(problems)
-    path = resolve(checkpoint)
-    if path.suffix == ".onnx":
-        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
-    kind = weights or TRAINED
-    if path.suffix == ".safetensors":
-        content = read_safetensors(path)
-    elif is_hub_folder(path):
-        content = {}
-    else:
-        path, content, kind = find_weights(path, weights)
-    if is_run_checkpoint(content):
-        check_run_settings(path, content["config"])
-        start = content.get("run") or {}
-        require(start.get("plugins", []), NEEDED, path)
-        config = network_config(path, content["config"]["model"])
-        tensors = tensors_of(path, content, kind)
-        problems = mismatches(config, tensors)
-        if problems:
-            raise ConfigError([f"{path}: {problem}" for problem in problems])
-        return Pretrained(config, tensors, origin_of(path, content, kind))
-    if kind not in (TRAINED, NEWEST):
-        if not accept_single_set:
-            needed = "a run directory" if kind == BEST else "a checkpoint of a run"
-            raise ConfigError([f"{path} holds one set of weights; weights={weights} needs {needed}"])
-        say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")
-    if is_hub_folder(path):
-        return load_hub(path)
-    return public_weights(path, content)
-
-
-def read_safetensors(path: Path) -> dict:
-    """Read a safetensors file as the content of a public file."""
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ConfigError([no_such_weights("checkpoint", path)]) from None
-    except (OSError, SafetensorError) as error:
-        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
-    if is_damaged(metadata, tensors, lambda name: tensors[name].float().numpy()):
-        raise ConfigError([f"{path} is damaged: its content does not match its checksum; export or copy it again"])
-    try:
-        description = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
-    except (KeyError, ValueError):
-        why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
-        raise ConfigError([f"weights are not read from {path}: {why}"]) from None
-    return description | {"state_dict": tensors}
-
-
-def public_weights(path: str | Path, content: Any) -> Pretrained:
-    """Read the weights in the content of a public file; raises ConfigError."""
-    has_config = isinstance(content, dict) and isinstance(content.get("config"), dict)
-    has_weights = isinstance(content, dict) and isinstance(content.get("state_dict"), dict)
-    if not has_config or not has_weights:
-        raise ConfigError([f"{path} is not a file of weights: it must hold a config and a state_dict"])
-    problem = state_dict_problem(content["state_dict"])
-    if problem:
-        raise ConfigError([f"{path} is not a file of weights: {problem}"])
-    check_version(path, content, PUBLIC_VERSION)
-    require(plugins_in(content.get("origin")), NEEDED, path)
-    try:
-        config = from_public(content["config"])
-    except ConfigError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
-    weights = dict(content["state_dict"])
-    problems = mismatches(config, weights)
-    if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
-    return Pretrained(config, weights, checked_origin(path, content.get("origin", {})))
-
-
-def check_run_settings(path: Path, settings: dict) -> None:
-    """Raise ConfigError if the configuration in a run's checkpoint lacks a part that describes its weights."""
-    for name in ("model", "curriculum", "trainer"):
-        if not isinstance(settings.get(name), dict):
-            raise ConfigError([f"{path} is not a checkpoint of a run: its config has no {name}"])
-
-
-def files_of_weights(checkpoint: str | Path) -> list[Path]:
-    """Return the files and the folder from which `read_weights` may read, for comparisons with an output."""
-    path = resolve(checkpoint)
-    if not path.is_dir():
-        return [path]
-    return [path, *(path / "checkpoints").glob("*.ckpt"), path / WEIGHTS, path / CONFIG]
-
-
-def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
-    """Return the weights of one kind in the content of a run's checkpoint."""
-    if weights in (TRAINED, BEST):
-        return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    tensors = averaged(content, weights)
-    if not tensors:
-        raise ConfigError([no_average(path, weights)])
-    return tensors
-
-
-def load_model(checkpoint: str | Path, weights: str | None = None) -> Network:
-    """Load a network as `load_network` does; raises ConfigError if it predicts no real tables."""
-    return build_model(read_weights(checkpoint, weights))
-
-
-def build_model(pretrained: Pretrained) -> Network:
-    if not family_of(pretrained.config).predicts_real_tables:
-        name = family_name(type(pretrained.config))
-        raise ConfigError([f"the network is of the family {name}, which predicts no real tables"])
-    return build_network(pretrained)
-
-
-def load_network(
-    checkpoint: str | Path, weights: str | None = None, plugins: str | Path | Iterable[str | Path] | None = None
-) -> Network:
-    """Load a network of any family.
-
-    Parameters
-    ----------
-    checkpoint : str or Path
-        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
-    weights : str, optional
-        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
-        default the best by validation if there are any, otherwise the newest.
-    plugins : str or list of str, optional
-        Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.
-
-    Returns
-    -------
-    Network
-        The network in evaluation mode, on the CPU, in float32.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read.
-    """
-    load_plugins(plugins)
-    return build_network(read_weights(checkpoint, weights))
-
-
-def build_network(pretrained: Pretrained) -> Network:
-    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
-        network = family_of(pretrained.config)(pretrained.config).float()  # whatever torch's default type is
-    network.load_state_dict(pretrained.tensors)
-    return network.eval()
 
 
 def export(
@@ -267,6 +94,21 @@ def export(
     if pretrained.origin.get("weights") == BEST:
         written += f"\n{best_in_words(pretrained.origin)}"
     return written
+
+
+def best_in_words(origin: dict) -> str:
+    """Describe the validation of weights that are the best ones of a run, from their origin."""
+    scores = []
+    for row in origin.get("validation", []):
+        if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
+            continue
+        name = row["data"] if validation_kind(row["data"]) == REAL else f"{row['data']} tables"
+        mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
+        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
+    text = f"the best weights are of step {origin['step']}"
+    if scores:
+        text += f", by validation on {', '.join(scores)}"
+    return text
 
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:

@@ -1,4 +1,4 @@
-"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub, and that this program loads.
+"""The hub format: a folder that `hf upload` publishes on the Hugging Face Hub, and that `weights/files.py` loads.
 
 model.safetensors  the weights
 config.json        the settings of the network, the origin of the weights, and the checksums of the other files
@@ -10,7 +10,6 @@ A folder is written under a temporary name and renamed, so that it is never inco
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -23,63 +22,28 @@ from typing import Any
 import jinja2
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
-from tabicl_train.console import escaped_cell, first_line
+from tabicl_train.console import escaped_cell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.outputs import folder_problem, locked, sync_folder, temporary_name, write_atomically
-from tabicl_train.prediction.origin import (
-    NEEDED,
-    Pretrained,
-    checked_origin,
-    mismatches,
-    network_config,
-    plugins_argument,
-    plugins_in,
-)
-from tabicl_train.run_dir.checkpoint import check_version
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL
-from tabicl_train.run_dir.records import Records
 from tabicl_train.weights import shipped_scores
+from tabicl_train.weights.files import (
+    CONFIG,
+    HUB_VERSION,
+    LIBRARY,
+    WEIGHTS,
+    checksum,
+    read_description,
+    recorded_checksum,
+)
+from tabicl_train.weights.pretrained import NEEDED, Pretrained, plugins_argument, plugins_in
 
-FORMAT_VERSION = 1
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 CARD = "README.md"
-LIBRARY = "tabicl-train"
-
-
-def is_hub_folder(path: Path) -> bool:
-    """Whether a path is a folder with one of the two files that loading needs."""
-    return (path / WEIGHTS).is_file() or (path / CONFIG).is_file()
-
-
-def load_hub(folder: Path) -> Pretrained:
-    """Read a folder; raises ConfigError if it is incomplete, damaged or of another program."""
-    for name in (WEIGHTS, CONFIG):
-        if not (folder / name).is_file():
-            raise ConfigError([f"{folder} has no {name}; it is incomplete or not a folder of tabicl-export"])
-    description = read_description(folder)
-    if description is None or not isinstance(description.get("model"), dict):
-        raise ConfigError([f"{folder / CONFIG} was not written by tabicl-export"])
-    check_version(folder, description, FORMAT_VERSION)
-    try:
-        content = (folder / WEIGHTS).read_bytes()
-        tensors = safetensors.torch.load(content)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
-    if recorded_checksum(description, WEIGHTS) != checksum(content):
-        raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
-    plugins.require(plugins_in(description.get("origin")), NEEDED, folder)
-    config = network_config(folder / CONFIG, description["model"])
-    problems = mismatches(config, tensors)
-    if problems:
-        raise ConfigError([f"{folder}: {problem}" for problem in problems])
-    return Pretrained(config, tensors, checked_origin(folder / CONFIG, description.get("origin", {})))
 
 
 def save_hub(pretrained: Pretrained, folder: Path, check: Callable[[Path], None]) -> None:
@@ -124,7 +88,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     description = {
         "library_name": LIBRARY,
         "model_type": family_name(type(pretrained.config)),
-        "format_version": FORMAT_VERSION,
+        "format_version": HUB_VERSION,
         "model": dataclasses.asdict(pretrained.config),
         "sha256": {WEIGHTS: checksum(weights), CARD: checksum(card)},
         "origin": pretrained.origin,
@@ -151,24 +115,6 @@ def hub_problem(folder: Path) -> str | None:
     if CARD in names and checksum((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
         return f"its {CARD} was edited and would be lost; choose another name"
     return folder_problem(folder.parent)
-
-
-def read_description(folder: Path) -> dict | None:
-    """Return the content of config.json; None if it is missing, damaged, or of another program."""
-    description = Records(folder).json(CONFIG)
-    if not description or description.get("library_name") != LIBRARY:
-        return None
-    return description
-
-
-def recorded_checksum(description: dict, name: str) -> Any:
-    """Return the checksum of a file that config.json names; None if it names none."""
-    checksums = description.get("sha256")
-    return checksums.get(name) if isinstance(checksums, dict) else None
-
-
-def checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def model_card(name: str, pretrained: Pretrained) -> str:
@@ -269,6 +215,6 @@ def interval(bounds: list) -> str:
 
 def cell(value: Any) -> str:
     """Format a value for a table in Markdown, with four digits for fractions."""
-    if value == "nan":  # as origin.py writes it
+    if value == "nan":  # as run_checkpoint.py writes it
         return ""
     return escaped_cell(f"{value:.4f}" if isinstance(value, float) else value)

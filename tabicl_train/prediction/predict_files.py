@@ -26,9 +26,9 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.quantiles import levels
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import files_of_weights, load_model
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
+from tabicl_train.weights.reader import files_of_weights, load_model
 
 EXACT = 2**53  # smaller whole numbers are exact as float64
 ROWS = 1024  # predicted from one move of the progress bar to the next

@@ -2,7 +2,7 @@
 
 A file is a zip archive of torch.save, whose records have a CRC-32 each. It holds `state_dict`, `optimizer_states`,
 `callbacks`, `global_step`, `format_version`, `config` (the whole run configuration), `largest_tables` and
-`inherited_range` (for the trained range, see prediction/origin.py), and `run` (step, stage, address of the next step's
+`inherited_range` (for the trained range, see weights/pretrained.py), and `run` (step, stage, address of the next step's
 tables, the version of the table stream, and the origin of the checkpoint).
 """
 

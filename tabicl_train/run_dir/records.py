@@ -7,7 +7,7 @@ NAME.json, config.yaml  replaced as a whole
 A kill can leave an incomplete last line: readers skip it, and the next writer removes it.
 
 Weights and Biases and TensorBoard get the columns of metrics.csv under their names, multiplier/LAYER of scaling.csv,
-and of validation.csv validation/DATA_ROWS/SCORE, validation/NAME/SCORE of public real data,
+and of validation.csv validation/DATA_ROWS/SCORE, validation/NAME/SCORE of tasks of suites,
 validation/probes/NAME/SCORE and validation/mean/KIND.
 """
 

@@ -97,9 +97,8 @@ def objective(metric: str, config: RunConfig) -> dict[str, Any]:
     """Return the settings that decide what a loss is; nothing for other scores."""
     from tabicl_train.model.config import family_of
 
-    # On real tables the loss of classes is the log loss of an estimator, whatever the network's own loss is.
-    is_of_estimator = metric == f"{REAL}/loss" and not config.model.is_regression
-    if is_of_estimator or not is_better_lower(metric):
+    # On real tables the loss is that of an estimator, whatever the network's own loss is.
+    if metric == f"{REAL}/loss" or not is_better_lower(metric):
         return {}
     family = family_of(config.model)
     # Validation reports the network's own loss, whatever is minimized.
@@ -121,8 +120,8 @@ def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
     by_kind: dict[str, dict[str, Any]] = {"loss": {**trained, "curriculum": {"stages": stages}}}
 
     settings = config.validation
-    if settings.every and settings.real_rows:
-        by_kind[REAL] = {"task": config.model.is_regression, "validation": {"real_rows": settings.real_rows}}
+    if settings.every and settings.real_suites:
+        by_kind[REAL] = {"task": config.model.is_regression, "validation": {"suites": settings.real_suites}}
     if settings.every and settings.rows:
         validation = {"rows": settings.rows, "tables": settings.tables, "features": settings.features}
         for kind, prior in priors_of_validation(config).items():
@@ -162,7 +161,7 @@ def priors_of_validation(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def rows_that_count(config: RunConfig) -> list[int]:
     """Return the rows of the synthetic validation tables inside the trained range, which alone count in means."""
-    from tabicl_train.prediction.origin import range_of_stages
+    from tabicl_train.weights.pretrained import range_of_stages
 
     trained = range_at_end(config)
     rows_inside = []

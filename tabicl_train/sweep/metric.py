@@ -14,7 +14,7 @@ from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
 from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
-    from tabicl_train.prediction.origin import TrainedRange
+    from tabicl_train.weights.pretrained import TrainedRange
 
 DATA_SETS = "data_sets"  # attribute of a study: what `compared_data_sets` returned when it was begun
 
@@ -42,8 +42,8 @@ def problem(metric: str, config: RunConfig) -> str | None:
     if not settings.every:
         return f"metric is {metric!r}, but validation.every is 0; set the number of steps between validations"
     if kind == REAL:
-        if not settings.real_rows:
-            return f"metric is {metric!r}, but validation.real_rows is 0"
+        if not settings.real_suites:
+            return f"metric is {metric!r}, but validation.suites is {settings.suites}"
         return None
     if not settings.rows:
         return f"metric is {metric!r}, but validation.rows is [], which leaves validation tables out"
@@ -73,23 +73,22 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
     # None for a metric without public data. Raises ConfigError if the weights that the runs start from cannot be read.
     if not metric.startswith(f"{REAL}/"):
         return None
-    from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of  # pandas and scikit-learn: a second or two
-    from tabicl_train.prediction.origin import position
+    from tabicl_train.callbacks.scores import suite_tasks  # pandas and scikit-learn: a second or two
+    from tabicl_train.weights.pretrained import position
 
     inside_all: dict[str, bool] = {}
     for config in configs:
         trained = range_at_end(config)
-        for task in real_tasks(config.model.is_regression, config.validation.real_rows):
-            name = name_of(task)
-            is_inside = position(trained, sizes_of(task)) == INSIDE
-            inside_all[name] = is_inside and inside_all.get(name, True)
+        for task in suite_tasks(tuple(config.validation.real_suites), config.model.is_regression):
+            is_inside = position(trained, task.sizes) == INSIDE
+            inside_all[task.name] = is_inside and inside_all.get(task.name, True)
     return inside_all
 
 
 def range_at_end(config: RunConfig) -> TrainedRange:
     """Return the trained range of the weights at the end of a run with this configuration."""
     from tabicl_train.curriculum import largest_tables
-    from tabicl_train.prediction.origin import trained_range
+    from tabicl_train.weights.pretrained import trained_range
 
     prior = configured_prior(config.prior)
     last_checkpoint = {
@@ -106,7 +105,7 @@ def inherited_range(init_weights: str | None, is_regression: bool) -> dict[str, 
     """Return the trained range of the weights that runs start from; None if it is unknown."""
     if init_weights is None:
         return None
-    from tabicl_train.prediction.export import read_weights
+    from tabicl_train.weights.reader import read_weights
 
     weights = read_weights(resolve(init_weights, is_regression))
     if weights.trained_range is None:

@@ -33,8 +33,8 @@ from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.suites import Source, sources
 from tabicl_train.precision import choose
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.export import load_model
 from tabicl_train.statistics import paired_gain
+from tabicl_train.weights.reader import load_model
 
 FAMILIES = {  # tables of one study, or of one kind of survey by the same people
     "Boston mortgages": ["hmda_deny", "loanapp"],

@@ -32,7 +32,7 @@ SETTINGS = [
     "experiment=smoke", "curriculum=tabicl_v2", "prior=dummy", "trainer.devices=2", "trainer.accelerator=cpu",
     "checkpoint.every=4", "checkpoint.keep=2", "trainer.log_every=1", "averages.ema=0.9", "validation.every=6",
     "validation.best=synthetic", "validation.rows=[40]", "validation.tables=4", "validation.features=[2,4]",
-    "validation.real_rows=0",
+    "validation.suites=[]",
 ]  # fmt: skip
 STEPS = {"stage1": 24, "stage2": 16, "stage3": 8}
 for stage, steps in STEPS.items():

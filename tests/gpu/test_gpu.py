@@ -15,7 +15,8 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.gpu_check.place import CheckSkipped, Place, set_up
 from tabicl_train.gpu_check.run import CHECKS
 from tabicl_train.gpu_check.small import random_pack
-from tabicl_train.prediction.export import export, load_model
+from tabicl_train.prediction.export import export
+from tabicl_train.weights.reader import load_model
 
 DEVICE = os.environ.get("DEVICE", "cuda")
 pytestmark = [

@@ -13,14 +13,16 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
-from tabicl_train.prediction.export import export, load_model
+from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.weights.reader import load_model
 
 NUMBERS = ("task=regression", "model.num_quantiles=99")
 VALIDATED = (
     "validation.every=8", "validation.rows=[40,60]", "validation.tables=5", "validation.features=[2,4]",
-    "validation.real_rows=80", "validation.best=real",
-    "curriculum.stages.smoke.features=[2,10]",  # so that diabetes lies inside the trained range
+    "validation.best=real",
+    # So that diabetes lies inside the trained range.
+    "curriculum.stages.smoke.rows=[20,160]", "curriculum.stages.smoke.features=[2,10]",
 )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     rows = read_rows(folder / "numbers/validation.csv")
     expected_rows = []
     for step in ("8", "16"):
-        expected_rows += [(step, "synthetic", "40"), (step, "synthetic", "60"), (step, "diabetes", "80")]
+        expected_rows += [(step, "synthetic", "40"), (step, "synthetic", "60"), (step, "diabetes", "200")]
     assert [(row["step"], row["data"], row["rows"]) for row in rows] == expected_rows
 
     network = load_model(str(folder / "numbers"), "newest")

@@ -10,7 +10,7 @@ from tabicl_train import TabICLClassifier, TabICLRegressor, compose, open_run, t
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 
-VALIDATE = ("validation.every=8", "validation.rows=[20]", "validation.tables=1", "validation.real_rows=0")
+VALIDATE = ("validation.every=8", "validation.rows=[20]", "validation.tables=1", "validation.suites=[]")
 
 
 class Fail:

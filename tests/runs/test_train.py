@@ -129,7 +129,7 @@ def test_an_error_on_one_rank_ends_both_and_names_the_table(tmp_path):
 def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, monkeypatch):
     """A run without steps left forks none."""
     settings = ["experiment=smoke", "prior=dummy", "stream.num_workers=1", "trainer.accelerator=cpu"]
-    config = compose([*settings, f"run_dir={tmp_path}/run", "validation.every=2", "validation.real_rows=0",
+    config = compose([*settings, f"run_dir={tmp_path}/run", "validation.every=2", "validation.suites=[]",
                       "validation.best=synthetic", "trainer.max_steps=2"])  # fmt: skip
     if steps == 0:
         training.train(config)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ LIBRARIES = {  # what a room must not import, directly or through others
     "evaluation": {"lightning", "hydra", "omegaconf"},
     "run_dir": {"lightning", "hydra"},
 }
+
+# What training and reading weights do without.
+APART = (
+    *("tabicl_train.prediction.export", "tabicl_train.prediction.hub_format", "tabicl_train.prediction.onnx_format"),
+    *("tabicl_train.evaluation.", "tabicl_train.config.compose", "tabicl_train.config.options"),
+)
 
 
 def module_name(path: Path) -> str:
@@ -86,13 +93,26 @@ def test_no_module_imports_itself_through_others():
 
 @pytest.mark.parametrize("room", LIBRARIES)
 def test_heavy_libraries_stay_where_they_belong(room):
-    reached, todo = set(), [module for module in FILES if room_of(module) == room]
-    while todo:
-        module = todo.pop()
+    for module in reached(module for module in FILES if room_of(module) == room):
         for name in imports(module):
             library = name.partition(".")[0]
             allowed = library not in LIBRARIES[room] or (library == "priors" and room == "priors")
             assert allowed, f"{room} reaches {name} through {module}"
-            if name in FILES and name not in reached:
-                reached.add(name)
-                todo.append(name)
+
+
+@pytest.mark.parametrize("module", ["training", "weights.reader"])
+def test_what_reads_weights_reaches_nothing_that_writes_them(module):
+    """And a run is validated through the door of suites, and needs no parser of command lines."""
+    found = reached([f"tabicl_train.{module}"])
+    assert not {name for name in found if name.startswith(APART)}
+
+
+def reached(modules: Iterable[str]) -> set[str]:
+    """Return modules with all those of ours that they import, directly or through others."""
+    found, todo = set(), list(modules)
+    while todo:
+        module = todo.pop()
+        if module not in found:
+            found.add(module)
+            todo += imports(module) & FILES.keys()
+    return found

@@ -8,9 +8,10 @@ from tabicl_train import TabICLRegressor, weights
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.public_config import beyond_public
-from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.hub_format import checksum, model_card
+from tabicl_train.prediction.hub_format import model_card
 from tabicl_train.resume import initial_weights
+from tabicl_train.weights.files import checksum
+from tabicl_train.weights.reader import read_weights
 
 
 def test_a_name_is_of_the_newest_weights_of_the_task_and_comes_before_a_file(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ NAME, ROWS = "own_rows", 320
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "validation.every=2", "validation.rows=[40,60]", "validation.tables=6",
-    "validation.features=[2,4]", "validation.real_rows=0", "validation.best=synthetic",
+    "validation.features=[2,4]", "validation.suites=[]", "validation.best=synthetic",
 ]  # fmt: skip
 
 

@@ -19,9 +19,9 @@ from tabicl_train.callbacks.validation import final_test_streams, validation_str
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_checkpoint, load_network
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
+from tabicl_train.weights.reader import load_network, read_weights
 
 GAINS = ["curriculum.stages.smoke.learning_rate=0.01", "curriculum.stages.smoke.steps=6"]
 NO_GAIN = "no gain found: the weights you started from stay the best ones"
@@ -121,9 +121,9 @@ def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_pat
     )
     losses = [float(row["loss"]) for row in read_rows(tmp_path / "run/validation.csv")]
     assert losses[-1] > losses[0]
-    _, start = load_checkpoint(str(folder / "start"))
+    start = read_weights(str(folder / "start")).tensors
     for name in ("best", "start"):
-        assert_same_state(load_checkpoint(str(tmp_path / f"run/checkpoints/{name}.ckpt"))[1], start)
+        assert_same_state(read_weights(str(tmp_path / f"run/checkpoints/{name}.ckpt")).tensors, start)
     assert found_in(tmp_path / "run") == {"step": 4, "best_step": 0, "sentences": [NO_GAIN], "parts": {}}
     export = f"tabicl-export checkpoint={tmp_path}/run output={tmp_path}/run/best.ckpt"
     lines = capfd.readouterr().err.splitlines()

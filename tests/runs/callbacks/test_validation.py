@@ -21,7 +21,7 @@ from priors.dummy import Dummy
 from tabicl_train import TabICLClassifier, training
 from tabicl_train.callbacks import scores, validation
 from tabicl_train.callbacks.callback import Reason
-from tabicl_train.callbacks.scores import Scored, real_tasks
+from tabicl_train.callbacks.scores import Scored, suite_tasks
 from tabicl_train.callbacks.validation import Validation, final_test_streams, validation_streams
 from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
@@ -33,22 +33,23 @@ from tabicl_train.evaluation.probes import Probe
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.module import query_losses
-from tabicl_train.prediction.export import export, load_checkpoint, load_model, read_weights
-from tabicl_train.prediction.origin import TrainedRange
+from tabicl_train.prediction.export import export
 from tabicl_train.run_dir.curves import curve
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
 from tabicl_train.run_dir.summary import score as score_in_words
+from tabicl_train.weights.pretrained import TrainedRange
+from tabicl_train.weights.reader import load_model, read_weights
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
+    "curriculum.stages.smoke.rows=[40,120]",  # so that iris, with 105 labeled rows, is inside the trained range
 ]  # fmt: skip
 VALIDATED = [
     "validation.every=4", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",
-    "validation.real_rows=60",
 ]  # fmt: skip
-SYNTHETIC_ONLY = [*VALIDATED, "validation.real_rows=0", "validation.best=synthetic"]
+SYNTHETIC_ONLY = [*VALIDATED, "validation.suites=[]"]
 REAL = ["iris", "wine", "breast_cancer", "digits"]
 
 
@@ -96,7 +97,7 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
     assert tuple(rows[0]) == ("step", "data", "rows", *CLASS_SCORES, "is_best", "trained_range")
     assert [row["step"] for row in rows] == ["4"] * 6 + ["8"] * 6
     assert [row["data"] for row in rows] == [SYNTHETIC, SYNTHETIC, *REAL] * 2
-    assert [row["rows"] for row in rows[:6]] == ["40", "60", "60", "60", "60", "60"]
+    assert [row["rows"] for row in rows[:6]] == ["40", "60", "150", "178", "200", "200"]
     assert rows[-1]["guess_loss"] == ""
 
     network = load_model(str(folder / "validated"), "newest")
@@ -119,9 +120,9 @@ def test_rows_are_loss_and_accuracy_of_the_network_at_that_step(folder):
 
 
 def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folder):
-    row = read_rows(folder / "validated/validation.csv")[-3]  # wine, of which a stratified 60 rows are used
-    (task,) = [task for task in real_tasks(False, 60) if task.name == row["data"] == "wine"]
-    train, query = train_test_split(np.arange(60), test_size=0.3, stratify=task.y, random_state=0)
+    row = read_rows(folder / "validated/validation.csv")[-1]  # digits, of which a stratified 200 rows are used
+    (task,) = [task for task in suite_tasks(("sklearn",), False) if task.name == row["data"] == "digits"]
+    train, query = train_test_split(np.arange(200), test_size=0.3, stratify=task.y, random_state=0)
     newest = load_model(folder / "validated", "newest")
     classifier = TabICLClassifier(newest, n_estimators=1).fit(task.X.iloc[train], task.y[train])
     p = classifier.predict_proba(task.X.iloc[query])
@@ -130,7 +131,7 @@ def test_real_data_is_scored_as_by_the_classifier_with_one_ensemble_member(folde
 
 
 def test_means_count_only_what_lies_inside_the_trained_range(folder, capfd):
-    """Of 60 rows, 42 are labeled: iris is like tables of the run, the others have more features or classes."""
+    """Iris is like tables of the run, the others have more rows, features or classes."""
     rows = read_rows(folder / "validated/validation.csv")[-6:]
     assert [row["trained_range"] for row in rows] == ["inside"] * 3 + ["outside"] * 3
     assert curve(folder / "validated", "real/roc_auc")[-1] == (8, float(rows[2]["roc_auc"]))
@@ -147,7 +148,7 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
         scores = {"accuracy": 0.5, "guess_loss": None}
         return [
             Scored(SYNTHETIC, 40, {"loss": iris, **scores, "guess_loss": 1.6}),
-            Scored(SYNTHETIC, 500, {"loss": digits, **scores, "guess_loss": 1.6}),  # the longest table has 80 rows
+            Scored(SYNTHETIC, 500, {"loss": digits, **scores, "guess_loss": 1.6}),  # the longest table has 120 rows
             Scored("iris", 60, {"loss": iris, "roc_auc": 2 - iris, **scores}, sizes=sizes | {"classes": 3}),
             Scored("digits", 60, {"loss": digits, "roc_auc": 2 - digits, **scores}, sizes=sizes | {"classes": 10}),
         ]
@@ -168,8 +169,11 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["validation.best=real", "validation.real_rows=200"], "no data set of validation lies inside the trained"),
-        (["validation.rows=[500]"], "no set of synthetic tables of validation lies inside the trained range (12 to 72"),
+        (["validation.best=real", "model.max_classes=2"], "no data set of validation lies inside the trained"),
+        (
+            ["validation.rows=[500]"],
+            "no set of synthetic tables of validation lies inside the trained range (12 to",
+        ),
     ],
 )
 def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settings, words, tmp_path, capfd):
@@ -201,17 +205,17 @@ def test_the_range_is_handed_on_from_run_to_run(tmp_path):
     train_eight_steps(tmp_path / "2", *small, f"init_weights={tmp_path}/1", "curriculum.stages.smoke.rows=[20,80]")
     path = tmp_path / "2/checkpoints/step-00000002.ckpt"
     start = read_weights(tmp_path / "2/checkpoints/start.ckpt").trained_range
-    assert start == TrainedRange((12, 72), (2, 9), classes=10)
-    assert read_weights(path).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
+    assert start == TrainedRange((12, 108), (2, 9), classes=10)
+    assert read_weights(path).trained_range == TrainedRange((6, 108), (2, 9), classes=10)
     export(str(path), str(tmp_path / "2.ckpt"))
     train_eight_steps(tmp_path / "3", *small, f"init_weights={tmp_path}/2.ckpt")
     train_eight_steps(tmp_path / "3", *small, "trainer.max_steps=3")  # a resumed run keeps it
     newest = tmp_path / "3/checkpoints/step-00000003.ckpt"
-    assert read_weights(newest).trained_range == TrainedRange((6, 72), (2, 9), classes=10)
+    assert read_weights(newest).trained_range == TrainedRange((6, 108), (2, 9), classes=10)
     content = torch.load(newest, weights_only=True)
     del content["inherited_range"]
     torch.save(content, newest)
-    assert read_weights(newest).trained_range == TrainedRange((12, 72), (2, 6), classes=10)
+    assert read_weights(newest).trained_range == TrainedRange((12, 108), (2, 6), classes=10)
 
 
 def test_validation_tables_are_the_same_in_every_run():
@@ -276,8 +280,8 @@ def test_best_weights_are_kept_falls_are_reported_and_patience_ends_the_run(tmp_
     assert read_status(tmp_path / "run")["status"] == "finished"
     assert read_status(tmp_path / "run")["step"] == 7
     for weights in ("trained", "ema"):
-        _, actual = load_checkpoint(str(tmp_path / "run/checkpoints/best.ckpt"), weights)
-        assert_same_state(actual, load_checkpoint(str(tmp_path / "run/checkpoints/step-00000002.ckpt"), weights)[1])
+        actual = read_weights(str(tmp_path / "run/checkpoints/best.ckpt"), weights).tensors
+        assert_same_state(actual, read_weights(str(tmp_path / "run/checkpoints/step-00000002.ckpt"), weights).tensors)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning") or "ends" in line]
     fell = "the mean ROC AUC on real data fell 3 times in a row"
     ended = "no better score in 5 validations since that of step 2 (validation.patience=5)"
@@ -313,8 +317,8 @@ def test_a_finished_run_gets_the_last_validation_that_it_lacks(folder, tmp_path)
     rows = [{**row, "is_best": ""} for row in read_rows(run_dir / "validation.csv")]
     assert rows == [{**row, "is_best": ""} for row in read_rows(written)]
     for weights in ("trained", "ema"):
-        _, best = load_checkpoint(str(run_dir / "checkpoints/best.ckpt"), weights)
-        assert_same_state(best, load_checkpoint(str(run_dir / "checkpoints/step-00000008.ckpt"), weights)[1])
+        best = read_weights(str(run_dir / "checkpoints/best.ckpt"), weights).tensors
+        assert_same_state(best, read_weights(str(run_dir / "checkpoints/step-00000008.ckpt"), weights).tensors)
     with mock.patch.object(Validation, "validate", side_effect=AssertionError):
         assert train_eight_steps(run_dir, *VALIDATED) == "finished"  # there is nothing left to do
 
@@ -378,6 +382,27 @@ def test_a_broken_network_is_no_error_and_never_the_best(tmp_path, capfd):
     assert {row["is_best"] for row in rows} == {"0"}
 
 
+def test_suites_that_cannot_be_scored_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        compose([*SETTINGS, *VALIDATED, "validation.suites=[sklaern,folder,sklearn,sklearn]"])
+    assert caught.value.problems == [
+        "validation.suites: there is no suite 'sklaern'; did you mean 'sklearn'?",
+        "validation.suites: folder is missing; suite=folder needs one with tables and their tasks.csv",
+        "validation.suites has two tasks of the name 'iris'",
+    ]
+
+
+def test_what_a_run_of_an_earlier_version_has_scored_is_told_if_it_changes(tmp_path, capfd):
+    train_eight_steps(tmp_path / "run", *SYNTHETIC_ONLY, "trainer.max_steps=2")
+    path = tmp_path / "run/checkpoints/step-00000002.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content["config"]["validation"]["suites"]
+    content["config"]["validation"] |= {"real_rows": 0, "probes": True}
+    torch.save(content, path)
+    train_eight_steps(tmp_path / "run", *SYNTHETIC_ONLY, "trainer.max_steps=4")
+    assert "changed   validation.suites was ['probes'], is []" in capfd.readouterr().err
+
+
 def test_stored_tables_have_none_for_validation(tmp_path):
     (tmp_path / "steps-00000000.safetensors").touch()
     with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
@@ -387,8 +412,10 @@ def test_stored_tables_have_none_for_validation(tmp_path):
 def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, monkeypatch, capfd):
     """Training, best weights and other scores are those of a run without them; 32 features are outside its range."""
     probes = [Probe("xor", 50, numbers=False), Probe("2 of 32", 50, numbers=False)]
-    monkeypatch.setattr(scores, "probe_tasks", lambda numbers: probes)
-    settings = [*SYNTHETIC_ONLY, "validation.probes=true"]
+    for probe in probes:
+        probe.name = f"probe {probe.probe}"
+    monkeypatch.setattr(scores, "suite_tasks", lambda suites, numbers: probes)
+    settings = [*VALIDATED, "validation.suites=[probes]"]
     train_eight_steps(tmp_path / "whole", *settings)
     train_eight_steps(tmp_path / "resumed", *settings, "trainer.max_steps=5", "validation.every=4")
     train_eight_steps(tmp_path / "resumed", *settings)

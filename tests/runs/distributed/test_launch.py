@@ -16,7 +16,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from waiting import until
 
 from tabicl_train.distributed import processes
-from tabicl_train.distributed.processes import Launch, describe_cause, launch_ranks, read_launch, srun_problems
+from tabicl_train.distributed.launch import describe_cause, launch_ranks
+from tabicl_train.distributed.processes import Launch, read_launch, srun_problems
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SBATCH = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}

@@ -11,7 +11,7 @@ from tabicl_train.lab.folder import SMALL_FORM
 from tabicl_train.lab.instruments import COLUMNS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import INDUCING, LABELED, QUERY
-from tabicl_train.prediction.export import load_model
+from tabicl_train.weights.reader import load_model
 
 
 def test_tables_are_those_of_the_prior(run_dir):

@@ -13,8 +13,9 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_model import SequenceModel
-from tabicl_train.prediction.export import export, load_model, load_network
+from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.weights.reader import load_model, load_network
 
 STAGE = "curriculum.stages.smoke."
 TASKS = {
@@ -23,7 +24,7 @@ TASKS = {
 }
 VALIDATED = (
     "validation.every=8", "validation.rows=[12]", "validation.tables=5", "validation.features=[1,1]",
-    "validation.real_rows=0", "validation.best=synthetic",
+    "validation.suites=[]", "validation.best=synthetic",
 )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_mistakes_are_told_before_the_run(tmp_path):
     assert any(words[0] in problem for problem in found)
     assert any(words[1] in problem for problem in found)
     assert any("validation.rows is [300]; 300 rows of 1 numbers and a label are 600 tokens" in line for line in found)
-    assert any("real_rows is 200; it must be 0, since this model predicts no real tables" in line for line in found)
+    assert any("validation.suites is ['sklearn']; it must be [], since" in line for line in found)
     with pytest.raises(ConfigError, match=r"model\.embed_dim: no such setting"):
         compose(["experiment=smoke", *settings("quantifiers"), "model.embed_dim=8"])
     with pytest.raises(ConfigError, match="prior=linear_functions draws numbers only, which needs"):

@@ -76,7 +76,7 @@ def test_one_file_for_each_door(folder):
     small = ["model=sharpened", "model.embed_dim=16", "model.col_num_blocks=1", "model.icl_num_blocks=1"]
     settings = [plugins, "experiment=smoke", "prior=ring", *small, "model.icl_scaling=power", "objective=focal"]
     settings += ["optimizer=lion", "+callbacks.lowest_loss={}", "+callbacks.killed_once={}", "checkpoint.every=2"]
-    settings += ["trainer.accelerator=cpu", "trainer.max_steps=5", "trainer.log_every=1", "validation.real_rows=50"]
+    settings += ["trainer.accelerator=cpu", "trainer.max_steps=5", "trainer.log_every=1"]
 
     # Two ranks, killed before step 4, are continued by the same command.
     run = [*settings, "trainer.devices=2", "run_dir=run"]
@@ -94,9 +94,11 @@ def test_one_file_for_each_door(folder):
     assert "two moons" in scored
     assert "distances" in tabicl(folder, "lab", *needed, "distances", "folder=distances", "points=20")
 
-    # A network of dense batches is trained and scored.
-    dense = [*needed, "experiment=smoke", "model=mean_labels", "trainer.max_steps=2", "validation.real_rows=50"]
+    # A network of dense batches is trained, with a validation on that task, and scored.
+    dense = [*needed, "experiment=smoke", "model=mean_labels", "trainer.max_steps=2"]
+    dense += ["validation.every=2", "validation.rows=[]", "validation.suites=[moons]", "validation.best=real"]
     tabicl(folder, "train", *dense, "run_dir=dense")
+    assert [row["data"] for row in read_rows(folder / "dense/validation.csv")] == ["two moons"]
     assert "two moons" in tabicl(folder, "evaluate", *needed, "checkpoint=dense", "suite=moons", "splits=1")
 
     # Exports and reports need the plug-ins; an estimator takes them into the processes of joblib.

@@ -22,14 +22,14 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig, configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import load_network
-from tabicl_train.prediction.origin import network_config
 from tabicl_train.ray_actors import Drawer
 from tabicl_train.resume import find_resume_point
 from tabicl_train.stream import StepStream
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.study import open_study
+from tabicl_train.weights.pretrained import network_config
+from tabicl_train.weights.reader import load_network
 from tabicl_train.workers import Loader, Steps
 
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "plugins=[./mine.py]"]

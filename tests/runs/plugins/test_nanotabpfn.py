@@ -20,7 +20,7 @@ from tabicl_train.model.config import NetworkSettings
 from tabicl_train.model.dense import dense
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_network
+from tabicl_train.weights.reader import load_network
 
 
 @dataclass

@@ -32,7 +32,7 @@ from sklearn.model_selection import cross_val_score
 import tabicl_train
 from tabicl_train import TabICLClassifier
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.export import load_network
+from tabicl_train.weights.reader import load_network
 from tabicl_train.prediction.onnx_format import onnx_predictor
 
 if __name__ == "__main__":
@@ -83,7 +83,7 @@ def test_one_file_is_trained_resumed_swept_evaluated_exported_and_loaded(folder)
     plugins = "plugins=[./my_retrieval.py,./killed.py]"
     small = [f"model.{value}" for value in ("embed_dim=16", "col_num_blocks=1", "row_num_blocks=1", "icl_num_blocks=2")]
     settings = [plugins, "experiment=smoke", "model=my_retrieval", *small, "optimizer=muon", "checkpoint.every=2"]
-    settings += ["trainer.accelerator=cpu", "trainer.log_every=1", "validation.real_rows=50"]
+    settings += ["trainer.accelerator=cpu", "trainer.log_every=1"]
 
     # Killed before step 4, and continued by the same command.
     run = [*settings, "+callbacks.killed_once={}", "trainer.max_steps=6", "run_dir=run"]

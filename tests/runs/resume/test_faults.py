@@ -11,7 +11,6 @@ from training_runs import read_exact_metrics, read_metrics
 
 VALIDATED = (
     "validation.every=3", "validation.rows=[40,60]", "validation.tables=4", "validation.features=[2,4]",
-    "validation.real_rows=50",
 )  # fmt: skip
 
 

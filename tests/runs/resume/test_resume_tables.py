@@ -16,7 +16,8 @@ from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, read_weights
+from tabicl_train.prediction.export import export
+from tabicl_train.weights.reader import read_weights
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tabicl_train.sweep.study import load_study
 
 pytestmark = pytest.mark.slow
 
-REAL_ONLY = ("validation.rows=[]", "validation.best=real", "validation.real_rows=60")  # iris is in the trained range
+REAL_ONLY = ("validation.rows=[]", "validation.best=real", "curriculum.stages.smoke.rows=[20,120]")  # iris is inside
 SETTINGS = ("experiment=smoke", "validation.every=5", *REAL_ONLY, "trainer.accelerator=cpu", "sweep.jobs=2")
 MOMENTUMS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 GRID = (*SETTINGS, f"optimizer.momentum={','.join(map(str, MOMENTUMS))}", "seed=0,1")

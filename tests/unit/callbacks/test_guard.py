@@ -21,12 +21,12 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.prediction.export import load_checkpoint
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, read
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepStream
 from tabicl_train.weights import resolve
+from tabicl_train.weights.reader import read_weights
 
 
 class Look:
@@ -201,9 +201,9 @@ def test_a_runaway_multiplier_of_a_column_block_is_noticed_and_named(config, tmp
 def test_shipped_and_initial_weights_have_no_runaway_multiplier(config, tmp_path):
     guard = watch(config, tmp_path)
     for regression in (False, True):
-        settings, weights = load_checkpoint(resolve("mini", regression))
-        model = TabICL(settings)
-        model.load_state_dict(weights)
+        mini = read_weights(resolve("mini", regression))
+        model = TabICL(mini.config)
+        model.load_state_dict(mini.tensors)
         assert guard.passed_limit(model, 0.8) is None
     for rule in register.scaling:
         settings = TabICLConfig(col_scaling=rule, icl_scaling=rule)

@@ -152,7 +152,7 @@ def test_a_run_logs_what_its_files_hold(tmp_path):
     train(compose([
         "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=4",
         "trainer.accelerator=cpu", "validation.every=2", "validation.rows=[40]", "validation.tables=2",
-        "validation.features=[2,4]", "validation.real_rows=0", "validation.best=synthetic", "tensorboard=true",
+        "validation.features=[2,4]", "validation.suites=[]", "validation.best=synthetic", "tensorboard=true",
         f"run_dir={tmp_path}",
     ]))  # fmt: skip
     found = curves(tmp_path)

@@ -19,9 +19,9 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
-from tabicl_train.prediction.export import load_model
 from tabicl_train.run_dir.records import Records
 from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.weights.reader import load_model
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from configurations import list_experiments
 import priors
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import compose, search_folders
-from tabicl_train.config.run_checks import settings_without_effect
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
+from tabicl_train.planning import settings_without_effect
 
 FILES = [file for folder in search_folders(None) for file in sorted(folder.glob("*/*.yaml"))]
 FILES = [file for file in FILES if file.parent.name != "sweep"]  # in tests/unit/sweep
@@ -119,7 +119,7 @@ def test_the_task_is_a_property_of_the_model():
     assert config.model.is_regression and config.model.embed_dim == 48
     guard = config.guard
     assert compose(["experiment=demo_regression", "guard.loss=0.3"]).guard == dataclasses.replace(guard, loss=0.3)
-    assert compose(["task=regression", "validation.real_rows=0", "model.num_quantiles=9"]).model.outputs == 9
+    assert compose(["task=regression", "validation.suites=[]", "model.num_quantiles=9"]).model.outputs == 9
     regressor, classifier = (compose([f"experiment={name}"]) for name in ("tabicl_v2_regression", "tabicl_v2"))
     assert regressor.model == TabICLConfig(max_classes=0, bias_free_ln=True)
     assert regressor.guard.loss == guard.loss

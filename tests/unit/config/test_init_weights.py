@@ -12,9 +12,9 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings
 from tabicl_train.prediction.export import export
 from tabicl_train.prediction.hub_format import save_hub
-from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.resume import initial_weights, other_function
 from tabicl_train.state import untrained_module
+from tabicl_train.weights.pretrained import Pretrained
 
 MISSING_VALUES = "col_embedder.missing_values"
 
@@ -65,20 +65,12 @@ def test_a_network_that_sees_missing_values_begins_as_one_that_does_not(config, 
     assert_weights_of(3, folder, {name: weight for name, weight in weights.items() if name != MISSING_VALUES})
 
 
-def test_a_network_that_sees_no_missing_values_does_not_begin_as_one_that_does(config, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tabicl_train.resume.model_name", lambda _: None)  # 3 CPU seconds: it composes all models
+def test_a_network_that_sees_no_missing_values_does_not_begin_as_one_that_does(config, folder, tmp_path):
     seeing = dataclasses.replace(config.model, missing_values=True)
     weights = initial_weights(f"{folder}/run", seeing).tensors
     save_hub(Pretrained(seeing, weights), tmp_path / "seeing", lambda _: None)
     with pytest.raises(ConfigError, match=r"than the configuration's; set model\.missing_values=True$"):
         initial_weights(str(tmp_path / "seeing"), config.model)
-
-
-@pytest.mark.slow  # 3 CPU seconds: each shipped model is composed to find its name
-def test_another_architecture_is_named_by_its_configuration(folder):
-    small = compose(["experiment=smoke", "model=small"])
-    with pytest.raises(ConfigError, match=r"than the configuration's; set model=tiny$"):
-        initial_weights(f"{folder}/run", small.model)
 
 
 def test_a_start_from_another_function_than_that_of_the_file_is_told(config, folder, capsys):

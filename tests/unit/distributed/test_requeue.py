@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.distributed.submit import requeue
+from tabicl_train.distributed.requeue import requeue
 
 SCONTROL = """#!/bin/sh
 echo "$*" >> "${0%/*}/calls"

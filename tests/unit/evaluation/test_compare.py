@@ -14,8 +14,8 @@ from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, default_metrics, groups_of, pair
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.hub_format import save_hub
-from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.pretrained import Pretrained
 
 TASKS = [f"task{i}" for i in range(8)]
 

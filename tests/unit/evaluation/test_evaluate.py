@@ -41,9 +41,9 @@ from tabicl_train.evaluation.suites import (
     sources,
 )
 from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.origin import TrainedRange, trained_range
 from tabicl_train.report import figures
 from tabicl_train.run_dir.choice import say_once
+from tabicl_train.weights.pretrained import TrainedRange, trained_range
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from networks import TINY, TINY_REGRESSOR, tiny_network
 
-from tabicl_train.callbacks.scores import probe_tasks, score_probe
+from tabicl_train.callbacks.scores import score_task as score_in_validation
+from tabicl_train.callbacks.scores import suite_tasks
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import NUMBER_SCORES
 from tabicl_train.errors import ConfigError
@@ -114,13 +115,13 @@ def test_options_of_probes():
 
 def test_probes_during_training():
     """Those of about 200 labeled rows; of numbers without the rare class, and scored by the columns of numbers."""
-    of_classes = {probe.probe: probe.labeled_rows for probe in probe_tasks(False)}
+    of_classes = {probe.probe: probe.labeled_rows for probe in suite_tasks(("probes",), False)}
     assert of_classes == {name: 1000 if name == "smooth" else 200 for name in KINDS}
-    of_numbers = {probe.probe: probe for probe in probe_tasks(True)}
+    of_numbers = {probe.probe: probe for probe in suite_tasks(("probes",), True)}
     assert list(of_numbers) == [name for name in KINDS if name != "rare"]
 
     probe = of_numbers["10 levels"]
-    scored = score_probe(tiny_network(TINY_REGRESSOR), probe)
+    scored = score_in_validation(tiny_network(TINY_REGRESSOR), probe)
     assert scored.data == "probe 10 levels"
     assert scored.sizes == probe.sizes
     assert set(scored.scores) < set(NUMBER_SCORES)

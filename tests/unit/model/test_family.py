@@ -19,9 +19,10 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
 from tabicl_train.planning import run_plan
-from tabicl_train.prediction.export import load_network, save_public
+from tabicl_train.prediction.export import save_public
 from tabicl_train.state import untrained_module
 from tabicl_train.training import train
+from tabicl_train.weights.reader import load_network
 
 
 @dataclass

@@ -12,7 +12,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import to_public
 from tabicl_train.optimizer import build_optimizer
-from tabicl_train.prediction.export import export, load_model
+from tabicl_train.prediction.export import export
+from tabicl_train.weights.reader import load_model
 
 SCALE = "residual_scale"
 

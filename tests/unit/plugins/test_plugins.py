@@ -23,8 +23,8 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.evaluate import identity
 from tabicl_train.model import TabICLConfig
-from tabicl_train.prediction.export import load_network
 from tabicl_train.table_stream import TableStream
+from tabicl_train.weights.reader import load_network
 
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
 

@@ -13,8 +13,9 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.suites import Source, sources
 from tabicl_train.model import TabICL
 from tabicl_train.prediction import export as export_module
-from tabicl_train.prediction.export import build_network, export, predictor, save_public, write_onnx
-from tabicl_train.prediction.origin import Pretrained
+from tabicl_train.prediction.export import export, predictor, save_public, write_onnx
+from tabicl_train.weights.pretrained import Pretrained
+from tabicl_train.weights.reader import build_network
 
 
 def test_a_suite_may_take_the_tasks_to_score(fresh):

@@ -20,19 +20,11 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
 from tabicl_train.outputs import write_atomically
-from tabicl_train.prediction import origin
-from tabicl_train.prediction.export import (
-    build_model,
-    export,
-    export_weights,
-    load_checkpoint,
-    load_model,
-    read_weights,
-    save_public,
-)
+from tabicl_train.prediction.export import export, export_weights, save_public
 from tabicl_train.prediction.hub_format import save_hub
-from tabicl_train.prediction.origin import Pretrained, TrainedRange
 from tabicl_train.run_dir.checkpoint import sweep
+from tabicl_train.weights.pretrained import Pretrained, TrainedRange
+from tabicl_train.weights.reader import build_model, load_model, read_weights
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 KEYS = {
@@ -109,15 +101,15 @@ def test_every_preset_predicts_alike_from_both_formats_and_in_the_tabicl_package
     weights = write_untrained_run(tmp_path / "run", f"model={model}")["trained"]
     for output in ("m.ckpt", "m"):
         export(str(tmp_path / "run"), str(tmp_path / output), "newest")
-        config, tensors = load_checkpoint(str(tmp_path / output))
-        assert config == load_checkpoint(str(tmp_path / "run"))[0]
-        assert all(torch.equal(tensor, weights[name]) for name, tensor in tensors.items())
+        exported = read_weights(str(tmp_path / output))
+        assert exported.config == read_weights(str(tmp_path / "run")).config
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in exported.tensors.items())
     X, y = np.random.default_rng(0).uniform(-1, 1, size=(30, 3)), np.arange(20) % 3
     options = dict(n_estimators=1, device="cpu")
     of_package = dict(
         model_path=tmp_path / "m.ckpt", allow_auto_download=False, feat_shuffle_method="none", norm_methods="none"
     )
-    if config.is_regression:
+    if exported.config.is_regression:
         theirs = tabicl.TabICLRegressor(**of_package, **options)
         ours = TabICLRegressor(tmp_path / "m", **options, norm_methods=("none",))
         p, q = (regressor.fit(X[:20], y).predict(X[20:]) for regressor in (theirs, ours))
@@ -207,7 +199,7 @@ def test_the_file_holds_no_more_than_the_weights(tmp_path):
     halves = {name: w.bfloat16() if "norm" in name else w for name, w in weights.items()}
     save_public(network.config, halves, tmp_path / "a.ckpt")
     assert (tmp_path / "a.ckpt").stat().st_size < 2_000_000
-    assert {w.dtype for w in load_checkpoint(str(tmp_path / "a.ckpt"))[1].values()} == {torch.float32}
+    assert {w.dtype for w in read_weights(str(tmp_path / "a.ckpt")).tensors.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +259,8 @@ def test_an_export_that_cannot_be_read_back_is_named_by_its_output(file, tmp_pat
         raise ConfigError([f"{path}: 1 weights are missing"])
 
     source = load_model(str(file))
-    monkeypatch.setattr("tabicl_train.prediction.export.public_weights", refuse)
+    for module in ("weights.reader", "prediction.export"):  # the second one reads safetensors, whose name ends in .tmp
+        monkeypatch.setattr(f"tabicl_train.{module}.public_weights", refuse)
     pretrained = Pretrained(source.config, source.state_dict())
     for name, format in (("m.ckpt", "tabicl"), ("m.safetensors", "safetensors")):
         with pytest.raises(ConfigError) as caught:
@@ -291,7 +284,7 @@ def test_weights_that_are_not_finite_are_read_from_no_format(name, tmp_path, mon
     else:
         with pytest.raises(ConfigError, match=r"is not written: 1 of .* weights are not finite"):
             save_public(TINY, weights, tmp_path / name)
-        monkeypatch.setattr(origin, "non_finite", lambda weights: None)
+        monkeypatch.setattr("tabicl_train.weights.pretrained.non_finite", lambda weights: None)
         save_public(TINY, weights, tmp_path / name)
         monkeypatch.undo()
     for kind in ("trained", "ema") if name == "run" else ("trained",):
@@ -338,7 +331,7 @@ def test_what_a_killed_export_has_left_is_removed_by_the_next_one_beside_it(outp
     (tmp_path / ".of.1.tmp").touch()  # of another program
     export(str(file), str(tmp_path / "n.ckpt"))
     assert {path.name for path in tmp_path.iterdir()} == {".of.1.tmp", "hub", "n.ckpt"}
-    load_checkpoint(tmp_path / "hub")
+    read_weights(tmp_path / "hub")
 
 
 def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
@@ -364,15 +357,15 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     write_untrained_run(tmp_path / "run")
     newest = tmp_path / "run/checkpoints" / f"step-{UNTRAINED_STEP:08d}.ckpt"
     with pytest.raises(ConfigError, match="weights=best needs a run directory"):
-        load_checkpoint(str(newest), "best")
+        read_weights(str(newest), "best")
     (tmp_path / "run/checkpoints/best.ckpt").unlink()
     with pytest.raises(ConfigError, match=r"best\.ckpt, the best weights of the run, is missing"):
-        load_checkpoint(str(tmp_path / "run"), "best")
+        read_weights(str(tmp_path / "run"), "best")
     (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
-        load_checkpoint(str(tmp_path / "run"), "best")
+        read_weights(str(tmp_path / "run"), "best")
     with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, last, trained"):
-        load_checkpoint(str(tmp_path / "run"), "good")
+        read_weights(str(tmp_path / "run"), "good")
 
 
 def test_damaged_and_foreign_files_are_named(file, tmp_path):
@@ -380,30 +373,30 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
     for damaged in (b"", whole[:1000], whole[: len(whole) // 2], b"no torch file"):
         bad.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"bad\.ckpt"):
-            load_checkpoint(str(bad))
+            read_weights(str(bad))
     unnamed, no_tensor = {"config": {}, "state_dict": {3: torch.ones(2)}}, {"config": {}, "state_dict": {"a": 3}}
     for foreign in (3, torch.ones(2), {}, {"a": 1}, {"state_dict": {}}, unnamed, no_tensor):
         torch.save(foreign, bad)
         with pytest.raises(ConfigError, match=r"bad\.ckpt is not a file of weights"):
-            load_checkpoint(str(bad))
+            read_weights(str(bad))
     of_others = {"global_step": 3, "state_dict": {}}
     for change in ({}, {"config": 3}, {"config": {}}, {"config": {}, "global_step": "3"}, {"state_dict": []}):
         torch.save(of_others | change, bad)
         with pytest.raises(ConfigError, match=r"bad\.ckpt is not a checkpoint of a run: its? \w+"):
-            load_checkpoint(str(bad))
+            read_weights(str(bad))
     content = torch.load(file, weights_only=True)
     for change in ({"embed_dim": "16"}, {"col_ssmax": [1]}):
         torch.save(content | {"config": content["config"] | change}, bad)
         with pytest.raises(ConfigError, match=r"bad\.ckpt: (embed_dim='16' is not of type int|col_ssmax=\[1\] is not)"):
-            load_checkpoint(str(bad))
+            read_weights(str(bad))
     bias = content["state_dict"].pop("row_interactor.out_ln.bias")
     torch.save(content, bad)
     with pytest.raises(ConfigError, match=r"bad\.ckpt: 1 weights are missing, for example row_interactor.out_ln.bias"):
-        load_checkpoint(str(bad))
+        read_weights(str(bad))
     content["state_dict"] |= {"row_interactor.out_ln.bias": bias[:5], "module.more": bias}
     torch.save(content, bad)
     with pytest.raises(ConfigError) as caught:
-        load_checkpoint(str(bad))
+        read_weights(str(bad))
     assert [problem.partition(": ")[2].split(",")[0] for problem in caught.value.problems] == [
         "1 weights do not belong to the network",
         "row_interactor.out_ln.bias has shape (5",
@@ -420,6 +413,6 @@ def test_changed_bits_in_a_safetensors_file_are_noticed(file, tmp_path):
     for changed in (other_heads, content[:-1] + bytes([content[-1] ^ 1])):
         path.write_bytes(changed)
         with pytest.raises(ConfigError, match=rf"{path} is damaged: its content does not match its checksum"):
-            load_checkpoint(str(path))
+            read_weights(str(path))
     path.write_bytes(content.replace(b'"sha256"', b'"sha999"'))  # as one without a checksum, such as those of others
-    assert load_checkpoint(str(path))[0] == TINY
+    assert read_weights(str(path)).config == TINY

@@ -14,9 +14,10 @@ from training_runs import write_untrained_run
 
 from priors.random import STREAM_VERSION
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, load_checkpoint, read_weights, save_public
-from tabicl_train.prediction.hub_format import load_hub, model_card
+from tabicl_train.prediction.export import export, save_public
+from tabicl_train.prediction.hub_format import model_card
 from tabicl_train.run_dir.records import Records
+from tabicl_train.weights.reader import read_weights
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -68,9 +69,9 @@ def test_an_empty_folder_and_a_link_to_a_folder_are_written_to(run_dir, hub, tmp
     (tmp_path / "link").symlink_to("hub")
     for name in ("empty", "link"):
         export(str(run_dir), str(tmp_path / name), weights="best")
-        assert load_hub(tmp_path / name).origin["weights"] == "best"
+        assert read_weights(tmp_path / name).origin["weights"] == "best"
     assert (tmp_path / "link").is_symlink()
-    assert load_hub(hub).origin["weights"] == "best"
+    assert read_weights(hub).origin["weights"] == "best"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_full_disk_leaves_everything_as_it_was(exists, failing, run_dir, hub, 
 def test_a_folder_without_one_of_its_files_is_refused(name, hub):
     (hub / name).unlink()
     with pytest.raises(ConfigError, match=rf"hub has no {name}; it is incomplete"):
-        load_checkpoint(str(hub))
+        read_weights(str(hub))
 
 
 def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tmp_path):
@@ -126,11 +127,11 @@ def test_weights_of_another_export_and_damaged_ones_are_refused(run_dir, hub, tm
     for content in ((tmp_path / "other/model.safetensors").read_bytes(), bytes(whole)):
         weights.write_bytes(content)
         with pytest.raises(ConfigError, match=r"is damaged, or does not belong to the config\.json"):
-            load_checkpoint(str(hub))
+            read_weights(str(hub))
     (hub / "README.md").unlink()  # which is not needed to load
     weights.write_bytes(whole[:1000])
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
-        load_checkpoint(str(hub))
+        read_weights(str(hub))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +158,11 @@ def test_a_foreign_or_later_description_is_refused(change, words, hub):
         change = {"model": description["model"] | change["model"]}
     (hub / "config.json").write_text(json.dumps(description | change))
     with pytest.raises(ConfigError, match=words):
-        load_checkpoint(str(hub))
+        read_weights(str(hub))
     for text in ("{", "[1, 2]"):
         (hub / "config.json").write_text(text)
         with pytest.raises(ConfigError, match="was not written by tabicl-export"):
-            load_checkpoint(str(hub))
+            read_weights(str(hub))
 
 
 def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
@@ -175,9 +176,9 @@ def test_a_card_that_lacks_information_is_not_written(hub, tmp_path):
 
 def test_a_file_in_the_folder_is_no_checkpoint(hub):
     with pytest.raises(ConfigError, match=rf"has no configuration; of a hub folder, name the folder, '{hub}'"):
-        load_checkpoint(str(hub / "model.safetensors"))
+        read_weights(str(hub / "model.safetensors"))
     with pytest.raises(ConfigError, match="holds one set of weights; weights=best needs a run directory"):
-        load_checkpoint(str(hub), "best")
+        read_weights(str(hub), "best")
 
 
 def exported_card(source, folder, weights="trained"):

@@ -13,8 +13,8 @@ from tabicl_train.model.family import encodes
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.export import export_weights
-from tabicl_train.prediction.origin import Pretrained
 from tabicl_train.prediction.predict import decode, disagreement, encode, pack_of_queries, predict
+from tabicl_train.weights.pretrained import Pretrained
 
 
 class Doubled(TabICL):

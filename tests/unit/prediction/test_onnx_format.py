@@ -12,8 +12,9 @@ from training_runs import write_untrained_run
 
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
-from tabicl_train.prediction.export import export, load_model
+from tabicl_train.prediction.export import export
 from tabicl_train.prediction.onnx_format import onnx_predictor
+from tabicl_train.weights.reader import load_model
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -9,12 +9,11 @@ from table_files import build_frame, write_table_files
 
 from priors import Largest
 from priors.dummy import Dummy
-from tabicl_train.callbacks.scores import name_of, real_tasks, sizes_of
+from tabicl_train.callbacks.scores import suite_tasks
 from tabicl_train.config.compose import CONFIG_DIR, Composer, compose
 from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, StageConfig, ValidationConfig, configured_prior
 from tabicl_train.curriculum import largest_tables
-from tabicl_train.prediction.export import read_weights
-from tabicl_train.prediction.origin import (
+from tabicl_train.weights.pretrained import (
     TrainedRange,
     as_range,
     is_trained_range,
@@ -22,6 +21,7 @@ from tabicl_train.prediction.origin import (
     range_of_stages,
     trained_range,
 )
+from tabicl_train.weights.reader import read_weights
 
 
 def test_all_sizes_of_a_task_must_lie_inside():
@@ -44,8 +44,8 @@ def test_the_public_data_sets_inside_depend_on_classes_features_and_rows():
     def inside(*settings: str) -> list[str]:
         config = compose(["experiment=demo", *settings])
         trained = trained_range({"config": asdict(config), "global_step": config.total_steps})
-        tasks = real_tasks(config.model.is_regression, config.validation.real_rows)
-        return [name_of(task) for task in tasks if position(trained, sizes_of(task)) == "inside"]
+        tasks = suite_tasks(("sklearn",), config.model.is_regression)
+        return [task.name for task in tasks if position(trained, task.sizes) == "inside"]
 
     stages = "curriculum.stages"
     assert inside() == ["iris", "wine", "breast_cancer"]  # digits has 64 features

@@ -18,9 +18,10 @@ from tabicl_train.config.on_resume import Severity
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings
-from tabicl_train.prediction.export import load_checkpoint, save_public
+from tabicl_train.prediction.export import save_public
 from tabicl_train.resume import changes_since, refuse_changes, severity_of_model
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, newest_valid, read
+from tabicl_train.weights.reader import read_weights
 
 TABLES = ("rows=[30,50]", "features=[2,4]", "tables=4", "group_size=2", "warmup=0")
 STAGES = ["curriculum=tabicl_v2"]
@@ -275,8 +276,8 @@ def test_files_of_another_format_version_are_refused_in_one_line(version, compos
     for name, load in (
         ("step-00000004", read),
         ("step-00000004", lambda path: newest_valid(path.parent)),
-        ("step-00000004", lambda path: load_checkpoint(str(path))),
-        ("public", lambda _: load_checkpoint(str(public))),
+        ("step-00000004", lambda path: read_weights(str(path))),
+        ("public", lambda _: read_weights(str(public))),
     ):
         words = rf"{name}\.ckpt was written by another version of tabicl-train: its format is version {version}, and"
         with pytest.raises(ConfigError, match=words) as error:

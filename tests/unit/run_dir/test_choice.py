@@ -11,9 +11,9 @@ from tabicl_train.config import options
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import attention, classes, entropy
-from tabicl_train.prediction.export import read_weights
 from tabicl_train.resume import initial_weights
 from tabicl_train.run_dir.choice import say_once
+from tabicl_train.weights.reader import read_weights
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ VALIDATED = ("experiment=smoke", "validation.every=5", "validation.rows=[64]")
 ON_REAL_TABLES = ("experiment=smoke", "validation.every=5", "validation.rows=[]", "validation.best=real")
 CROSS_ENTROPY = (*VALIDATED, "objective=cross_entropy")
 MIXTURE = (*VALIDATED, "prior=mix_scm")
-REGRESSION = (*VALIDATED, "task=regression", "validation.real_rows=0")
+REGRESSION = (*VALIDATED, "task=regression", "validation.suites=[]")
 TWO_STAGES = ("experiment=smoke", "+curriculum.stages.long.steps=980")
 SMOKE = "curriculum.stages.smoke"
 OTHER_PRIOR = {"tables": ["prior"]}
@@ -67,7 +67,7 @@ OTHER_QUANTILES = {"objectives": ["model.num_quantiles"]}
             [f"{SMOKE}.features=[2,4]"],
             {"loss": {"tables": [f"{SMOKE}.features"]}},
         ),
-        (VALIDATED, [], ["validation.real_rows=90"], {"real/loss": {"tables": ["validation.real_rows"]}}),
+        (VALIDATED, [], ["validation.suites=[keel]"], {"real/loss": {"tables": ["validation.suites"]}}),
     ],
 )
 def test_metrics_of_different_objectives_or_tables_name_the_settings_that_differ(shared, one, other, expected):

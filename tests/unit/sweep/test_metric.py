@@ -117,8 +117,8 @@ def test_problems_name_what_keeps_a_run_from_writing_the_metric():
         "real/roc_auc", "real/accuracy", "synthetic/accuracy", *own
     }  # fmt: skip
     config.model.max_classes = 10
-    config.validation.real_rows = 0
-    assert "validation.real_rows is 0" in problem("real/loss", config)
+    config.validation.suites = ["probes"]
+    assert "validation.suites is ['probes']" in problem("real/loss", config)
     assert problem("synthetic/loss", config) is None
     config.validation.rows = []
     assert "validation.rows is []" in problem("synthetic/loss", config)

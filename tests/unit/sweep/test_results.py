@@ -37,7 +37,7 @@ RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
 REAL_ONLY = [
     "validation.rows=[]",
     "validation.best=real",
-    "validation.real_rows=60",
+    "curriculum.stages.smoke.rows=[20,120]",
 ]  # iris is inside the trained range
 SETTINGS = ["experiment=smoke", "validation.every=5", *REAL_ONLY, "trainer.accelerator=cpu"]
 GRID = [

@@ -1,9 +1,8 @@
-"""Weights and their origin: run, commit and step, configuration, range of training tables, and scores."""
+"""Weights, the settings of their network, their origin, and the range of the tables that they were trained on."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,16 +15,13 @@ from torch import Tensor
 from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
 from tabicl_train.config.removed import without_removed
-from tabicl_train.config.schema import PROBES, REAL, StageConfig, judged_by, steps_of_stages, validation_kind
+from tabicl_train.config.schema import StageConfig, steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir.checkpoint import non_finite
 from tabicl_train.run_dir.choice import TRAINED, weights_in_words
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
-from tabicl_train.run_dir.records import Records, number
-
-SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
 
@@ -118,7 +114,7 @@ class Pretrained:
 
     config: Any  # the settings of any family, see model/family.py
     tensors: dict[str, Tensor]
-    origin: dict = field(default_factory=dict)  # from `origin_of`; empty for files of the `tabicl` package
+    origin: dict = field(default_factory=dict)  # see `KINDS_OF_ORIGIN`; empty for files of the `tabicl` package
 
     @property
     def trained_range(self) -> TrainedRange | None:
@@ -265,31 +261,11 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
     return problems
 
 
-def origin_of(path: Path, content: dict, weights: str) -> dict:
-    """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
-    # The scores are read from the run directory, if the checkpoint is in one.
-    records = Records(path.resolve().parent.parent)
-    config = content["config"]
-    step = content["global_step"]
-    start = content.get("run") or start_before(step, records.lines("provenance.jsonl"))  # by which code, and how
-    steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
-    origin = {
-        "run": str(Path(config["run_dir"])),
-        "step": step,
-        "steps": min(steps, config["trainer"]["max_steps"] or steps),
-        "weights": weights,
-        "commit": start.get("commit"),
-        "uncommitted_changes": bool(start.get("diff")),
-        "command": [word for word in start.get("command", [])[1:] if not word.startswith("run_dir=")],
-        "versions": start.get("versions", {}),
-        "stream_version": start.get("stream_version"),
-        "trained_range": trained_range(content).recorded(config["model"]["max_classes"]),
-        "plugins": start.get("plugins", []),
-        "config": {key: value for key, value in config.items() if key != "run_dir"},
-        "validation": validation_rows(records, step),
-        "evaluation": evaluation_means(records),
-    }
-    return plain(origin)
+def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, Tensor]) -> None:
+    """Raise ConfigError if the network of the configuration cannot have the weights of a file."""
+    problems = mismatches(config, weights)
+    if problems:
+        raise ConfigError([f"{source}: {problem}" for problem in problems])
 
 
 def trained_range(content: dict) -> TrainedRange:
@@ -360,75 +336,3 @@ def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
     classes = min(recorded.get("classes", max_classes), max_classes)
     return TrainedRange((fewest, most), (narrowest, widest), classes or None, recorded.get("by_settings", False))
-
-
-def start_before(step: int, starts: list[dict]) -> dict:
-    """Return the last start of a run before a step, from the lines of its provenance.jsonl."""
-    earlier = [start for start in starts if start["step"] < max(step, 1)]
-    return earlier[-1] if earlier else {}
-
-
-def validation_rows(records: Records, step: int) -> list[dict]:
-    """Return the rows of the last validation up to this step."""
-    rows = records.rows("validation.csv")
-    steps = [int(row["step"]) for row in rows]
-    last = max((done for done in steps if done <= step), default=None)
-    found = []
-    for done, row in zip(steps, rows, strict=True):
-        if done == last:
-            found.append({key: number(value) for key, value in row.items() if value})
-    return found
-
-
-def best_in_words(origin: dict) -> str:
-    """Describe the validation of weights that are the best ones of a run, from their origin."""
-    scores = []
-    for row in origin.get("validation", []):
-        if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
-            continue
-        name = row["data"] if validation_kind(row["data"]) == REAL else f"{row['data']} tables"
-        mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
-        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
-    text = f"the best weights are of step {origin['step']}"
-    if scores:
-        text += f", by validation on {', '.join(scores)}"
-    return text
-
-
-def evaluation_means(records: Records) -> list[dict]:
-    """Return the mean scores of each method in evaluation.csv by trained range, with weights and ensemble members.
-
-    An R2 below 0 counts as 0.
-    """
-    import pandas as pd
-
-    rows = records.rows("evaluation.csv")
-    if not rows:
-        return []
-    results = pd.DataFrame(rows)
-    scores = list(SCORES[judged_by(results)])
-    results[scores] = results[scores].apply(pd.to_numeric)
-    # First over the splits of a task, then over tasks.
-    task_means = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
-    if "r2" in scores:
-        task_means["r2"] = task_means["r2"].clip(lower=0)
-    by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
-    means = by_method.mean().reset_index()
-    means.insert(2, "tasks", by_method.size().to_numpy())
-    for column in ("n_estimators", "weights"):  # the same in all rows of a method; earlier versions did not write them
-        if column in results:
-            means[column] = means["method"].map(results.groupby("method")[column].first())
-    if "n_estimators" in means:  # a column with empty cells has 8.0 in place of 8
-        means["n_estimators"] = means["n_estimators"].str.removesuffix(".0")
-    return means.sort_values("trained_range", kind="stable").to_dict("records")
-
-
-def plain(value: Any) -> Any:
-    """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

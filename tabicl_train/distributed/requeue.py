@@ -1,0 +1,30 @@
+"""Lets SLURM restart the job of a run that it has preempted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.console import info
+
+
+def requeue(settings: TrainerConfig) -> None:
+    """With `trainer.requeue`, let SLURM restart this job: the last act of one process, as SLURM then ends the job."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if "SLURM_ARRAY_JOB_ID" in os.environ:  # where scontrol takes SLURM_JOB_ID for the whole array
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    if not settings.requeue or job is None:
+        return
+    try:
+        shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True)
+        state = re.search(r"JobState=(\w+)", shown.stdout)
+        if state and state[1] != "RUNNING":  # such as canceled by the user; SLURM would restart it all the same
+            outcome = f"not requeued: it is {state[1]}"
+        else:
+            result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+            outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
+    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
+        outcome = f"not requeued: {error}"
+    info(f"stop      SLURM job {job} is {outcome}")

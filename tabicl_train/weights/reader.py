@@ -1,0 +1,128 @@
+"""The reader of weights: from a name, a run directory, a checkpoint or an export to weights and to a network.
+
+What writes weights is in `prediction/export.py`, and is not needed to read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from tabicl_train import plugins as plugins_module
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import family_name, family_of
+from tabicl_train.model.family import Network
+from tabicl_train.run_dir.checkpoint import is_run_checkpoint
+from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, say_once
+from tabicl_train.weights import resolve
+from tabicl_train.weights.files import CONFIG, WEIGHTS, is_hub_folder, load_hub, public_weights, read_safetensors
+from tabicl_train.weights.pretrained import Pretrained
+from tabicl_train.weights.run_checkpoint import run_weights
+
+
+def read_weights(checkpoint: str | Path, weights: str | None = None, accept_single_set: bool = False) -> Pretrained:
+    """Read weights of any kind.
+
+    Parameters
+    ----------
+    checkpoint : str or Path
+        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package, of a
+        classifier by default.
+    weights : str, optional
+        Which weights of a run, see run_dir/choice.py.
+    accept_single_set : bool, optional
+        Whether a file that holds one set of weights is read whatever `weights` says, with a note.
+
+    Returns
+    -------
+    Pretrained
+        The weights, with the settings of their network and their origin.
+
+    Raises
+    ------
+    ConfigError
+        If they do not exist or cannot be read.
+    """
+    problems = choice_problems(weights)
+    if problems:
+        raise ConfigError(problems)
+    path = resolve(checkpoint)
+    if path.suffix == ".onnx":
+        raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
+
+    if path.suffix == ".safetensors":
+        pretrained = public_weights(path, read_safetensors(path))
+    elif is_hub_folder(path):
+        pretrained = load_hub(path)
+    else:
+        path, content, kind = find_weights(path, weights)
+        if is_run_checkpoint(content):
+            return run_weights(path, content, kind)
+        pretrained = public_weights(path, content)
+
+    # An export holds one set of weights.
+    if weights in (None, TRAINED, NEWEST):
+        return pretrained
+    if not accept_single_set:
+        needed = "a run directory" if weights == BEST else "a checkpoint of a run"
+        raise ConfigError([f"{path} holds one set of weights; weights={weights} needs {needed}"])
+    say_once(f"weights   {checkpoint} holds one set of weights, which is taken; weights={weights} is for runs")
+    return pretrained
+
+
+def files_of_weights(checkpoint: str | Path) -> list[Path]:
+    """Return the files and the folder from which `read_weights` may read, for comparisons with an output."""
+    path = resolve(checkpoint)
+    if not path.is_dir():
+        return [path]
+    return [path, *(path / "checkpoints").glob("*.ckpt"), path / WEIGHTS, path / CONFIG]
+
+
+def load_model(checkpoint: str | Path, weights: str | None = None) -> Network:
+    """Load a network as `load_network` does; raises ConfigError if it predicts no real tables."""
+    return build_model(read_weights(checkpoint, weights))
+
+
+def build_model(pretrained: Pretrained) -> Network:
+    if not family_of(pretrained.config).predicts_real_tables:
+        name = family_name(type(pretrained.config))
+        raise ConfigError([f"the network is of the family {name}, which predicts no real tables"])
+    return build_network(pretrained)
+
+
+def load_network(
+    checkpoint: str | Path, weights: str | None = None, plugins: str | Path | Iterable[str | Path] | None = None
+) -> Network:
+    """Load a network of any family.
+
+    Parameters
+    ----------
+    checkpoint : str or Path
+        A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
+    weights : str, optional
+        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
+        default the best by validation if there are any, otherwise the newest.
+    plugins : str or list of str, optional
+        Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.
+
+    Returns
+    -------
+    Network
+        The network in evaluation mode, on the CPU, in float32.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read.
+    """
+    plugins_module.load(plugins)
+    return build_network(read_weights(checkpoint, weights))
+
+
+def build_network(pretrained: Pretrained) -> Network:
+    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
+        network = family_of(pretrained.config)(pretrained.config).float()  # whatever torch's default type is
+    network.load_state_dict(pretrained.tensors)
+    return network.eval()

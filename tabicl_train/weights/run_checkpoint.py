@@ -1,0 +1,127 @@
+"""Reads weights from the checkpoint of a run, with what the run directory says about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tabicl_train import plugins
+from tabicl_train.config.schema import judged_by
+from tabicl_train.errors import ConfigError
+from tabicl_train.run_dir.checkpoint import averaged
+from tabicl_train.run_dir.choice import BEST, TRAINED, no_average
+from tabicl_train.run_dir.records import Records, number
+from tabicl_train.weights.pretrained import NEEDED, Pretrained, check_weights, network_config, trained_range
+
+SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
+
+
+def run_weights(path: Path, content: dict, kind: str) -> Pretrained:
+    """Return the weights of a kind in the content of a run's checkpoint; raises ConfigError."""
+    for name in ("model", "curriculum", "trainer"):
+        if not isinstance(content["config"].get(name), dict):
+            raise ConfigError([f"{path} is not a checkpoint of a run: its config has no {name}"])
+    start = content.get("run") or {}
+    plugins.require(start.get("plugins", []), NEEDED, path)
+    config = network_config(path, content["config"]["model"])
+    tensors = tensors_of(path, content, kind)
+    check_weights(path, config, tensors)
+    return Pretrained(config, tensors, origin_of(path, content, kind))
+
+
+def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
+    """Return the weights of one kind in the content of a run's checkpoint."""
+    if weights in (TRAINED, BEST):
+        return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
+    tensors = averaged(content, weights)
+    if not tensors:
+        raise ConfigError([no_average(path, weights)])
+    return tensors
+
+
+def origin_of(path: Path, content: dict, weights: str) -> dict:
+    """Return what is known about the checkpoint of a run, as JSON values; exports write it without folders."""
+    # The scores are read from the run directory, if the checkpoint is in one.
+    records = Records(path.resolve().parent.parent)
+    config = content["config"]
+    step = content["global_step"]
+    start = content.get("run") or start_before(step, records.lines("provenance.jsonl"))  # by which code, and how
+    steps = sum(stage["steps"] for stage in config["curriculum"]["stages"].values())
+    origin = {
+        "run": str(Path(config["run_dir"])),
+        "step": step,
+        "steps": min(steps, config["trainer"]["max_steps"] or steps),
+        "weights": weights,
+        "commit": start.get("commit"),
+        "uncommitted_changes": bool(start.get("diff")),
+        "command": [word for word in start.get("command", [])[1:] if not word.startswith("run_dir=")],
+        "versions": start.get("versions", {}),
+        "stream_version": start.get("stream_version"),
+        "trained_range": trained_range(content).recorded(config["model"]["max_classes"]),
+        "plugins": start.get("plugins", []),
+        "config": {key: value for key, value in config.items() if key != "run_dir"},
+        "validation": validation_rows(records, step),
+        "evaluation": evaluation_means(records),
+    }
+    return plain(origin)
+
+
+def start_before(step: int, starts: list[dict]) -> dict:
+    """Return the last start of a run before a step, from the lines of its provenance.jsonl."""
+    earlier = [start for start in starts if start["step"] < max(step, 1)]
+    return earlier[-1] if earlier else {}
+
+
+def validation_rows(records: Records, step: int) -> list[dict]:
+    """Return the rows of the last validation up to this step."""
+    rows = records.rows("validation.csv")
+    steps = [int(row["step"]) for row in rows]
+    last = max((done for done in steps if done <= step), default=None)
+    found = []
+    for done, row in zip(steps, rows, strict=True):
+        if done == last:
+            found.append({key: number(value) for key, value in row.items() if value})
+    return found
+
+
+def evaluation_means(records: Records) -> list[dict]:
+    """Return the mean scores of each method in evaluation.csv by trained range, with weights and ensemble members.
+
+    An R2 below 0 counts as 0.
+    """
+    import pandas as pd
+
+    rows = records.rows("evaluation.csv")
+    if not rows:
+        return []
+    results = pd.DataFrame(rows)
+    scores = list(SCORES[judged_by(results)])
+    results[scores] = results[scores].apply(pd.to_numeric)
+    # First over the splits of a task, then over tasks.
+    task_means = results.groupby(["trained_range", "method", "data"], sort=False)[scores].mean()
+    if "r2" in scores:
+        task_means["r2"] = task_means["r2"].clip(lower=0)
+    by_method = task_means.groupby(level=["trained_range", "method"], sort=False)
+    means = by_method.mean().reset_index()
+    means.insert(2, "tasks", by_method.size().to_numpy())
+    for column in ("n_estimators", "weights"):  # the same in all rows of a method; earlier versions did not write them
+        if column in results:
+            means[column] = means["method"].map(results.groupby("method")[column].first())
+    if "n_estimators" in means:  # a column with empty cells has 8.0 in place of 8
+        means["n_estimators"] = means["n_estimators"].str.removesuffix(".0")
+    return means.sort_values("trained_range", kind="stable").to_dict("records")
+
+
+def plain(value: Any) -> Any:
+    """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
