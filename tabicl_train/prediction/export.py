@@ -26,7 +26,6 @@ from priors.folders import without_folders
 from tabicl_train import register
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.attention import fold_scalars
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
@@ -170,9 +169,9 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    tensors = averaged(content, weights)
+    tensors = averaged(content)
     if not tensors:
-        raise ConfigError([no_average(path, weights)])
+        raise ConfigError([no_average(path)])
     return tensors
 
 
@@ -198,7 +197,7 @@ def load_network(
     checkpoint : str or Path
         A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
     weights : str, optional
-        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
+        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema. By
         default the best by validation if there are any, otherwise the newest.
     plugins : str or list of str, optional
         Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.
@@ -277,12 +276,6 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
-    exported = network  # the same function, perhaps without parameters that only training needs
-    if getattr(pretrained.config, "residual_scalars", False):
-        plain: Any = replace(pretrained.config, residual_scalars=False)  # type: ignore[type-var]  # a dataclass
-        pretrained = replace(pretrained, config=plain, tensors=fold_scalars(pretrained.tensors))
-        exported = build_network(pretrained)
-
     checked = False  # whether the format has called `check`, which those of plug-ins may not do
 
     def check(path: Path) -> None:
@@ -298,7 +291,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
-        loads = chosen.entry(pretrained, exported, Path(output), check)
+        loads = chosen.entry(pretrained, network, Path(output), check)
         if not checked:
             try:
                 check(Path(output))

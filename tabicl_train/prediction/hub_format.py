@@ -66,7 +66,7 @@ tags:
 KINDS = {
     "trained": "as trained",
     "ema": "exponential moving average",
-    "last": "average of the last snapshots",
+    "last": "average of the last snapshots",  # of exports of version 0.2.0
     "best": "the best by validation",
 }
 # The score of a network beside its card, as the Hugging Face Hub reads and shows it.

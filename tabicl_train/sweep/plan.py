@@ -302,7 +302,7 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
 def sizes_of_tables(config: RunConfig) -> list[tuple]:
     """Return the sizes of the tables of each stage, and their number in a step."""
     return [
-        (stage.row_ranges, stage.features, stage.features_per_row, stage.tables, stage.uses)
+        (stage.rows, stage.features, stage.tables)
         for stage in config.curriculum.stages.values()
     ]
 
