@@ -176,7 +176,7 @@ class HDF5(Prior):
     def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return in which steps passes of the file begin; see Prior.pass_lines."""
         stored = len(self.contents.sizes)
-        begins = []
+        begins: list[int] = []
         tables = 0  # before a step
         step = 0
         for steps, tables_of_step in stages.values():

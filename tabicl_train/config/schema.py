@@ -454,6 +454,7 @@ class AveragesConfig:
 
     ema: float = 0.0
     """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
+
     def problems(self) -> list[str]:
         if not 0 <= self.ema < 1:
             return [f"ema is {self.ema}; it must lie in [0, 1)"]

@@ -301,10 +301,7 @@ def check_ladder(plan: Plan, composer: Composer, problems: list[str]) -> None:
 
 def sizes_of_tables(config: RunConfig) -> list[tuple]:
     """Return the sizes of the tables of each stage, and their number in a step."""
-    return [
-        (stage.rows, stage.features, stage.tables)
-        for stage in config.curriculum.stages.values()
-    ]
+    return [(stage.rows, stage.features, stage.tables) for stage in config.curriculum.stages.values()]
 
 
 def differences(configs: list[RunConfig], metric: str) -> str:

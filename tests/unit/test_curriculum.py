@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from priors.random import rng_at
 from tabicl_train.config.schema import SCHEDULES, CurriculumConfig, StageConfig
-from tabicl_train.curriculum import draw_spec, learning_rate, plan_step, stage_at
+from tabicl_train.curriculum import learning_rate, plan_step, stage_at
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model import TabICL, TabICLConfig
 

