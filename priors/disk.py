@@ -5,11 +5,15 @@ They are stored in files (shards) of consecutive training steps, and read by add
 `s.i.X`, `s.i.y` and `s.i.plan` (the plan's text in UTF-8), and of the JSON record `s.i` in the file's metadata: spec,
 classes and rejections. The metadata also hold the versions of format and stream, the prior with its options, the seed,
 and a checksum, which is verified when a process opens the shard to read tables; older shards lack it.
+
+With `passes` a stage may have more steps than are stored. Those without tables then use the tables that are stored
+from the first step of their stage on, with other permutations of columns, rows and classes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -17,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +33,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from priors.checksum import is_damaged, with_checksum
+from priors.finish import use_again
 from priors.folders import without_folders
 from priors.prior import Prior
-from priors.random import STREAM_VERSION, Seed, as_seed
+from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.table import Largest, PriorError, Table, TableSpec
 
 __all__ = ["Disk"]
@@ -55,6 +60,10 @@ class Disk(Prior):
 
     folder: str = ""
     """The folder that `tabicl-prior dump output=FOLDER` wrote the tables to."""
+    passes: int = 1
+    """How often the stored tables of a stage may be used. With 2, a stage may have twice as many steps as are stored
+    from its first one on; each pass has other permutations of columns, rows (so that other rows are labeled) and
+    classes."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
@@ -62,9 +71,53 @@ class Disk(Prior):
             return ["folder is not set; it is the folder that tabicl-prior dump wrote its shards to"]
         if not Path(self.folder).is_dir():
             return [f"folder is {self.folder!r}; there is no such folder"]
-        if not shard_paths(Path(self.folder)):
+        paths = shard_paths(Path(self.folder))
+        if not paths:
             return [f"folder is {self.folder!r}; there are no shards in it"]
+        if self.passes < 1:
+            return [f"passes is {self.passes}; it must be at least 1"]
+        if self.passes > 1:
+            try:
+                why_not = fixed_order(Shard(paths[0]).metadata)
+                _ = self.ends
+            except PriorError as error:
+                return [f"folder is {self.folder!r}; {error}"]
+            if why_not is not None:
+                return [f"passes is {self.passes}; it must be 1, since {why_not}"]
         return []
+
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """The end of the consecutive stored steps in which a stored step lies, by step."""
+        return ends_of(stored_steps(Path(self.folder)))
+
+    def stored_step(self, step: int, first: int) -> int:
+        """Return the step whose tables a step has; see Prior.stored_step."""
+        if self.passes == 1:
+            return step
+        return passed_step(step, first, self.ends, self.passes)
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the numbers of the stored steps, on which all passes but the first one depend."""
+        if self.passes == 1:
+            return None
+        return hashlib.sha256(str(sorted(self.ends)).encode()).hexdigest()[:16]
+
+    def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return in which steps passes of the stored tables begin; see Prior.pass_lines."""
+        if self.passes == 1:
+            return []
+        lines = []
+        first = 0
+        for name, (steps, _) in stages.items():
+            length = self.ends.get(first, first) - first
+            begins: list[int] = []
+            if length:
+                begins = [step for step in range(first + length, first + steps, length) if step not in self.ends]
+            if begins:
+                lines.append(f"stage {name}: the tables of {length:,} steps are stored; {passes_in_words(begins)}")
+            first += steps
+        return lines
 
     def mixed(self, mix: Mapping[str, float]) -> Disk:
         """Return the prior itself; the spec of a stored table holds its shares, which are compared."""
@@ -83,36 +136,122 @@ class Disk(Prior):
         most_rows, most_features, most_classes = np.max(sizes, axis=0).tolist()
         return Largest(most_rows, most_features, most_classes or None)
 
-    def missing_steps(self, seed: int, tables: Sequence[int]) -> list[str]:
-        """List why a run cannot get all its tables; tables: their number in each step of the run, from step 0 on."""
-        stored: Counter[int] = Counter()  # tables by step
+    def missing_steps(self, seed: int, tables: Sequence[int], firsts: Sequence[int] | None = None) -> list[str]:
+        """List why a run cannot get all its tables.
+
+        Parameters
+        ----------
+        seed : int
+            The seed of the run.
+        tables : sequence of int
+            The number of tables in each step of the run, from step 0 on.
+        firsts : sequence of int, optional
+            The first step of the stage of each step; without it, as in a mixture, tables cannot be passed again.
+        """
         try:
-            for path in shard_paths(Path(self.folder)):
-                shard = Shard(path)
-                shard.check_seed(seed)
-                for name in shard.tables:
-                    step, _, _ = name.partition(".")
-                    stored[int(step)] += 1
+            stored = stored_steps(Path(self.folder), seed)
         except PriorError as error:
             return [f"folder is {self.folder!r}; {error}"]
-        missing = [step for step, count in enumerate(tables) if stored[step] < count]
+        ends = ends_of(stored)
+        missing = []
+        passes = []  # that would be enough for these steps; 0 if none are
+        for step, count in enumerate(tables):
+            first = step if firsts is None else firsts[step]
+            if stored[passed_step(step, first, ends, self.passes)] < count:
+                missing.append(step)
+                length = ends.get(first, first) - first
+                passes.append((step - first) // length + 1 if length else 0)
         if not missing:
             return []
         # dump writes whole shards.
         first = missing[0] // SHARD_SIZE * SHARD_SIZE
         steps = (missing[-1] // SHARD_SIZE + 1) * SHARD_SIZE - first
+        advice = f"tabicl-prior dump first_step={first} steps={steps} writes them"
+        if min(passes) > self.passes:  # otherwise stored steps have too few tables, or a stage has none
+            advice += f", or prior.passes={max(passes)} uses those of each stage again"
         return [
             f"folder is {self.folder!r}; tables of {len(missing)} of the run's {len(tables)} steps are missing, in "
-            f"{missing[0]}..{missing[-1]} (tabicl-prior dump first_step={first} steps={steps} writes them)"
+            f"{missing[0]}..{missing[-1]} ({advice})"
         ]
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """Return the table that was dumped at the address (seed, step, table), with its plan as text."""
+        # In all passes but the first one, the address of the group names the step whose tables are used.
         spec.check()
         address = as_seed(seed)
         if len(address) != 3:
             raise PriorError(f"the address is {address}; tables on disk have addresses (seed, step, table)")
-        return read_table(Path(self.folder), address, spec)
+        run_seed, step, index = address
+        source = step
+        if self.passes > 1 and spec.group_seed is not None:
+            _, source, _ = as_seed(spec.group_seed)
+        table = read_table(Path(self.folder), (run_seed, source, index), spec)
+        if source == step:
+            return table
+        return use_again(table, rng_at(address, "pass"))
+
+
+def stored_steps(folder: Path, seed: int | None = None) -> Counter[int]:
+    """Count the stored tables of each step; raises PriorError for shards of another seed, if one is given."""
+    stored: Counter[int] = Counter()
+    for path in shard_paths(folder):
+        shard = Shard(path)
+        if seed is not None:
+            shard.check_seed(seed)
+        for name in shard.tables:
+            step, _, _ = name.partition(".")
+            stored[int(step)] += 1
+    return stored
+
+
+def ends_of(steps: Iterable[int]) -> dict[int, int]:
+    """Return the end of the consecutive steps in which each of these steps lies."""
+    ends: dict[int, int] = {}
+    for step in sorted(steps, reverse=True):
+        ends[step] = ends.get(step + 1, step + 1)
+    return ends
+
+
+def passed_step(step: int, first: int, ends: Mapping[int, int], passes: int) -> int:
+    """Return the step whose stored tables a step of a stage has, which begins with step `first`.
+
+    Parameters
+    ----------
+    step, first : int
+        The step, and the first one of its stage.
+    ends : mapping
+        What `ends_of` returns for the stored steps.
+    passes : int
+        How often the stored tables of the stage may be used. A step after the last pass has its own, which are missing.
+    """
+    length = ends.get(first, first) - first  # steps of a pass
+    if step in ends or step >= first + passes * length:
+        return step
+    return first + (step - first) % length
+
+
+def passes_in_words(begins: Sequence[int]) -> str:
+    """Say with which steps the passes after the first one begin."""
+    words = [f"pass {number} begins with step {step:,}" for number, step in enumerate(begins, 2)]
+    if len(words) > 3:
+        words[1:-1] = ["..."]
+    return ", ".join(words)
+
+
+def fixed_order(metadata: Mapping[str, str]) -> str | None:
+    """Return why columns and rows of stored tables must keep their order; None if they may be permuted."""
+    from priors import prior_class  # not at the top: it imports this module to find the priors
+
+    if REAL_TABLES in metadata:
+        return "labeled and query rows of real tables may have to stay apart"
+    names = [metadata.get("name", metadata["prior"]), *json.loads(metadata["options"]).get("components", ())]
+    for name in names:
+        try:
+            if prior_class(name).raw:
+                return f"columns and rows of prior {name} have an order"
+        except PriorError:  # of a plug-in that was not named
+            return f"it is not known whether columns and rows of prior {name} have an order; name its plug-in"
+    return None
 
 
 def write_shard(

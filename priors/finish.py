@@ -110,7 +110,7 @@ def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
 
 
 def use_again(table: Table, rng: np.random.Generator) -> Table:
-    """Return a table with other permutations of its columns, rows and classes, for a second use."""
+    """Return a table with other permutations of its columns, rows and classes, for another pass of stored tables."""
     # Rows are permuted as a whole, so that others are labeled, unless no permutation leaves the same classes in both
     # parts, or cells that were missing hold the mean of the labeled rows.
     columns = torch.from_numpy(rng.permutation(table.X.shape[1]))

@@ -36,10 +36,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from priors.disk import Request, portable, start_process
-from priors.finish import Rejected, clamp_and_standardize, standardize_target
+from priors.disk import Request, fixed_order, passes_in_words, portable, start_process
+from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.prior import Prior
-from priors.random import STREAM_VERSION, Seed
+from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.realism import fill
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 
@@ -59,7 +59,7 @@ Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, int]  # X, y and labeled rows o
 
 @dataclass(frozen=True)
 class StoredSpec(TableSpec):
-    """What is asked of a prior whose tables are stored: the table with this number in its file, with its own sizes."""
+    """What is asked of a prior whose tables are stored: the table with this number in a run, with its own sizes."""
 
     number: int = 0
 
@@ -80,6 +80,8 @@ class Contents:
         Whether tables are used as they are.
     fingerprint : str
         A hash of the sizes, and of the values of some tables.
+    fixed_order : str or None
+        Why columns and rows must keep their order, if they must.
     """
 
     sizes: np.ndarray
@@ -87,6 +89,7 @@ class Contents:
     most_classes: int
     is_finished: bool
     fingerprint: str
+    fixed_order: str | None
 
 
 @dataclass
@@ -99,8 +102,9 @@ class HDF5(Prior):
 
     file: str = ""
     """The file."""
-    repeat: bool = field(default=False, metadata={"resume": "told"})  # the tables so far stay the same
-    """Begin the file again at its end; otherwise the run must end there (trainer.max_steps)."""
+    passes: int = field(default=1, metadata={"resume": "told"})  # the tables so far stay the same
+    """How often the tables of the file may be used; then the run must end (trainer.max_steps). Each pass has other
+    permutations of columns, rows (so that other rows are labeled) and classes."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
@@ -108,10 +112,14 @@ class HDF5(Prior):
             return ["file is not set; it is an HDF5 file of tables"]
         if not Path(self.file).is_file():
             return [f"file is {self.file!r}; there is no such file"]
+        if self.passes < 1:
+            return [f"passes is {self.passes}; it must be at least 1"]
         try:
-            _ = self.contents
+            why_not = self.contents.fixed_order
         except PriorError as error:
             return [str(error)]
+        if self.passes > 1 and why_not is not None:
+            return [f"passes is {self.passes}; it must be 1, since {why_not}"]
         return []
 
     @cached_property
@@ -130,9 +138,9 @@ class HDF5(Prior):
         return self.contents.kind != "classification"
 
     @property
-    def num_tables(self) -> int | None:  # type: ignore[override]
-        """The number of tables, or None if they repeat."""
-        return None if self.repeat else len(self.contents.sizes)
+    def num_tables(self) -> int:  # type: ignore[override]
+        """The number of tables in all passes."""
+        return self.passes * len(self.contents.sizes)
 
     @property
     def stored_sizes(self) -> np.ndarray:  # type: ignore[override]
@@ -151,8 +159,9 @@ class HDF5(Prior):
     def stored_spec(self, number: int, wanted: TableSpec) -> TableSpec:
         """Return the sizes of the table with this number in a run."""
         stored = len(self.contents.sizes)
-        if number >= stored and not self.repeat:
-            raise PriorError(f"{self.file} ends after {stored:,} tables; prior.repeat=true begins it again")
+        if number >= self.num_tables:
+            advice = f"prior.passes={number // stored + 1} uses them again"
+            raise PriorError(f"{self.file} ends after {self.passes} x {stored:,} tables; {advice}")
         rows, labeled, features = self.contents.sizes[number % stored].tolist()
         return StoredSpec(
             rows,
@@ -161,8 +170,24 @@ class HDF5(Prior):
             wanted.max_classes,
             group_seed=wanted.group_seed,
             keeps_missing=wanted.keeps_missing,
-            number=number % stored,
+            number=number,
         )
+
+    def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return in which steps passes of the file begin; see Prior.pass_lines."""
+        stored = len(self.contents.sizes)
+        begins: list[int] = []
+        tables = 0  # before a step
+        step = 0
+        for steps, tables_of_step in stages.values():
+            end = tables + steps * tables_of_step
+            next_pass = stored * (len(begins) + 1)
+            while next_pass < end:
+                begins.append(step + (next_pass - tables) // tables_of_step)
+                next_pass += stored
+            tables = end
+            step += steps
+        return [f"{stored:,} tables are stored; {passes_in_words(begins)}"] if begins else []
 
     @cached_property
     def handles(self) -> dict[int, Any]:
@@ -187,7 +212,7 @@ class HDF5(Prior):
         """Read the table that `stored_spec` has named; see Prior.sample."""
         if not isinstance(spec, StoredSpec):
             raise PriorError("tables of prior=hdf5 have sizes of their own; ask for one by stored_spec(number, spec)")
-        number = spec.number
+        number = spec.number % len(self.contents.sizes)
         N = spec.num_rows
         M = spec.num_features
         with reading(self.file):
@@ -207,7 +232,7 @@ class HDF5(Prior):
             target = labels
         else:
             columns, target = standardized(X, missing, labels, spec, name)
-        return Table(
+        table = Table(
             X=columns,
             y=target,
             train_size=spec.train_size,
@@ -215,6 +240,9 @@ class HDF5(Prior):
             plan=name,
             missing=float(missing.mean()),
         )
+        if spec.number == number:  # the first pass
+            return table
+        return use_again(table, rng_at(as_seed(seed), "pass"))
 
 
 def standardized(
@@ -315,12 +343,14 @@ def contents_of(file: Any, path: str) -> Contents:
             f"{MIN_ROWS}..{X.shape[1]} rows, some of them labeled and some not, and 1..{X.shape[2]} features"
         )
     kind = problem_type(file)
+    is_ours = file.attrs.get("format") == FORMAT
     return Contents(
         sizes=sizes,
         kind=kind,
         most_classes=0 if kind == "regression" else most_classes(file),
-        is_finished=file.attrs.get("format") == FORMAT,
+        is_finished=is_ours,
         fingerprint=fingerprint(file, sizes),
+        fixed_order=fixed_order(file.attrs) if is_ours else None,
     )
 
 

@@ -112,6 +112,28 @@ class Prior:
         """
         return wanted
 
+    def stored_step(self, step: int, first: int) -> int:
+        """Return the step whose sizes and tables a step has: itself, or of tables that are passed again an earlier one.
+
+        Parameters
+        ----------
+        step : int
+            The step.
+        first : int
+            The first step of its stage.
+        """
+        return step
+
+    def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return what the plan of a run says about passes of its stored tables.
+
+        Parameters
+        ----------
+        stages : mapping
+            The steps of each stage in this run, and the tables of a step, by the name of the stage.
+        """
+        return []
+
     def largest(self, rows: int, numeric: bool) -> Largest:
         """Return the largest sizes of the tables that can be drawn, which limit the trained range of a network.
 

@@ -23,11 +23,6 @@ IMBALANCE = 1.05  # allowed cost of the slowest rank over the lower bound; a fin
 # The most features of a table by its rows, as (more rows than, features), as in tabicl 2.2.0 (prior/_dataset.py).
 FEATURE_CAPS = ((65_000, 10), (60_000, 15), (50_000, 20), (40_000, 30), (30_000, 40), (20_000, 60), (10_240, 80))
 
-# With two uses of a table, steps of a stage alternate: BLOCK steps with new tables, then BLOCK steps with those of
-# DISTANCE steps before.
-DISTANCE = 12  # the same worker has drawn them if the number of workers divides it: 1, 2, 3, 4, 6 or 12
-BLOCK = 4  # with longer ones a worker would be idle, since it is only a few steps ahead (stream.prefetch)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -53,7 +48,6 @@ class StepPlan:
     tables: int
     groups: tuple[Group, ...]
     pack_tokens: int  # the token budget of a pack
-    source: int  # the step that the tables were drawn for, another one if this is their second use
 
     def packs(self, rank: int, ranks: int) -> list[list[Group]]:
         """Divide the tables of one rank into passes through the model, shorter tables first.
@@ -174,7 +168,7 @@ def plan_step(
 ) -> StepPlan:
     """Plan the tables of a step; those of a prior that has stored them keep their sizes."""
     name, stage, stage_step = stage_at(curriculum, step)
-    source = step - DISTANCE if is_second_use(stage, stage_step) else step
+    source = step if prior is None else prior.stored_step(step, step - stage_step)
     rng = rng_at(seed, source, "step plan")
     family = family_of(model)
     before = curriculum.tables_before(step)
@@ -193,18 +187,7 @@ def plan_step(
             cost = cost_of(spec, model, curriculum.rank_costs)
             tokens = family.pack_tokens(model, spec.num_rows, spec.num_features)
             groups.append(Group(spec, tuple(tables), cost, tokens))
-    return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens, source)
-
-
-def is_second_use(stage: StageConfig, stage_step: int) -> bool:
-    """Whether a step of a stage uses the tables of DISTANCE steps before again."""
-    return stage.uses == 2 and stage_step >= DISTANCE and stage_step % (2 * BLOCK) >= BLOCK
-
-
-def has_second_use(curriculum: CurriculumConfig, step: int) -> bool:
-    """Whether the tables of a step are used again DISTANCE steps later."""
-    _, stage, stage_step = stage_at(curriculum, step)
-    return stage_step + DISTANCE < stage.steps and is_second_use(stage, stage_step + DISTANCE)
+    return StepPlan(step, name, stage.tables, tuple(groups), stage.pack_tokens)
 
 
 def cost_of(spec: TableSpec, model: NetworkConfig, rank_costs: list[float]) -> float:
@@ -234,11 +217,11 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
     """
     largest: dict[str, dict[str, int]] = {}
     for name, stage in curriculum.stages.items():
-        fewest_rows, _ = stage.row_bounds
+        fewest_rows, _ = stage.rows
         of_prior = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
         # A plug-in may return NumPy integers, and a resume could not load a checkpoint with them.
         limits = {size: int(most) for size, most in of_prior.items() if most is not None}
-        most_asked_for = most_features(stage)
+        most_asked_for = cap_features(fewest_rows, stage.features[1])
         if prior.stored_sizes is None and most_asked_for < stage.features[1]:
             limits["features"] = min(most_asked_for, limits.get("features", most_asked_for))
         if limits:
@@ -246,38 +229,16 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
     return largest
 
 
-def most_features(stage: StageConfig) -> int:
-    """Return the most features that a table of a stage is asked to have."""
-    fewest_rows, most_rows = stage.row_bounds
-    features = stage.features[1]
-    if stage.features_per_row:
-        per_row = max(highest for _, _, highest in stage.features_per_row)
-        features = min(max(round(most_rows * per_row), stage.features[0]), features)
-    return cap_features(fewest_rows, features)
-
-
-def draw_features(stage: StageConfig, rows: int, rng: np.random.Generator) -> int:
-    """Draw the number of features of a table with so many rows, by the stage's bands of features per row."""
-    weights = np.array([weight for weight, _, _ in stage.features_per_row])
-    band = rng.choice(len(weights), p=weights / weights.sum())
-    _, low, high = stage.features_per_row[band]
-    per_row = math.exp(rng.uniform(math.log(low), math.log(high)))
-    return min(max(round(rows * per_row), stage.features[0]), stage.features[1])
-
-
 def draw_spec(stage: StageConfig, max_classes: int, rng: np.random.Generator) -> TableSpec:
     """Draw rows, split, width and mixture of one group."""
-    is_small = rng.random() < stage.small_share
-    low, high = stage.small_rows if is_small else stage.rows
+    rng.random()  # of a choice that version 0.2.0 had here; without it, all later draws would be others
+    low, high = stage.rows
     if stage.row_distribution == "log_uniform":
         rows = math.floor(math.exp(rng.uniform(math.log(low), math.log(high + 1))))
     else:
         rows = int(rng.integers(low, high + 1))
     rows = min(max(rows, low), high)
-    if stage.features_per_row:
-        features = draw_features(stage, rows, rng)
-    else:
-        features = int(rng.integers(stage.features[0], stage.features[1] + 1))
+    features = int(rng.integers(stage.features[0], stage.features[1] + 1))
     features = cap_features(rows, features)
     train_size = min(max(round(rows * rng.uniform(stage.train_share[0], stage.train_share[1])), 2), rows - 2)
     # A class needs a labeled and a query row, so a small side of the split limits their number.

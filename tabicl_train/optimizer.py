@@ -58,8 +58,7 @@ class MuonAdamW(torch.optim.Optimizer):
     """Muon and AdamW; a tensor on the device decides whether a step is skipped.
 
     Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr); for groups of AdamW, lr
-    is multiplied by `adamw_factor`. Cautious weight decay (arXiv 2510.12402) skips the weights that the update itself
-    moves away from zero.
+    is multiplied by `adamw_factor`.
     """
 
     state_bytes: ClassVar[float] = 8  # of a weight: AdamW's two moments; Muon has one
@@ -70,14 +69,12 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: float = 0.9,
         betas: tuple[float, float] | list[float] = (0.9, 0.95),
         eps: float = 1e-8,
-        cautious_weight_decay: bool = False,
         adamw_factor: float = 1.0,
     ) -> None:
         self.adamw_factor = adamw_factor
         self.momentum = momentum
         self.betas = tuple(betas)
         self.eps = eps
-        self.cautious = cautious_weight_decay
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -101,16 +98,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self, parameters: list[Tensor], updates: list[Tensor], rate: float, weight_decay: float, counts: Tensor
     ) -> None:
         """Decay the parameters and subtract their updates."""
-        decay = rate * weight_decay * counts
-        if self.cautious:
-            factors = torch._foreach_mul(parameters, updates)
-            torch._foreach_sign_(factors)
-            torch._foreach_clamp_min_(factors, 0.0)  # 1 for weights to decay, 0 for others
-            torch._foreach_mul_(factors, -decay)
-            torch._foreach_add_(factors, 1.0)
-            torch._foreach_mul_(parameters, factors)
-        else:
-            torch._foreach_mul_(parameters, 1 - decay)
+        torch._foreach_mul_(parameters, 1 - rate * weight_decay * counts)
         torch._foreach_mul_(updates, rate * counts)
         torch._foreach_sub_(parameters, updates)
 

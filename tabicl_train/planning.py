@@ -50,6 +50,7 @@ def run_plan(config: RunConfig) -> list[str]:
         card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"
         lines.append(f"device    {card}; torch finds none on this machine")
     lines += cap_lines(config)
+    lines += pass_lines(config)
 
     # The table of stages. Of one that `trainer.max_steps` cuts short, only its steps in this run count as work.
     stages = []
@@ -57,7 +58,7 @@ def run_plan(config: RunConfig) -> list[str]:
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     steps_in_run = steps_of_stages(lengths, config.total_steps)
     for name, stage in config.curriculum.stages.items():
-        fewest_rows, most_rows = stage.row_bounds
+        fewest_rows, most_rows = stage.rows
         rows = f"{fewest_rows:,}..{most_rows:,}"
         if name not in steps_in_run:
             stages.append([name, "not run", "", rows, *[""] * 5])
@@ -106,10 +107,6 @@ def settings_without_effect(config: RunConfig) -> list[str]:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
         if stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
-        if stage.small_share == 0 and stage.small_rows != default.small_rows:
-            remarks.append(f"{key}.small_rows has no effect, since small_share is 0")
-        if stage.small_share == 1 and stage.rows != default.rows:
-            remarks.append(f"{key}.rows has no effect, since small_share is 1")
     if config.model.is_regression:
         for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
             if key.endswith(".realism.imbalance") and value:
@@ -123,7 +120,7 @@ def cap_lines(config: RunConfig) -> list[str]:
         return []
     lines = []
     for name, stage in config.curriculum.stages.items():
-        fewest_rows, most_rows = stage.row_bounds
+        fewest_rows, most_rows = stage.rows
         of_shortest = cap_features(fewest_rows, stage.features[1])
         caps = []
         for more_than, cap in reversed(FEATURE_CAPS):
@@ -132,6 +129,15 @@ def cap_lines(config: RunConfig) -> list[str]:
         if caps:
             lines.append(f"features  stage {name}: at most {', '.join(caps)}")
     return lines
+
+
+def pass_lines(config: RunConfig) -> list[str]:
+    """Describe with which steps further passes of stored tables begin."""
+    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
+    stages = {}
+    for name, steps in steps_of_stages(lengths, config.total_steps).items():
+        stages[name] = steps, config.curriculum.stages[name].tables
+    return [f"passes    {line}" for line in configured_prior(config.prior).pass_lines(stages)]
 
 
 def mixture_lines(config: RunConfig) -> list[str]:
@@ -260,7 +266,7 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
     # - an end of a range,
     # - a number of rows where recomputation or a cap of features begins, or
     # - a size with which all tables of a step just fill a pack.
-    low, high = stage.row_bounds
+    low, high = stage.rows
     thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
     limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
     share = stage.pack_tokens // stage.tables  # tokens of a table, if all tables of a step share a pack

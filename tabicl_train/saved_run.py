@@ -186,7 +186,7 @@ class SavedRun:
         Parameters
         ----------
         weights : str or int, optional
-            best (by validation), newest, an average that the run keeps (ema or last), or the step of a checkpoint. By
+            best (by validation), newest, an average that the run keeps (ema), or the step of a checkpoint. By
             default the best if there are any, otherwise the newest; a line says which were taken, as in all commands.
 
         Returns

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from priors import Prior, Table, TableSpec
-from priors.finish import use_again
-from priors.random import rng_at
 from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
-from tabicl_train.curriculum import DISTANCE, StepPlan, has_second_use, plan_step
+from tabicl_train.curriculum import plan_step
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 
@@ -51,7 +49,6 @@ class StepStream:
     rank: int = 0
     ranks: int = 1
     keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
-    kept: dict[tuple[int, int], Table] = field(default_factory=dict, init=False)  # for a second use, by step and number
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -66,10 +63,9 @@ class StepStream:
             for group in groups:
                 for index in group.tables:
                     before_table(index)
-                    table = self.table(plan, group.spec, index)
+                    table = draw_table(self.prior, group.spec, self.seed, step, index, self.model.max_classes)
                     tables.append(table)
-                    if plan.source == step:  # a second use rejects nothing
-                        item.rejections.update(table.rejections)
+                    item.rejections.update(table.rejections)
                     if table.source is not None:
                         item.sources[table.source, len(table.y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
@@ -77,30 +73,7 @@ class StepStream:
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
-        # Tables whose second use is over, or was on another rank, are dropped.
-        self.kept = {address: table for address, table in self.kept.items() if address[0] > step - DISTANCE}
         return item
-
-    def table(self, plan: StepPlan, spec: TableSpec, index: int) -> Table:
-        """Return a table of a step; what has a second use is kept for it."""
-        table = self.kept.get((plan.source, index))
-        if table is None:
-            table = draw_table(self.prior, spec, self.seed, plan.source, index, self.model.max_classes)
-            if plan.source == plan.step and has_second_use(self.curriculum, plan.step):
-                self.kept[plan.step, index] = replace(table, plan=None)  # the plan may be larger than the table
-        return as_used(table, plan, self.seed, index)
-
-
-def planned_table(prior: Prior, plan: StepPlan, spec: TableSpec, seed: int, index: int) -> Table:
-    """Draw a table of a step, as it is used there."""
-    return as_used(draw_table(prior, spec, seed, plan.source, index), plan, seed, index)
-
-
-def as_used(table: Table, plan: StepPlan, seed: int, index: int) -> Table:
-    """Return a table as a step uses it: as it was drawn, or for its second use."""
-    if plan.source == plan.step:
-        return table
-    return use_again(table, rng_at(seed, plan.step, index, "second use"))
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:

@@ -1,4 +1,4 @@
-"""Averages of the weights over a run: exponential (EMA), and of the last snapshots (LAWA, arXiv 2209.14981)."""
+"""An exponential moving average (EMA) of the weights over a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Averages(Callback):
     def __init__(self) -> None:
         self.ema: dict[str, Tensor] = {}
         self.since = 0  # optimizer steps done before the first one in the EMA
-        self.points: list[dict[str, Tensor]] = []  # snapshots at the latest multiples of averages.every, oldest first
 
     @property
     def config(self) -> AveragesConfig:
@@ -25,13 +24,12 @@ class Averages(Callback):
         return self.context.config.averages
 
     def state_dict(self) -> dict:
-        return {"ema": self.ema, "since": self.since, "points": self.points}
+        return {"ema": self.ema, "since": self.since}
 
     def load_state_dict(self, state: dict) -> None:
         """Load averages; one that is switched off or missing starts with the next step in which it is on."""
         self.ema = state.get("ema", {}) if self.config.ema else {}
         self.since = state.get("since", 0)
-        self.points = state.get("points", []) if self.config.last else []
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Add the weights after a step."""
@@ -48,6 +46,3 @@ class Averages(Callback):
             # A smaller decay in the first steps reduces the weight of the initial weights.
             decay = min(self.config.ema, (1 + steps) / (10 + steps))
             torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
-        if self.config.last and step % self.config.every == 0:
-            self.points.append({name: tensor.to("cpu", copy=True) for name, tensor in weights.items()})
-            del self.points[: -self.config.last]

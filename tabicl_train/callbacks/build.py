@@ -42,7 +42,7 @@ def build_callbacks(context: RunContext) -> list[Any]:
     names.append("diagnostics")
     if config.profile.step is not None:
         names.append("profile")
-    if config.averages.ema or config.averages.last:
+    if config.averages.ema:
         names.append("averages")
     names += config.callbacks
     # A checkpoint holds what all others have done after the step, and the weights that are validated are on disk.

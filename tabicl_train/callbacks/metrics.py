@@ -42,7 +42,7 @@ from tqdm import tqdm
 from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info
-from tabicl_train.curriculum import is_second_use, learning_rate, stage_at
+from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.module import Pretraining
 from tabicl_train.planning import expected_work, training_flops
 from tabicl_train.precision import peak_flops
@@ -177,11 +177,10 @@ class Metrics(Callback):
         self.steps += 1
         self.tables += item.tables
         self.cells += sum(pack.cells for pack in item.packs)
-        _, stage, stage_step = stage_at(self.context.config.curriculum, item.step)
-        if not is_second_use(stage, stage_step):  # whose tables were drawn, and counted, twelve steps before
-            self.drawn += sum(len(pack) for pack in item.packs)
-            self.rejected += item.rejections.total()
+        self.drawn += sum(len(pack) for pack in item.packs)
+        self.rejected += item.rejections.total()
         self.flops += sum(training_flops(module.model.config, pack.shapes) for pack in item.packs)
+        _, stage, stage_step = stage_at(self.context.config.curriculum, item.step)
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         if state.step not in self.context.logged:
             return

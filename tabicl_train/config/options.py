@@ -19,7 +19,7 @@ MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 
 @dataclass
 class ExportOptions:
-    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema|last] KEY=VALUE ...
+    """tabicl-export checkpoint=RUN_DIR_OR_FILE output=FILE_OR_FOLDER [weights=best|newest|ema] KEY=VALUE ...
 
     Writes the weights of a run. The name of the output decides the format: FILE.ckpt, .pt or .pth for the `tabicl`
     package; FILE.safetensors; a folder, with a model card, for the Hugging Face Hub; FILE.onnx for other programs
@@ -33,8 +33,8 @@ class ExportOptions:
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest (or trained), or an average that the run keeps,
-    ema or last (see averages.ema and averages.last); null takes the best if there are any, otherwise the newest. A file
-    is taken as it is, and a checkpoint of a run also has the averages."""
+    ema (see averages.ema); null takes the best if there are any, otherwise the newest. A file is taken as it is, and a
+    checkpoint of a run also has the average."""
     format: str | None = None
     """tabicl, safetensors, hub or onnx; null goes by the name of the output."""
 
@@ -84,8 +84,8 @@ class ScoringOptions:
     n_estimators: int = 8
     """Ensemble members over which the network's predictions are averaged."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
-    if there are any, otherwise the newest. A checkpoint of a run takes newest, ema or last, too."""
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best if there
+    are any, otherwise the newest. A checkpoint of a run takes newest or ema, too."""
 
     def scoring_problems(self) -> list[str]:
         """Return what is wrong with these numbers."""
@@ -197,7 +197,7 @@ class PredictOptions:
     checkpoint: str = "mini"
     """Name of weights in the package, mini or medium; or a run directory, a checkpoint or an export."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     task: str | None = None
     """classification or regression; null takes regression if the target is a number with more than ten different

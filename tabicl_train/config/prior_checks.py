@@ -122,8 +122,6 @@ def other_sizes(curriculum: CurriculumConfig, stored_sizes: np.ndarray) -> list[
             pairs = zip(getattr(stage, key), bounds, strict=False)  # another number of values is refused elsewhere
             if any(abs(value - bound) > tolerance for value, bound in pairs):
                 corrections.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
-        if stage.small_share > 0:
-            corrections.append(f"curriculum.stages.{name}.small_share=0")
         if corrections:
             problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(corrections)}")
     return problems
@@ -140,25 +138,9 @@ def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression
         except PriorError as error:
             problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
             continue
-        for key, rows in stage.row_ranges.items():
-            problems += too_many_rows(f"stages.{name}.{key}", max(rows), prior_of_stage, is_regression)
-        if stage.uses > 1 and not can_be_permuted(prior_of_stage):
-            why = "which needs synthetic tables whose columns may have any order"
-            problems.append(f"stages.{name}.uses is {stage.uses}, {why}")
+        if stage.rows:  # [] has been reported
+            problems += too_many_rows(f"stages.{name}.rows", max(stage.rows), prior_of_stage, is_regression)
     return problems
-
-
-def can_be_permuted(prior: Prior) -> bool:
-    """Whether the columns and rows of all tables of a prior may be permuted."""
-    from priors.mix_scm import MixSCM
-    from priors.real import real_tables
-
-    if prior.num_tables is not None:  # they are stored
-        return False
-    if real_tables(prior) is not None:  # labeled and query rows of real tables may have to stay apart
-        return False
-    components = list(prior.priors.values()) if isinstance(prior, MixSCM) else [prior]
-    return not any(component.raw for component in components)  # the order of raw columns and rows has a meaning
 
 
 def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
@@ -192,8 +174,9 @@ def missing_steps(config: RunConfig) -> list[str]:
         return []
     lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
     advice = f"set trainer.max_steps={steps}"
-    if "repeat" in config.prior:
-        advice += " or prior.repeat=true"
+    if "passes" in config.prior and prior.stored_sizes is not None:
+        needed = config.curriculum.tables_before(config.total_steps)
+        advice += f" or prior.passes={-(-needed // len(prior.stored_sizes))}"
     return [f"{lasts}; {advice}"]
 
 
@@ -209,14 +192,18 @@ def missing_from_disk(config: RunConfig, prior: Prior) -> list[str]:
         key = "prior.components.disk"
     if not isinstance(disk, Disk):
         return []
-    tables_by_step = []
+    tables_by_step: list[int] = []
+    firsts: list[int] | None = None if isinstance(prior, MixSCM) else []  # the first step of the stage of each step
     for stage in config.curriculum.stages.values():
         tables = stage.tables
         # Of a mixture, any table of a stage may be one of disk, or none.
         if isinstance(prior, MixSCM) and not prior.mixed(stage.mix).shares.get("disk"):
             tables = 0
+        if firsts is not None:
+            firsts += [len(tables_by_step)] * stage.steps
         tables_by_step += [tables] * stage.steps
-    return [f"{key}.{line}" for line in disk.missing_steps(config.seed, tables_by_step[: config.total_steps])]
+    lines = disk.missing_steps(config.seed, tables_by_step[: config.total_steps], firsts)
+    return [f"{key}.{line}" for line in lines]
 
 
 def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
@@ -228,7 +215,7 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         real = real_tables(prior.mixed(stage.mix))
         if real is None:
             continue
-        lowest, highest = stage.row_bounds
+        lowest, highest = stage.rows
         with_lowest = real.eligible(lowest, is_regression)
         with_highest = real.eligible(highest, is_regression)
         if with_lowest is None or with_highest is None:  # their length does not matter

@@ -23,12 +23,15 @@ class Removed:
     advice : str
         What to do instead, as the end of a sentence.
     neutral : tuple, optional
-        The values with which it had no effect. None: it never changed what a run computes, so files with any value are
-        read.
+        The values with which it had no effect. None: files with any value are read, since it never changed what a run
+        computes, or another removed setting says whether it did.
+    owners : tuple of str, optional
+        The names of the priors or optimizers that had it; others, of plug-ins, may have an option of this name.
     """
 
     advice: str
     neutral: tuple[Any, ...] | None = None
+    owners: tuple[str, ...] = ()
 
 
 # By dotted key, as on the command line of tabicl-train; the name of a stage is *.
@@ -39,6 +42,36 @@ REMOVED: dict[str, Removed] = {
     "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
     "validation.real_rows": Removed("set validation.suites=[] instead of 0, and leave it out instead of other numbers"),
     "validation.probes": Removed("add them to the suites: validation.suites=[sklearn,probes]"),
+    "averages.every": Removed("averages.ema=0.999 keeps an average of the weights of all steps"),
+    "averages.last": Removed("averages.ema=0.999 keeps an average of the weights, which weights=ema takes"),
+    "curriculum.stages.*.features_per_row": Removed(
+        "features=[LOWEST,HIGHEST] draws the number of features; a run with such bands needs version 0.2.0", ([],)
+    ),
+    "curriculum.stages.*.small_rows": Removed("rows=[LOWEST,HIGHEST] is the one range of rows"),  # see small_share
+    "curriculum.stages.*.small_share": Removed(
+        "a prior or stage of its own can draw the short tables; a run with a share of them needs version 0.2.0", (0,)
+    ),
+    "curriculum.stages.*.uses": Removed(
+        "store tables with tabicl-prior dump, and pass them again with prior=disk prior.passes=2; a run that uses "
+        "tables twice needs version 0.2.0",
+        (1,),
+    ),
+    "model.residual_scalars": Removed(
+        "a network without them computes the same functions; export those of a run with version 0.2.0, which folds "
+        "them into the weights, and start from the export with init_weights",
+        (False,),
+    ),
+    "optimizer.cautious_weight_decay": Removed(
+        "weight_decay of the stages decays all weights; a run with cautious weight decay needs version 0.2.0",
+        (False,),
+        owners=("muon", "muon_all", "adamw"),
+    ),
+    "prior.repeat": Removed(
+        "prior.passes=N uses the tables of the file N times, each time permuted; a run that repeats a file needs "
+        "version 0.2.0",
+        (False,),
+        owners=("hdf5",),
+    ),
 }
 
 
@@ -82,6 +115,8 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)
+        if setting is not None and setting.owners and values.get("name") not in setting.owners:
+            setting = None
         if setting is None and isinstance(value, dict):
             try:
                 kept[name] = without_removed(source, value, f"{key}.")

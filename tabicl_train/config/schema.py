@@ -95,27 +95,14 @@ class StageConfig:
     """Range [lowest, highest] of the rows of a table, labeled and query rows together."""
     row_distribution: str = "log_uniform"
     """Distribution of the rows within their range: uniform or log_uniform."""
-    small_share: float = 0.0
-    """Share of the groups of tables, 0..1, whose rows are drawn from small_rows instead of rows."""
-    small_rows: list[int] = field(default_factory=lambda: [100, 1024])
-    """Range [lowest, highest] of the rows of those groups. It has no effect with small_share=0, and rows has none with
-    small_share=1."""
     train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
     features: list[int] = field(default_factory=lambda: [1, 100])
     """Range [lowest, highest] of the number of features, drawn uniformly. The number is capped in long tables, as in
     tabicl 2.2.0: at 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with more
     than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
-    features_per_row: list[list[float]] = field(default_factory=list)
-    """Bands [weight, lowest, highest] of the number of features divided by that of the rows, each log-uniform; the
-    number stays within `features`. [[0.7, 0.01, 0.06], [0.2, 0.06, 0.15], [0.1, 0.15, 0.5]] is LightPFN's. [] draws
-    the features whatever the rows are."""
     tables: int = 64
     """Tables of one optimizer step, over all processes."""
-    uses: int = 1
-    """How often a table is used, 1 or 2. With 2, about half of the steps use the tables of twelve steps before again,
-    with other permutations of columns, rows (so that other rows are labeled) and classes. It saves time where drawing
-    limits training; a worker that has not drawn a table itself, as after a resume, draws it again."""
     group_size: int = 4
     """Consecutive tables of a step that have the same rows, split and number of features."""
     pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
@@ -148,22 +135,6 @@ class StageConfig:
     col_attention_fp32: bool | None = None
     """Compute column attention in fp32 in this stage, under any precision; null takes model.col_attention_fp32."""
 
-    @property
-    def row_ranges(self) -> dict[str, list[int]]:
-        """The ranges that rows are drawn from, by the names of their settings: two with small_share between 0 and 1."""
-        ranges = {}
-        if self.rows and self.small_share < 1:
-            ranges["rows"] = self.rows
-        if self.small_rows and self.small_share > 0:
-            ranges["small_rows"] = self.small_rows
-        return ranges
-
-    @property
-    def row_bounds(self) -> tuple[int, int]:
-        """The fewest and the most rows of these ranges."""
-        bounds = [bound for rows in self.row_ranges.values() for bound in rows]
-        return min(bounds), max(bounds)
-
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
         from priors.table import MIN_ROWS
@@ -172,21 +143,14 @@ class StageConfig:
         problems += at_least(1, pack_tokens=self.pack_tokens)
         problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
         problems += ordered_pair("rows", self.rows, MIN_ROWS)
-        problems += ordered_pair("small_rows", self.small_rows, MIN_ROWS)
         problems += ordered_pair("features", self.features, 1)
-        for band in self.features_per_row:
-            is_band = len(band) == 3 and band[0] > 0 and 0 < band[1] <= band[2] < math.inf
-            if not is_band:
-                rule = "[weight, lowest, highest], all positive and in this order"
-                problems.append(f"features_per_row has {list(band)}; a band must be {rule}")
-        problems += within(1, 2, uses=self.uses)
         problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
         problems += one_of("schedule", self.schedule, SCHEDULES)
         share = self.train_share
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
             rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
             problems.append(f"train_share is {list(share)}; it must be {rule}")
-        problems += within(0, 1, small_share=self.small_share, warmup=self.warmup, decay=self.decay)
+        problems += within(0, 1, warmup=self.warmup, decay=self.decay)
         problems += positive(learning_rate=self.learning_rate, clip=self.clip)
         if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
             problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
@@ -240,11 +204,10 @@ class CurriculumConfig:
                 stage_problems.append("frozen names every part; nothing would be trained")
             if stage.col_attention_fp32 is not None and not hasattr(family, "set_col_attention_fp32"):
                 stage_problems.append("col_attention_fp32 must be null, since this model has no column attention")
-            if stage.features:  # [] has been reported
-                for key, rows in stage.row_ranges.items():
-                    too_large = family.size_problem(model, rows[-1], stage.features[-1])
-                    if too_large:
-                        stage_problems.append(f"{key} is {list(rows)}; {too_large}")
+            if stage.rows and stage.features:  # [] has been reported
+                too_large = family.size_problem(model, stage.rows[-1], stage.features[-1])
+                if too_large:
+                    stage_problems.append(f"rows is {list(stage.rows)}; {too_large}")
             problems += [f"stages.{name}.{problem}" for problem in stage_problems]
         return problems
 
@@ -316,8 +279,6 @@ class OptimizerConfig:
     """Decay rates of AdamW's two moments, each in [0, 1)."""
     eps: float = 1e-8
     """Term added to the denominator of AdamW."""
-    cautious_weight_decay: bool = False
-    """Decay only the weights that the update itself moves toward zero (arXiv 2510.12402)."""
     adamw_factor: float = 1.0
     """Learning rate of the weights that AdamW updates as a multiple of that of the stage."""
 
@@ -489,21 +450,15 @@ class GuardConfig:
 
 @dataclass
 class AveragesConfig:
-    """Averages of the weights, kept in the checkpoints; `tabicl-export weights=ema` or `weights=last` writes them."""
+    """An average of the weights, kept in the checkpoints; `tabicl-export weights=ema` writes it."""
 
     ema: float = 0.0
     """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
-    last: int = 0
-    """Number of latest snapshots of the weights to average (LAWA, arXiv 2209.14981); 0 keeps none."""
-    every: int = 500
-    """Steps between these snapshots."""
 
     def problems(self) -> list[str]:
-        problems = at_least(0, last=self.last)
-        problems += at_least(1, every=self.every)
         if not 0 <= self.ema < 1:
-            problems.append(f"ema is {self.ema}; it must lie in [0, 1)")
-        return problems
+            return [f"ema is {self.ema}; it must lie in [0, 1)"]
+        return []
 
 
 @dataclass

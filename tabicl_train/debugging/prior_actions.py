@@ -31,7 +31,7 @@ from tabicl_train.outputs import (
     naming,
     output_problems,
 )
-from tabicl_train.stream import planned_table
+from tabicl_train.stream import draw_table
 
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:
@@ -45,7 +45,7 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
             break
     for plan, group in tqdm(chosen[:count], unit="table", file=sys.stderr):
         index = group.tables[0]
-        yield (plan.step, index), planned_table(prior, plan, group.spec, config.seed, index)
+        yield (plan.step, index), draw_table(prior, group.spec, config.seed, plan.step, index)
 
 
 def describe(config: RunConfig, args: Any) -> None:
@@ -111,7 +111,7 @@ def show(config: RunConfig, args: Any) -> None:
     if not specs:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
     spec = specs[0]
-    table = planned_table(prior, plan, spec, config.seed, args.table)
+    table = draw_table(prior, spec, config.seed, plan.step, args.table)
     print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
     print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
@@ -151,9 +151,6 @@ def dump_shards(config: RunConfig, args: Any) -> None:
             f"steps is {args.steps}; it must be a multiple of {SHARD_SIZE}, the steps of a file, or reach the end of "
             f"the run ({config.total_steps} steps)"
         )
-    for name, stage in config.curriculum.stages.items():
-        if stage.uses > 1:
-            problems.append(f"curriculum.stages.{name}.uses is {stage.uses}; set it in the run that reads the tables")
     if problems:
         raise ConfigError(problems)
     make_folder("output", Path(args.output))

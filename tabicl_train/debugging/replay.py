@@ -21,7 +21,7 @@ from tabicl_train.process import device_of, open_fabric, set_up_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import build_module
-from tabicl_train.stream import StepStream, pack, planned_table
+from tabicl_train.stream import StepStream, draw_table, pack
 from tabicl_train.training import build_loader
 
 # What a run may need of plug-ins.
@@ -109,7 +109,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     gradients = Gradients(trained, frozen=[])
     for group in plan.groups:
         for index in group.tables:
-            table = planned_table(stream.prior, plan, group.spec, stream.seed, index)
+            table = draw_table(stream.prior, group.spec, stream.seed, plan.step, index)
             gradients.flat.zero_()
             with module.precision.autocast(module.device.type):
                 alone = pack([table]).to(module.device)

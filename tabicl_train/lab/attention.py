@@ -62,7 +62,7 @@ class Options:
     checkpoint: str = MISSING
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     table: str = MISSING
     """CSV file, of which at most 1,000 random rows are labeled."""

@@ -50,7 +50,7 @@ class Options:
     checkpoint: str = MISSING
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     classes: list[int] = field(default_factory=lambda: [10, 20, 57, 100, 300, 1000])
     """Numbers of classes; a thousand take 111 passes over 8,000 rows for each table."""

@@ -65,7 +65,7 @@ class Options:
     checkpoint: str | None = None
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     small: bool = False
     """Fewer values of n, and two tables."""

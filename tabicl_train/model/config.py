@@ -97,10 +97,6 @@ class TabICLConfig:
     """Leave the bias out of the layer norms."""
     zero_init: bool = False
     """Start attention outputs and second feed-forward matrices at zero, as in TabICL v1."""
-    residual_scalars: bool = False
-    """Learn a factor for each residual branch, x + b f(x), that starts at 1. Exports fold it into the branch's last
-    matrix, so that they are networks without factors. Blocks are pre-norm, so a decay, a x + b f(x), would be another
-    scale of x and the factor b divided by the decays so far: the same functions."""
     col_attention_fp32: bool = field(default=False, metadata=WEIGHTS_FIT)
     """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
     checkpoint_rows: int = field(default=20_000, metadata=WEIGHTS_FIT)

@@ -51,8 +51,6 @@ def beyond_public(config: TabICLConfig) -> list[str]:
         settings.append(f"model.scaling_bound ({config.scaling_bound})")
     if config.missing_values:
         settings.append("model.missing_values=true")
-    if config.residual_scalars:  # unless `export` has folded them
-        settings.append("model.residual_scalars=true")
     for name in ("col_scaling", "icl_scaling"):
         rule = getattr(config, name)
         if register.scaling[rule].public is None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import safetensors.torch
 import torch
@@ -26,7 +26,6 @@ from tabicl_train import register
 from tabicl_train.config.schema import PROBES, REAL, validation_kind
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.attention import fold_scalars
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
@@ -119,12 +118,6 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
-    exported = network  # the same function, perhaps without parameters that only training needs
-    if getattr(pretrained.config, "residual_scalars", False):
-        plain: Any = replace(pretrained.config, residual_scalars=False)  # type: ignore[type-var]  # a dataclass
-        pretrained = replace(pretrained, config=plain, tensors=fold_scalars(pretrained.tensors))
-        exported = build_network(pretrained)
-
     checked = False  # whether the format has called `check`, which those of plug-ins may not do
 
     def check(path: Path) -> None:
@@ -140,7 +133,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     try:
         for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
             remove_leftovers(folder)
-        loads = chosen.entry(pretrained, exported, Path(output), check)
+        loads = chosen.entry(pretrained, network, Path(output), check)
         if not checked:
             try:
                 check(Path(output))

@@ -129,15 +129,9 @@ def non_finite(weights: dict[str, Tensor]) -> str | None:
     return f"{wrong:,} of {total:,} weights are not finite, the first in {first}"
 
 
-def averaged(content: dict, kind: str) -> dict[str, Tensor]:
-    """Return the averaged weights (`ema` or `last`) in a run's checkpoint; empty if it keeps none."""
-    averages = content["callbacks"].get("Averages", {"ema": {}, "points": []})
-    if kind == "ema":
-        return averages["ema"]
-    points = averages["points"]  # snapshots of the weights
-    if not points:
-        return {}
-    return {name: torch.stack([point[name] for point in points]).mean(0) for name in points[0]}
+def averaged(content: dict) -> dict[str, Tensor]:
+    """Return the average of the weights in a run's checkpoint; empty if it keeps none."""
+    return content["callbacks"].get("Averages", {}).get("ema", {})
 
 
 def saved(folder: Path) -> list[Path]:

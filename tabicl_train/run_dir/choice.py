@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from tabicl_train.config.removed import REMOVED
 from tabicl_train.config.schema import one_of
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load, saved, step_of
 from tabicl_train.run_dir.records import Records
 
-BEST, NEWEST, EMA, LAST = "best", "newest", "ema", "last"
+BEST, NEWEST, EMA = "best", "newest", "ema"
 TRAINED = "trained"  # another name of the newest ones, under which exports record them
-CHOICES = (BEST, NEWEST, EMA, LAST, TRAINED)
+CHOICES = (BEST, NEWEST, EMA, TRAINED)
 BEST_FILE = "checkpoints/best.ckpt"  # in the run directory
 START_FILE = "checkpoints/start.ckpt"  # the weights that the run started from, if they were given and validated
 
@@ -21,7 +22,6 @@ WORDS = {
     BEST: "the best by validation",
     TRAINED: "the newest",
     EMA: "the exponential moving average",
-    LAST: "the average of the last snapshots",
 }
 
 
@@ -35,13 +35,16 @@ def weights_in_words(kind: str, step: int, steps: int | None = None) -> str:
 
 def choice_problems(weights: str | None) -> list[str]:
     """List the problem with a choice of weights."""
+    if weights == "last":
+        advice = REMOVED["averages.last"].advice
+        return [f"weights is 'last', which was removed in version 0.3.0 with averages.last; {advice}"]
     return [] if weights is None else one_of("weights", weights, CHOICES)
 
 
 def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
-    """Return the file that holds the chosen weights, its content, and their kind: best, trained, ema or last."""
+    """Return the file that holds the chosen weights, its content, and their kind: best, trained or ema."""
     # Of a run directory, None takes the best by validation if it keeps any, otherwise the newest, and a line says what
-    # was taken. A file is taken as it is, apart from averages in it. Resume and replay have no choice: they need the
+    # was taken. A file is taken as it is, apart from the average in it. Resume and replay have no choice: they need the
     # newest checkpoint. Raises ConfigError.
     kind = TRAINED if weights == NEWEST else weights
 
@@ -57,8 +60,8 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
         kind = BEST if keeps_best(path) else TRAINED
     source = best_file(path) if kind == BEST else path
     file, content = load(str(source))
-    if kind in (EMA, LAST) and not averaged(content, kind):
-        raise ConfigError([no_average(file, kind)])
+    if kind == EMA and not averaged(content):
+        raise ConfigError([no_average(file)])
 
     step = content["global_step"]
     line = f"weights   {path}: {WORDS[kind]}, of step {step:,}"
@@ -73,9 +76,9 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     return file, content, kind
 
 
-def no_average(file: Path, kind: str) -> str:
-    """Return the problem that a checkpoint keeps no average of the weights of this kind, ema or last."""
-    return f"{file} keeps no such average: averages.{kind} was 0, or the run has just begun"
+def no_average(file: Path) -> str:
+    """Return the problem that a checkpoint keeps no average of the weights."""
+    return f"{file} keeps no such average: averages.ema was 0, or the run has just begun"
 
 
 @functools.cache

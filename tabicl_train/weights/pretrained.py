@@ -15,7 +15,7 @@ from torch import Tensor
 from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
 from tabicl_train.config.removed import without_removed
-from tabicl_train.config.schema import StageConfig, steps_of_stages
+from tabicl_train.config.schema import steps_of_stages
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import NetworkConfig
@@ -219,8 +219,8 @@ def network_config(source: Path, settings: Any) -> Any:
         cls = settings_of(settings)
     except ConfigError as error:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
-    settings = without_removed(source, settings, "model.")
     field_names = {field.name for field in dataclasses.fields(cls)}
+    settings = without_removed(source, settings, "model.")
     unknown = [f"model.{name}={value}" for name, value in settings.items() if name not in field_names]
     if unknown:
         plugin = plugins.of_module(cls.__module__)
@@ -307,13 +307,25 @@ def may_be_smaller(prior: Mapping[str, Any]) -> bool:
 
 def limited(stage: dict, largest: Mapping[str, int]) -> dict:
     """Return a stage with the sizes of its tables, given the most rows, features and classes that they can have."""
-    sizes = dict(stage)
-    for name, size in (("rows", "rows"), ("small_rows", "rows"), ("features", "features")):
-        if size in largest:
-            sizes[name] = [min(bound, largest[size]) for bound in stage[name]]
+    sizes = stage | {"rows": rows_of(stage)}
+    for name in ("rows", "features"):
+        if name in largest:
+            sizes[name] = [min(bound, largest[name]) for bound in sizes[name]]
     if "classes" in largest:
         sizes["classes"] = largest["classes"]
     return sizes
+
+
+def rows_of(stage: dict) -> list[int]:
+    """Return the fewest and the most rows of the tables of a stage."""
+    # A stage of version 0.2.0 could draw a share of its tables from a second range.
+    small_share = stage.get("small_share", 0.0)
+    if small_share == 0:
+        return stage["rows"]
+    if small_share == 1:
+        return stage["small_rows"]
+    bounds = [*stage["rows"], *stage["small_rows"]]
+    return [min(bounds), max(bounds)]
 
 
 def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
@@ -322,10 +334,9 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     features = []
     classes = 0
     for stage in stages:
-        drawn = StageConfig(rows=stage["rows"], small_rows=stage["small_rows"], small_share=stage["small_share"])
+        fewest, most = stage["rows"]
         lowest_share, highest_share = stage["train_share"]
-        for fewest, most in drawn.row_ranges.values():
-            labeled += [round(fewest * lowest_share), round(most * highest_share)]
+        labeled += [round(fewest * lowest_share), round(most * highest_share)]
         features.append(stage["features"])
         classes = max(classes, min(stage.get("classes", max_classes), max_classes))
     return TrainedRange(widest_bounds([labeled]), widest_bounds(features), classes or None)

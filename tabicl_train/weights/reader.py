@@ -102,7 +102,7 @@ def load_network(
     checkpoint : str or Path
         A run directory, a checkpoint of a run or an export; text may be a name of weights in the package.
     weights : str, optional
-        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema or last. By
+        Which weights of a run directory: best, newest (or trained), or an average that the run keeps, ema. By
         default the best by validation if there are any, otherwise the newest.
     plugins : str or list of str, optional
         Modules and Python files, such as ["./mine.py"], that define the network, and that are imported.

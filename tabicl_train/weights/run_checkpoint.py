@@ -37,9 +37,9 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    tensors = averaged(content, weights)
+    tensors = averaged(content)
     if not tensors:
-        raise ConfigError([no_average(path, weights)])
+        raise ConfigError([no_average(path)])
     return tensors
 
 

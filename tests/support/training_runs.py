@@ -102,12 +102,11 @@ class Ruin:
 def write_untrained_run(folder: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]]:
     """Write the folder of a run after step 10, whose best weights are from step 5, with random weights.
 
-    Returns the weights of each kind: trained, best, ema, and last, the average of two points.
+    Returns the weights of each kind: trained, best and ema.
     """
     config = compose(["experiment=smoke", f"run_dir={folder}", *SMALLEST_MODEL, *overrides])
     trained = random_weights(config, seed=0)
     ema = without_prefix(random_weights(config, seed=1))
-    points = [without_prefix(random_weights(config, seed=seed)) for seed in (2, 3)]
     best = random_weights(config, seed=4)
     start = {
         "commit": "c0ffee",
@@ -120,7 +119,7 @@ def write_untrained_run(folder: Path, *overrides: str) -> dict[str, dict[str, to
     checkpoints.mkdir(parents=True)
     content = {
         "config": dataclasses.asdict(config),
-        "callbacks": {"Averages": {"ema": ema, "since": 0, "points": points}},
+        "callbacks": {"Averages": {"ema": ema, "since": 0}},
     }
     torch.save(
         content
@@ -146,8 +145,7 @@ def write_untrained_run(folder: Path, *overrides: str) -> dict[str, dict[str, to
              "is_best": is_best},
         )  # fmt: skip
 
-    last = {name: (weight + points[1][name]) / 2 for name, weight in points[0].items()}
-    return {"trained": without_prefix(trained), "best": without_prefix(best), "ema": ema, "last": last}
+    return {"trained": without_prefix(trained), "best": without_prefix(best), "ema": ema}
 
 
 def random_weights(config: RunConfig, seed: int) -> dict[str, torch.Tensor]:

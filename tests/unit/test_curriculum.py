@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from priors.random import rng_at
 from tabicl_train.config.schema import SCHEDULES, CurriculumConfig, StageConfig
-from tabicl_train.curriculum import draw_spec, learning_rate, plan_step, stage_at
+from tabicl_train.curriculum import learning_rate, plan_step, stage_at
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model import TabICL, TabICLConfig
 
@@ -212,16 +211,3 @@ def test_stages_of_one_or_two_steps_have_a_positive_finite_rate(schedule):
     for steps in (1, 2):
         stage = StageConfig(steps=steps, warmup=0.0, schedule=schedule)
         assert all(0 < learning_rate(stage, step) <= stage.learning_rate for step in range(steps))
-
-
-def test_features_per_row_are_log_uniform_in_bands_within_the_range_of_features():
-    bands = [[0.7, 0.01, 0.06], [0.2, 0.06, 0.15], [0.1, 0.15, 0.5]]
-    stage = StageConfig(rows=[1000, 1000], features=[2, 400], features_per_row=bands)
-    rng = rng_at("bands")
-    features = np.array([draw_spec(stage, 2, rng).num_features for _ in range(4000)])
-    shares = np.histogram(features, [10, 60, 150, 501])[0] / len(features)
-    np.testing.assert_allclose(shares, [0.7, 0.2, 0.1], atol=0.03)
-    assert features.max() == 400  # the highest band reaches 500
-    lowest_band = np.log(features[features < 60])
-    assert abs(np.median(lowest_band) - np.log(1000 * np.sqrt(0.01 * 0.06))) < 0.06
-    assert StageConfig(features_per_row=[[1, 0.5, 0.1]]).problems()

@@ -227,7 +227,7 @@ def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, 
     counting = CountWaits()
     train_short_run(
         tmp_path / "run", "trainer.log_every=5", "checkpoint.every=8", "trainer.precision=fp16",
-        "averages.last=2", "averages.every=8", "model.dropout=0.1", callbacks=(counting,),
+        "model.dropout=0.1", callbacks=(counting,),
     )  # fmt: skip
     assert sorted(counting.counts) == list(range(1, 17))
     waited = [step for step, count in counting.counts.items() if count]

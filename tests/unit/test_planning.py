@@ -218,9 +218,6 @@ REGRESSION = "since the targets of regression have no classes"
         ([f"{STAGE}final_learning_rate=0"], None),
         ([f"{STAGE}decay=0.5"], f"{STAGE}decay has no effect, since schedule is cosine"),
         ([f"{STAGE}decay=0.5", f"{STAGE}schedule=wsd"], None),
-        ([f"{STAGE}small_rows=[20,30]"], f"{STAGE}small_rows has no effect, since small_share is 0"),
-        ([f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share=0.5"], None),
-        ([f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share=1"], f"{STAGE}rows has no effect, since small_share is 1"),
         (["prior.realism.imbalance=1", "task=regression"], f"prior.realism.imbalance has no effect, {REGRESSION}"),
         (
             ["prior=mix_scm", "+prior.components.mlp_scm.realism={imbalance: 1}", "task=regression"],
@@ -233,12 +230,6 @@ def test_settings_without_effect_are_told(settings, remark):
     lines = [line for line in run_plan(compose(["experiment=smoke", *settings])) if line.startswith("warning")]
     words = "" if remark is None else f"warning   {remark}"
     assert [line[: len(words)] for line in lines] == ([] if remark is None else [words])
-
-
-@pytest.mark.parametrize(("share", "rows"), [("0", "40..80"), ("0.5", "20..80"), ("1", "20..30")])
-def test_the_rows_of_a_stage_are_those_that_it_draws(share, rows):
-    small = [f"{STAGE}small_rows=[20,30]", f"{STAGE}small_share={share}"]
-    assert sum(f" {rows} " in line for line in run_plan(compose(["experiment=smoke", *small]))) == 1
 
 
 def test_memory_that_this_machine_lacks_is_told_before_anything_is_allocated(tmp_path):

@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed, with its averages, against a training loop of a few lines on torch's AdamW."""
+"""A run that is stopped and resumed, with its average, against a training loop of a few lines on torch's AdamW."""
 
 import math
 from pathlib import Path
@@ -15,8 +15,7 @@ from tabicl_train.stream import StepStream
 
 DECAYS = {"smoke": 0.5, "later": 3.0}  # stages of four and three steps
 SETTINGS = [
-    "optimizer=adamw", "optimizer.eps=1e-3", "optimizer.betas=[0.8,0.9]", "optimizer.cautious_weight_decay=false",
-    "checkpoint.every=1", "checkpoint.keep=9", "averages.last=2", "averages.every=2",
+    "optimizer=adamw", "optimizer.eps=1e-3", "optimizer.betas=[0.8,0.9]", "checkpoint.every=1", "checkpoint.keep=9",
     *(f"curriculum.stages.smoke.{value}" for value in (
         "steps=4", "schedule=linear", "warmup=0.5", "learning_rate=0.01", "final_learning_rate=0.002", "clip=0.5",
         "weight_decay=0.5", "tables=4")),
@@ -65,7 +64,7 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
     groups = [{"params": [p for p in trained if p.ndim >= 2]}, {"params": [p for p in trained if p.ndim < 2]}]
     optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-3)
     stream = StepStream(configured_prior(config.prior), config.curriculum, config.model, 0, range(7))
-    ema, points, norms = {}, [], []
+    ema, norms = {}, []
     for item, rate, row in zip(stream, RATES, read_metrics(run_dir), strict=True):
         for group, decay in zip(optimizer.param_groups, (DECAYS[item.stage], 0.0), strict=True):
             group |= {"lr": rate, "weight_decay": decay}
@@ -78,15 +77,11 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
         if item.step >= 3:
             decay = min(0.9, (item.step - 1) / (item.step + 8))
             ema = {name: decay * (ema or weights)[name] + (1 - decay) * w for name, w in weights.items()}
-        if (item.step + 1) % 2 == 0:
-            points = [*points, weights][-2:]
         assert [float(row[key]) for key in ("loss", "grad_norm", "lr")] == pytest.approx(
             [loss.item(), norms[-1], rate], rel=1e-4
         )
 
         saved = content(run_dir, item.step + 1)
         assert_near({name.removeprefix("model."): w for name, w in saved["state_dict"].items()}, weights)
-        assert_near(saved["callbacks"]["Averages"]["ema"], ema)
-        for point, expected in zip(saved["callbacks"]["Averages"]["points"], points, strict=True):
-            assert_near(point, expected)
+        assert_near(saved["callbacks"].get("Averages", {"ema": {}})["ema"], ema)  # switched on by the second start
     assert min(norms[:4]) > 0.5  # all clipped

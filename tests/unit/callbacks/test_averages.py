@@ -1,4 +1,4 @@
-"""Averages of the weights against their formulas."""
+"""The average of the weights against its formula."""
 
 from types import SimpleNamespace
 
@@ -46,18 +46,12 @@ def test_an_ema_that_starts_late_resumes_its_start(stopped):
     assert averages.ema["weight"].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_last_points_are_those_of_multiples():
-    averages = train(averaging(AveragesConfig(last=2, every=3)), range(1, 12))
-    assert [point["weight"].item() for point in averages.points] == [6.0, 9.0]
-
-
 def test_an_average_that_was_switched_off_is_gone_and_starts_anew():
-    on = AveragesConfig(ema=0.9, last=9, every=1)
+    on = AveragesConfig(ema=0.9)
     off = resumed(train(averaging(on), range(1, 5)), AveragesConfig())
     train(off, range(5, 7))
-    assert off.state_dict() == {"ema": {}, "since": 0, "points": []}
+    assert off.state_dict() == {"ema": {}, "since": 0}
     again = train(resumed(off, on), range(7, 9))
-    assert [point["weight"].item() for point in again.points] == [7.0, 8.0]
     assert again.ema["weight"].item() == pytest.approx(3 / 12 * 7 + 9 / 12 * 8)
     again.load_state_dict({})  # the guard goes back to a checkpoint from before they were switched on
-    assert again.state_dict() == {"ema": {}, "since": 0, "points": []}
+    assert again.state_dict() == {"ema": {}, "since": 0}

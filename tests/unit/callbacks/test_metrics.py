@@ -94,23 +94,6 @@ def test_rates_are_those_of_all_ranks_over_the_time_since_the_previous_row(tmp_p
     assert float(row["guess_loss"]) == pytest.approx((sum(guesses) + other_guess) / 8)
 
 
-def test_second_uses_of_tables_are_no_draws(tmp_path):
-    """Steps 10 and 11 draw their tables; 12 to 15 use those of twelve steps before."""
-    config = compose(["experiment=smoke", "curriculum.stages.smoke.uses=2"])
-    watching = watch(config, tmp_path)
-    watching.context.logged = {14, 16}
-    watching.start(SimpleNamespace(step=10))
-    module = after_a_step(config)
-    for step in range(10, 16):
-        item = StepItem(step, "smoke", 3, [tables((40, 20, 3), (40, 20, 3), (60, 30, 5))])
-        if step < 12:
-            item.rejections["split"] = 1
-        watching.after_step(SimpleNamespace(step=step + 1, module=module), item)
-    mixed, reused = Records(tmp_path).rows("metrics.csv")
-    assert float(mixed["accept_rate"]) == 6 / (6 + 2)
-    assert reused["accept_rate"] == ""
-
-
 def test_guessing_the_frequencies_of_the_labels():
     y = torch.tensor([0, 0, 1, 0, 1, 2, 0])  # four labeled rows; class 2 is not among them
     assert guess_loss(y, 4) == pytest.approx(-(math.log(2 / 7) + math.log(1 / 7) + math.log(4 / 7)) / 3)

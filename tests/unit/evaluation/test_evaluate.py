@@ -62,7 +62,10 @@ def numbers_checkpoint(tmp_path_factory) -> str:
 
 
 def run_content(step: int = 10) -> dict:
-    """As a run saves it, by default after 10 of its 14 steps: the last of its four stages has not started."""
+    """As a run saves it, by default after 10 of its 14 steps: the last of its four stages has not started.
+
+    The rows of half of the tables of the second one are of another range, as in version 0.2.0.
+    """
     stage = dataclasses.asdict(StageConfig(steps=4, rows=[60, 150], features=[3, 9], train_share=[0.25, 0.75]))
     stages = {
         "first": stage,

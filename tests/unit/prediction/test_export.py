@@ -49,7 +49,7 @@ def file(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("weights", ["trained", "ema", "last", "best"])
+@pytest.mark.parametrize("weights", ["trained", "ema", "best"])
 def test_weights_and_their_origin_survive_every_way_through_the_formats(weights, made, tmp_path):
     run_dir, kinds = made
     expected = kinds[weights]
@@ -364,7 +364,7 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
         read_weights(str(tmp_path / "run"), "best")
-    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, last, trained"):
+    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, trained"):
         read_weights(str(tmp_path / "run"), "good")
 
 

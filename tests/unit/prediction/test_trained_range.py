@@ -164,9 +164,6 @@ def test_features_beyond_the_cap_of_all_rows_of_a_stage_are_outside():
     assert features("features=[2,100]", "rows=[20000,50000]") == (2, 80)
     assert features("features=[70,100]", "rows=[60001,60001]") == (15, 15)
     assert features("features=[2,100]", "rows=[1000,50000]") == (2, 100)
-    assert features("features=[2,100]", "rows=[20000,50000]", "small_share=0.1", "small_rows=[60,100]") == (2, 100)
-    assert features("features=[2,100]", "rows=[60,100]", "small_share=1", "small_rows=[20000,50000]") == (2, 80)
-    assert features("features=[2,100]", "rows=[60,80]", "features_per_row=[[1.0,0.1,0.5]]") == (2, 40)
 
 
 # The recipes that have been run say it themselves, so that another default does not change what their names mean.

@@ -22,10 +22,11 @@ from priors.disk import Shard, dump
 from priors.random import STREAM_VERSION, rng_at
 from tabicl_train.config.compose import compose
 from tabicl_train.config.prior_checks import missing_steps
-from tabicl_train.config.schema import configured_prior
+from tabicl_train.config.schema import CurriculumConfig, StageConfig, configured_prior
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.stream import StepStream
+from tabicl_train.model import TabICLConfig
+from tabicl_train.stream import StepItem, StepStream
 
 SEED = 5
 PRIOR = build_prior("mlp_scm")
@@ -314,3 +315,87 @@ def test_the_largest_tables_are_those_that_are_stored_if_they_are_of_real_ones(t
     tables = [PRIOR.sample(spec, address) for address, spec in requested]
     largest = build_prior("disk", folder=str(tmp_path / "real")).largest(50, False)
     assert largest == (60, max(table.X.shape[1] for table in tables), max(table.num_classes for table in tables))
+
+
+STAGE = StageConfig(steps=14, rows=[30, 60], features=[2, 5], tables=4, group_size=2)
+MODEL = TabICLConfig(max_classes=3)  # with many classes in few rows, hardly any other split would be valid
+PASSED = CurriculumConfig({"first": STAGE, "second": dataclasses.replace(STAGE, steps=7)})
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory) -> Path:
+    """The first four steps of one stage, its last two, and the first six of the next, in a file each of four."""
+    folder = tmp_path_factory.mktemp("halves")
+    for steps in (range(4), range(12, 20)):
+        requested = []
+        for step in steps:
+            for group in plan_step(PASSED, MODEL, SEED, step).groups:
+                requested += [((SEED, step, index), group.spec) for index in group.tables]
+        dump(build_prior("dummy"), requested, folder)
+    return folder
+
+
+def passed(folder: Path, passes: int, steps: range) -> list[StepItem]:
+    prior = build_prior("disk", folder=str(folder), passes=passes)
+    return list(StepStream(prior, PASSED, MODEL, SEED, steps))
+
+
+def tables_of(item: StepItem) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    return [table for pack in item.packs for table in pack.tables()]
+
+
+def assert_same(items: list[StepItem], others: list[StepItem]) -> None:
+    for item, other in zip(items, others, strict=True):
+        assert item.step == other.step
+        for (X, y, n), (other_X, other_y, other_n) in zip(tables_of(item), tables_of(other), strict=True):
+            assert torch.equal(X, other_X) and torch.equal(y, other_y) and n == other_n
+
+
+def test_a_pass_has_the_tables_of_its_stage_in_other_permutations(halves):
+    items = passed(halves, 3, range(21))
+    assert_same(items[:4], passed(halves, 1, range(4)))
+    assert_same(items[12:20], passed(halves, 1, range(12, 20)))
+    assert_same(items[7:], passed(halves, 3, range(7, 21)))  # begun in the middle
+    sources = {4: 0, 5: 1, 6: 2, 7: 3, 8: 0, 9: 1, 10: 2, 11: 3, 20: 14}
+    for step, source in sources.items():
+        pairs = zip(tables_of(items[source]), tables_of(items[step]), strict=True)
+        for (X, y, n), (other_X, other_y, other_n) in pairs:
+            assert (X.shape, n) == (other_X.shape, other_n)
+            # Their values are distinct, so that a row is known by its smallest one, and a column too.
+            rows = other_X.min(1).values.argsort(), X.min(1).values.argsort()
+            columns = other_X.min(0).values.argsort(), X.min(0).values.argsort()
+            assert torch.equal(other_X[rows[0]][:, columns[0]], X[rows[1]][:, columns[1]])
+            classes = {tuple(pair) for pair in torch.stack([y[rows[1]], other_y[rows[0]]], 1).tolist()}
+            assert len(classes) == len(y.unique()) == len({new for _, new in classes})
+            assert set(X[:n].min(1).values.tolist()) != set(other_X[:n].min(1).values.tolist())
+    assert not torch.equal(tables_of(items[4])[0][0], tables_of(items[8])[0][0])
+
+
+def test_a_run_needs_enough_passes_and_says_where_they_begin(halves):
+    once, twice, enough = (build_prior("disk", folder=str(halves), passes=passes) for passes in (1, 2, 3))
+    firsts = [0] * 14 + [14] * 7
+    again = "writes them, or prior.passes=3 uses those of each stage again)"
+    (problem,) = once.missing_steps(SEED, [4] * 21, firsts)
+    assert "tables of 9 of the run's 21 steps are missing, in 4..20 " in problem and problem.endswith(again)
+    (problem,) = twice.missing_steps(SEED, [4] * 21, firsts)
+    assert "tables of 4 of the run's 21 steps are missing, in 8..11 " in problem and problem.endswith(again)
+    assert enough.missing_steps(SEED, [4] * 21, firsts) == []
+    (problem,) = enough.missing_steps(SEED, [5] * 21, firsts)  # whose steps have four tables
+    assert problem.endswith("writes them)")
+    assert once.pass_lines({"first": (14, 4), "second": (7, 4)}) == []
+    assert enough.pass_lines({"first": (14, 4), "second": (7, 4)}) == [
+        "stage first: the tables of 4 steps are stored; pass 2 begins with step 4, pass 3 begins with step 8",
+        "stage second: the tables of 6 steps are stored; pass 2 begins with step 20",
+    ]
+
+
+def test_stored_tables_whose_order_has_a_meaning_are_not_passed_again(tmp_path):
+    for facts, why in (
+        ({"real_tables": "a hash"}, "real tables may have to stay apart"),
+        ({"name": "quantifiers"}, "columns and rows of prior quantifiers have an order"),
+        ({"name": "unknown"}, "name its plug-in"),
+    ):
+        folder = tmp_path / facts.get("name", "real")
+        dump(PRIOR, requests(0, 1), folder, facts=facts)
+        with pytest.raises(PriorError, match=f"passes is 2; it must be 1, since .*{why}"):
+            build_prior("disk", folder=str(folder), passes=2)

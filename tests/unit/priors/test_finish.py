@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from priors.finish import Rejected, finish
+from priors.finish import Rejected, finish, use_again
 from priors.random import rng_at
+from priors.table import Table
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -166,3 +167,17 @@ def test_every_order_of_features_and_classes_is_equally_likely():
     for counts in (orders, names):
         assert (counts.sum(0) == 900).all()
         assert abs(counts - 300).max() < 5 * np.sqrt(900 * 2 / 9)
+
+
+def test_cells_that_hold_the_mean_of_labeled_rows_stay_in_tables_with_these_rows():
+    y = torch.tensor([0.5, -1.0, 2.0, 0.25, -0.5, 1.0])
+    splits = set()
+    for missing in (0.1, 0.0):
+        table = Table(torch.arange(12.0).view(6, 2), y, 4, 0, missing=missing)
+        for seed in range(8):
+            other = use_again(table, rng_at(seed))
+            of_y = dict(zip(y.tolist(), table.X.sum(1).tolist(), strict=True))
+            assert [of_y[value] for value in other.y.tolist()] == other.X.sum(1).tolist()
+            splits.add((missing, frozenset(other.y[:4].tolist())))
+    assert {labeled for missing, labeled in splits if missing} == {frozenset(y[:4].tolist())}
+    assert len(splits) > 2

@@ -129,12 +129,13 @@ def test_a_run_reads_the_file_in_its_order_whatever_its_seed_and_ranks(path):
         assert contents(of_ranks) == expected
 
 
-def test_a_stream_ends_with_the_file_unless_it_repeats(path):
+def test_a_stream_ends_with_the_last_pass_of_the_file(path):
     file = {"name": "hdf5", "file": str(path)}
     batches = list(TableStream(file, tables=BATCH, dense=True))
     assert [(batch.X.shape[:2], batch.n) for batch in batches] == [((BATCH, N), n) for N, n in SIZES] * 6
-    repeated = list(TableStream({**file, "repeat": True}, tables=BATCH, dense=True, start=10, stop=14))
-    for one, other in zip(repeated, [*batches[10:], *batches[:2]], strict=True):
+    twice = list(TableStream({**file, "passes": 2}, tables=BATCH, dense=True, start=10))
+    assert len(twice) == 14
+    for one, other in zip(twice, batches[10:], strict=False):
         assert torch.equal(one.X, other.X) and torch.equal(one.y, other.y)
     assert len(list(TableStream(file, tables=5))) == 9  # the rest is no whole step
     with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
@@ -167,7 +168,7 @@ def test_a_continued_run_is_the_same_run(path, tmp_path):
 
 def test_a_run_is_continued_on_the_same_file_only(path, tmp_path):
     copy = Path(shutil.copy(path, tmp_path / "copy.h5"))
-    settings = [*SETTINGS, f"prior.file={copy}", "prior.repeat=true", f"{STAGE}.steps=7"]
+    settings = [*SETTINGS, f"prior.file={copy}", "prior.passes=2", f"{STAGE}.steps=7"]
     assert train_short_run(tmp_path / "run", "trainer.max_steps=1", settings=settings) == "finished"
     other = Path(shutil.copy(path, tmp_path / "other.h5"))
     with h5py.File(other, "r+") as file:
@@ -181,9 +182,11 @@ def test_a_run_needs_the_sizes_and_the_tables_of_the_file(path):
     settings = [*SETTINGS, f"prior.file={path}"]
     assert missing_steps(compose(settings)) == []
     (line,) = missing_steps(compose([*settings, f"{STAGE}.steps=7"]))
-    assert line == "prior: its 48 tables end after 6 of the run's 7 steps; set trainer.max_steps=6 or prior.repeat=true"
+    assert line == "prior: its 48 tables end after 6 of the run's 7 steps; set trainer.max_steps=6 or prior.passes=2"
     assert missing_steps(compose([*settings, f"{STAGE}.steps=7", "trainer.max_steps=6"])) == []
-    assert missing_steps(compose([*settings, f"{STAGE}.steps=7", "prior.repeat=true"])) == []
+    assert missing_steps(compose([*settings, f"{STAGE}.steps=7", "prior.passes=2"])) == []
+    (line,) = missing_steps(compose([*settings, f"{STAGE}.steps=13", "prior.passes=2"]))
+    assert line.endswith("its 96 tables end after 12 of the run's 13 steps; set trainer.max_steps=12 or prior.passes=3")
     for wrong, advice in (("rows=[30,40]", "rows=[30,42]"), ("train_share=[0.3,0.6]", "train_share=[0.286,0.5]")):
         with pytest.raises(ConfigError) as error:
             compose([*settings, f"{STAGE}.{wrong}"])
@@ -240,6 +243,25 @@ def test_raw_tables_of_other_programs_are_standardized_and_keep_their_order(tmp_
     assert numbers.y.dtype == torch.float32 and numbers.num_classes == 0
     assert abs(numbers.y.mean()) < 1e-5
     assert numbers.y.std() == pytest.approx(1, abs=1e-5)
+
+
+def test_each_pass_has_the_tables_in_other_permutations(tmp_path):
+    prior = build_prior("hdf5", file=str(write(tmp_path / "raw.h5")), passes=3)
+    wanted = TableSpec(60, 30, 3)
+    first, second, third = (prior.sample(prior.stored_spec(number, wanted), (0, 0, number)) for number in (2, 8, 14))
+    assert torch.equal(first.X, read(tmp_path / "raw.h5", 2).X)
+    for again in (second, third):
+        rows = again.X.sum(1).argsort(), first.X.sum(1).argsort()
+        columns = again.X[0].argsort(), first.X[rows[1][rows[0].argsort()][0]].argsort()
+        assert torch.equal(again.X[rows[0]][:, columns[0]], first.X[rows[1]][:, columns[1]])
+        classes = {tuple(pair) for pair in torch.stack([first.y[rows[1]], again.y[rows[0]]], 1).tolist()}
+        assert len(classes) == 2
+        assert not torch.equal(again.X[:25].sum(1).sort().values, first.X[:25].sum(1).sort().values)  # labeled rows
+    assert not torch.equal(second.X, third.X)
+    with pytest.raises(PriorError, match=r"raw.h5 ends after 3 x 6 tables; prior.passes=4 uses them again"):
+        prior.stored_spec(18, wanted)
+    stages = {"short": (2, 4), "long": (5, 2)}  # steps, and tables of a step
+    assert prior.pass_lines(stages) == ["6 tables are stored; pass 2 begins with step 1, pass 3 begins with step 4"]
 
 
 def test_what_a_file_does_not_say_is_found_in_its_labels(tmp_path):

@@ -172,17 +172,13 @@ def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_i
 
 def test_options_that_a_run_is_older_than_are_no_change(composed, capsys):
     saved = copy.deepcopy(composed)
-    del saved["model"]["residual_scalars"], saved["curriculum"]["scale_steps"]
+    del saved["model"]["scaling_bound"], saved["curriculum"]["scale_steps"]
     del saved["optimizer"]["adamw_factor"], saved["trainer"]["deterministic"]
-    stage = saved["curriculum"]["stages"]["smoke"]
-    del stage["features_per_row"], stage["uses"]
+    del saved["curriculum"]["stages"]["smoke"]["checkpoint_rows"]
     refuse_changes(content_of(saved), composed)
     assert capsys.readouterr().err == ""
-    bands = changed(composed, curriculum__stages__smoke__features_per_row=[[1, 0.01, 0.5]])
-    with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.features_per_row was \[\], is"):
-        refuse_changes(content_of(saved), bands)
-    with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.uses was 1, is 2"):
-        refuse_changes(content_of(saved), changed(composed, curriculum__stages__smoke__uses=2))
+    with pytest.raises(ConfigError, match=r"curriculum\.stages\.smoke\.checkpoint_rows was None, is 9"):
+        refuse_changes(content_of(saved), changed(composed, curriculum__stages__smoke__checkpoint_rows=9))
 
 
 def test_an_option_that_a_prior_no_longer_has_is_named(composed, capsys):

@@ -36,7 +36,6 @@ def test_the_best_weights_are_taken_unless_others_are_chosen(made, capfd):
         ("newest", "trained", newest),
         ("trained", "trained", None),
         ("ema", "ema", f"weights   {folder}: the exponential moving average, of step 10"),
-        ("last", "last", f"weights   {folder}: the average of the last snapshots, of step 10"),
     ):
         found = read_weights(folder, choice)
         assert same(found.tensors, kinds[kind])
@@ -65,8 +64,8 @@ def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_says_that_
     content = torch.load(path, weights_only=True)
     del content["callbacks"]["Averages"]
     torch.save(content, path)
-    with pytest.raises(ConfigError, match=r"0010\.ckpt keeps no such average: averages\.last was 0"):
-        read_weights(folder, "last")
+    with pytest.raises(ConfigError, match=r"0010\.ckpt keeps no such average: averages\.ema was 0"):
+        read_weights(folder, "ema")
     assert capfd.readouterr().err == ""
 
 
