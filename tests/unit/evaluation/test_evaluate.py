@@ -512,28 +512,28 @@ def test_scores_are_those_of_the_methods_on_the_split():
         assert {name: ours[name] for name in scores} == pytest.approx(scores, rel=1e-4)
 
 
-def test_tabarena_adapter(checkpoint, numbers_checkpoint, monkeypatch):
-    """Without the package: all that the adapter uses of it is the class that it extends."""
+def test_the_page_example_of_tabarena_predicts_as_the_estimators(checkpoint, numbers_checkpoint, monkeypatch):
+    """Without the package: all that the example uses of it is the class that it extends."""
     package = types.ModuleType("tabarena.benchmark.exec_models")
     package.ExternalSystemModel = type("ExternalSystemModel", (), {"__init__": lambda self, **kwargs: None})
     for name in ("tabarena", "tabarena.benchmark", "tabarena.benchmark.exec_models"):
         monkeypatch.setitem(sys.modules, name, package)
-    from tabicl_train.evaluation.tabarena import TabICLSystem
+    page = Path(evaluation.__file__).with_name("OPENML.md").read_text()
+    example = {}
+    exec(re.search(r"^```python\n(# tabicl_system\.py\n.*?)^```", page, re.DOTALL | re.MULTILINE)[1], example)
 
     rng = np.random.default_rng(0)
     X = pd.DataFrame({"a": rng.normal(size=40), "b": rng.choice(["x", "y"], 40)}, index=np.arange(40) + 7)
     y = pd.Series(rng.choice(["no", "yes"], 40), index=X.index)
+    numbers = pd.Series(rng.integers(0, 9, 40), index=X.index)
     args = dict(target_name="label", num_cpus=1, num_gpus=0, memory_limit=None, time_limit=None, random_state=3)
-    system = TabICLSystem(model=checkpoint, n_estimators=2)._fit_system(X[:30], y[:30], problem_type="binary", **args)
-    p = system._predict_proba(X[30:])
-    expected = TabICLClassifier(checkpoint, n_estimators=2, device="cpu", random_state=3).fit(X[:30], y[:30])
+    options = dict(n_estimators=2, device="cpu", random_state=3)
+    system = example["TabICLSystem"](model=checkpoint, regressor=numbers_checkpoint, n_estimators=2)
+    p = system._fit_system(X[:30], y[:30], problem_type="binary", **args)._predict_proba(X[30:])
+    expected = TabICLClassifier(checkpoint, **options).fit(X[:30], y[:30])
     assert list(p.columns) == ["no", "yes"] and p.index.equals(X.index[30:])
     assert np.allclose(p, expected.predict_proba(X[30:]))
-    numbers = pd.Series(rng.integers(0, 9, 40), index=X.index)
-    system = TabICLSystem(regressor=numbers_checkpoint, n_estimators=2)
     predicted = system._fit_system(X[:30], numbers[:30], problem_type="regression", **args)._predict(X[30:])
-    expected = TabICLRegressor(numbers_checkpoint, n_estimators=2, device="cpu", random_state=3)
+    expected = TabICLRegressor(numbers_checkpoint, **options).fit(X[:30], numbers[:30].astype(float))
     assert predicted.index.equals(X.index[30:])
-    assert np.allclose(predicted, expected.fit(X[:30], numbers[:30].astype(float)).predict(X[30:]))
-    with pytest.raises(ValueError, match="of the type regression, and there is no regressor"):
-        TabICLSystem(model=checkpoint)._fit_system(X, numbers, problem_type="regression", **args)
+    assert np.allclose(predicted, expected.predict(X[30:]))
