@@ -346,15 +346,12 @@ class PriorOptions:
     """dump: processes that draw tables."""
     format: str = "shards"
     """dump: shards, a folder of files, or hdf5, one file."""
-    batch_size: int | None = None
-    """dump format=hdf5: tables that nanoTabPFN or TFM-Playground will take at once, which must have the same rows and
-    split; null takes the tables of a step."""
     overwrite: bool = False
     """dump format=hdf5: replace a file that is there already."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, steps=self.steps, processes=self.processes)
-        problems += at_least(1, tables=self.tables, batch_size=self.batch_size)
+        problems += at_least(1, tables=self.tables)
         problems += one_of("format", self.format, ("shards", "hdf5"))
         return problems
 

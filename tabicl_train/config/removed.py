@@ -72,6 +72,7 @@ REMOVED: dict[str, Removed] = {
         (False,),
         owners=("hdf5",),
     ),
+    "batch_size": Removed("the tables of a step are a batch: set curriculum.stages.NAME.tables"),  # of tabicl-prior
 }
 
 

@@ -189,14 +189,12 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
         raise ConfigError(problems)
     steps = range(args.first_step, min(args.first_step + args.steps, config.total_steps))
     requests = list(requests_of(config, steps))
-    batch_size = args.batch_size
-    if batch_size is None:
-        batch_size = stage_at(config.curriculum, steps[0])[1].tables
+    batch_size = stage_at(config.curriculum, steps[0])[1].tables
     shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
     for first in range(0, len(shapes), batch_size):
         problem = mixed_rows(shapes[first : first + batch_size], first)
         if problem:
-            advice = "set curriculum.stages.NAME.group_size to the tables of a step, or a smaller batch_size"
+            advice = "set curriculum.stages.NAME.group_size to the tables of a step"
             raise ConfigError([f"{problem}: {advice}"])
     write_tables(
         configured_prior(config.prior),
