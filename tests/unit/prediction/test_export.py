@@ -371,7 +371,7 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
         load_checkpoint(str(tmp_path / "run"), "best")
-    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, last, trained"):
+    with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, trained"):
         load_checkpoint(str(tmp_path / "run"), "good")
 
 
