@@ -6,43 +6,34 @@ import torch
 from torch import Tensor
 
 from tabicl_train.callbacks.callback import Callback
-from tabicl_train.config.schema import AveragesConfig
 from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
 
 
 class Averages(Callback):
-    """Average the weights on rank 0, and keep the averages in its checkpoints, so that they are resumed bit for bit."""
+    """Average the weights on rank 0, and keep the average in its checkpoints, so that it is resumed bit for bit."""
 
     def __init__(self) -> None:
         self.ema: dict[str, Tensor] = {}
         self.since = 0  # optimizer steps done before the first one in the EMA
 
-    @property
-    def config(self) -> AveragesConfig:
-        """Which averages."""
-        return self.context.config.averages
-
     def state_dict(self) -> dict:
         return {"ema": self.ema, "since": self.since}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load averages; one that is switched off or missing starts with the next step in which it is on."""
-        self.ema = state.get("ema", {}) if self.config.ema else {}
+        """Load the average; a missing one starts with the next step."""
+        self.ema = state.get("ema", {})
         self.since = state.get("since", 0)
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Add the weights after a step."""
-        step = state.step
-        device = state.module.device
         weights = state.module.model.state_dict()
-        if self.config.ema:
-            if not self.ema:
-                self.ema = {name: tensor.clone() for name, tensor in weights.items()}
-                self.since = step - 1
-            # They are in host memory after loading from a checkpoint.
-            self.ema = {name: tensor.to(device) for name, tensor in self.ema.items()}
-            steps = step - self.since
-            # A smaller decay in the first steps reduces the weight of the initial weights.
-            decay = min(self.config.ema, (1 + steps) / (10 + steps))
-            torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
+        if not self.ema:
+            self.ema = {name: tensor.clone() for name, tensor in weights.items()}
+            self.since = state.step - 1
+        # They are in host memory after loading from a checkpoint.
+        self.ema = {name: tensor.to(state.module.device) for name, tensor in self.ema.items()}
+        steps = state.step - self.since
+        # A smaller decay in the first steps reduces the weight of the initial weights.
+        decay = min(self.context.config.averages.ema, (1 + steps) / (10 + steps))
+        torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
