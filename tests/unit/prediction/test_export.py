@@ -363,9 +363,9 @@ def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
         read_weights(str(tmp_path / "run"), "best")
     (tmp_path / "run/validation.csv").unlink()
     with pytest.raises(ConfigError, match=r"keeps no best weights: validation\.every was 0, or"):
-        load_checkpoint(str(tmp_path / "run"), "best")
+        read_weights(str(tmp_path / "run"), "best")
     with pytest.raises(ConfigError, match="weights is 'good'; it must be one of best, newest, ema, trained"):
-        load_checkpoint(str(tmp_path / "run"), "good")
+        read_weights(str(tmp_path / "run"), "good")
 
 
 def test_damaged_and_foreign_files_are_named(file, tmp_path):
