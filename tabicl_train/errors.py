@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import pickle
+import sys
 import traceback
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def exit_of_foreign_code(error: SystemExit) -> str | None:
     Such an exit, with code 0, would look like a command that has done its work.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # The innermost frame that is not of argparse, by which our commands and those of others exit.
-    while frames and frames[-1].f_code.co_filename == argparse.__file__:
+    # The innermost frame that is not of argparse or of a function in place of sys.exit, such as that of wandb.
+    hook = getattr(getattr(sys.exit, "__func__", sys.exit), "__code__", None)
+    while frames and (frames[-1].f_code is hook or frames[-1].f_code.co_filename == argparse.__file__):
         frames.pop()
     if not frames or Path(frames[-1].f_code.co_filename).is_relative_to(PACKAGE):
         return None

@@ -18,14 +18,18 @@ def parse():
 """
 
 
-def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, monkeypatch, is_replaced):
     monkeypatch.setattr(sys, "argv", ["tabicl-export"])
-    module = tmp_path / "leaving.py"
+    if is_replaced:  # as wandb does once a run has begun
+        builtin = sys.exit
+        monkeypatch.setattr(sys, "exit", lambda code=None: builtin(code))
+    module = tmp_path / f"leaving_{is_replaced}.py"
     module.write_text(LEAVING)
     plugins.load(module)
-    leaving = sys.modules["leaving"]
+    leaving = sys.modules[module.stem]
     for function in (leaving.leave, leaving.parse):
-        with pytest.raises(SystemExit, match=r"^error: .*leaving.py has called sys.exit\("), commands.plain_end():
+        with pytest.raises(SystemExit, match=r"^error: .*leaving_.*.py has called sys.exit\("), commands.plain_end():
             function()
     with pytest.raises(SystemExit) as ours, commands.plain_end():
         commands.arguments("ExportOptions")  # nothing was given

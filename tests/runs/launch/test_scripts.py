@@ -109,7 +109,7 @@ def test_a_job_starts_one_torchrun_on_each_node(folder):
     wanted = ("--ntasks-per-node=1", "--requeue", "--open-mode=append", "--signal=USR1@300")
     assert {f"#SBATCH {option}" for option in wanted} <= set(options)
     assert sbatch(folder, *SETTINGS, SLURM_GPUS_ON_NODE="8").returncode == 0
-    for part in ("--nnodes 2 --nproc-per-node 8 ", "--rdzv-endpoint first:15016 --rdzv-id 16 ", ",SIGUSR1 "):
+    for part in ("--nnodes 2 --nproc-per-node 8 ", "--rdzv-endpoint first:15016 --rdzv-id 16 ", ",SIGUSR2,SIGXCPU "):
         assert part in called(folder)
     assert called(folder).endswith(" -m tabicl_train trainer.requeue=true " + " ".join(SETTINGS))
     sbatch(folder, *SETTINGS, RANKS="4")
