@@ -20,9 +20,11 @@ from tabicl_train.distributed.loopback import open_store
 
 PLACES = [place for place in map(place_of, PRIORS.values()) if place.startswith("priors.")]  # not those of plug-ins
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["tabicl_train.commands", "tabicl_train.training", "numba", *(place.partition(":")[0] for place in PLACES)]
-)
+context.set_forkserver_preload([
+    "tabicl_train.commands", "tabicl_train.config.compose", "tabicl_train.training", "tabicl_train.lab",
+    "priors.floats", "priors.predictability",  # load compiled loops, and with them most of numba
+    *(place.partition(":")[0] for place in PLACES),
+])  # fmt: skip
 
 
 def start_process(

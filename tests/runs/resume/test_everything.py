@@ -20,7 +20,8 @@ STAGES = ("first", "middle", "last")
 SETTINGS = [
     "experiment=smoke", "curriculum=growing_rows", "model.col_scaling=qassmax", "model.icl_scaling=qassmax",
     "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=bf16", "checkpoint.every=2",
-    *(f"curriculum.stages.{stage}.{value}" for stage in STAGES for value in ("steps=2", "tables=4")),
+    *(f"curriculum.stages.{stage}.{value}" for stage in STAGES for value in ("steps=2", "tables=4", "features=[2,4]")),
+    *(f"curriculum.stages.{stage}.rows=[20,{rows}]" for stage, rows in zip(STAGES, (20, 30, 40), strict=True)),
 ]  # fmt: skip
 
 
