@@ -20,6 +20,7 @@ SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "validation.every=2", "validation.rows=[40,60]", "validation.tables=6",
     "validation.features=[2,4]", "validation.real_rows=0", "validation.best=synthetic",
+    "model.row_num_blocks=1", "model.icl_num_blocks=1",
 ]  # fmt: skip
 
 

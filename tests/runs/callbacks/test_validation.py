@@ -43,6 +43,7 @@ from tabicl_train.run_dir.summary import score as score_in_words
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
+    "model.row_num_blocks=1", "model.icl_num_blocks=1",
 ]  # fmt: skip
 VALIDATED = [
     "validation.every=4", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",
