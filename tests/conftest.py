@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import kept_metadata  # noqa: F401
 import pytest
 from plugin_folder import forget_plugins
 

@@ -35,7 +35,7 @@ with mock.patch("tabicl_train.commands.train", train), has_gpu:
     [
         pytest.param("cpu", "", True, id="default"),
         pytest.param("cpu", "glibc.rtld.optional_static_tls=2048", True, id="of the loader", marks=pytest.mark.slow),
-        pytest.param("cpu", "glibc.malloc.check=0", False, id="of malloc"),
+        pytest.param("cpu", "glibc.malloc.check=0", False, id="of malloc", marks=pytest.mark.slow),
         pytest.param("gpu", "", False, id="gpu", marks=pytest.mark.slow),
     ],
 )

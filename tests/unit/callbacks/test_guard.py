@@ -206,7 +206,7 @@ def test_shipped_and_initial_weights_have_no_runaway_multiplier(config, tmp_path
         model.load_state_dict(mini.tensors)
         assert guard.passed_limit(model, 0.8) is None
     for rule in register.scaling:
-        settings = TabICLConfig(col_scaling=rule, icl_scaling=rule)
+        settings = TabICLConfig(col_scaling=rule, icl_scaling=rule, embed_dim=32)
         assert guard.passed_limit(TabICL(settings), 0.8) is None
 
 

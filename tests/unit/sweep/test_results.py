@@ -182,7 +182,7 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
 
 
 # Half a second for each number of lines that are left.
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(
     every, tmp_path, monkeypatch
 ):
