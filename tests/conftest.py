@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plugin_folder import forget_plugins
+from plugin_folder import forget_plugins, fresh  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module", autouse=True)
