@@ -7,8 +7,7 @@ loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm 
 guess_loss                 mean loss of predicting the tables of this step from labels alone
 tables_per_s, cells_per_s  of all ranks, since the previous row
 data_wait                  share of the time spent waiting for tables since the previous row, on rank 0
-accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks; empty if
-                           all steps since then have used tables a second time
+accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks
 skipped                    steps with a non-finite loss or gradient norm so far
 clipped                    share of the steps since the previous row whose gradient was clipped
 tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations; empty
@@ -211,7 +210,7 @@ class Metrics(Callback):
             "tables_per_s": self.tables / seconds,
             "cells_per_s": cells / seconds,
             "data_wait": (self.context.loader.waited - self.waited) / seconds,
-            "accept_rate": drawn / (drawn + rejected) if drawn else "",
+            "accept_rate": drawn / (drawn + rejected),
             "skipped": int(module.skipped),
             "clipped": int(self.clipped) / self.steps,
             "tflops_per_s": flops / seconds / 1e12 if has_flops else "",
