@@ -108,7 +108,7 @@ def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS
     assert page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 20
+    assert len(page.pictures) == 19
     for picture in page.pictures:
         assert min(picture.shape[:2]) > 200
         assert picture.std() > 0.05  # it shows something
