@@ -48,7 +48,6 @@ FORMAT = "tabicl-train tables"
 FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
 SHARD_SIZE = 10  # steps of a shard
-REQUIRED = ("prior", "options", "seed")  # metadata that every shard has
 REAL_TABLES = "real_tables"  # metadata of tabicl-prior dump, for draws from real tables: a hash of these
 
 
@@ -502,10 +501,6 @@ def fill_shard(
         shard = Shard(path)
         for key, value in head.items():
             stored = shard.metadata.get(key)
-            if stored is None and key not in REQUIRED:
-                continue  # of an earlier version
-            if key == "options" and stored is not None:
-                stored = portable(stored)  # those of earlier versions hold folders
             if stored != value:
                 raise PriorError(f"shard {path} belongs to another dump: its {key} is {stored}, not {value}")
         records = [shard.record(address, spec) for address, spec in requests]  # each raises for another curriculum

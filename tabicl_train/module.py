@@ -292,7 +292,7 @@ class Pretraining(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load what `on_save_checkpoint` added; the state of another optimizer is dropped from the checkpoint."""
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
-        self.inherited_range = checkpoint.get("inherited_range")  # earlier versions did not keep it
+        self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # its state does not fit this optimizer

@@ -214,16 +214,12 @@ def changes_since(
     # Of a stage that was added or removed, and of another prior, the name is enough.
     in_one_only = tuple(f"{STAGES}.{name}." for name in set(stages_before) ^ set(stages_now))
     is_other_prior = before["prior.name"] != now["prior.name"]
-    # A run from before there were objectives has trained with the default one, None.
-    had_objectives = any(key.startswith("objective") for key in before)
     for key in sorted(before | now):
         if key in before and key in now and before[key] == now[key]:
             continue
         if key.startswith(in_one_only):
             continue
         if is_other_prior and key.startswith("prior.") and key != "prior.name":
-            continue
-        if key == "objective" and now.get(key, "") is None and not had_objectives:
             continue
         sentence = change_in_words(key, before, now)
         severity = severity_of_change(key, values, started)

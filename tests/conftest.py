@@ -5,7 +5,7 @@ from pathlib import Path
 
 import kept_metadata  # noqa: F401
 import pytest
-from plugin_folder import forget_plugins
+from plugin_folder import forget_plugins, fresh  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module", autouse=True)

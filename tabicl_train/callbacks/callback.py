@@ -265,9 +265,5 @@ def stateful(callbacks: list[Any]) -> dict[str, Any]:
 def saved_states(content: dict[str, Any], callbacks: list[Any]) -> Iterator[tuple[Any, dict | None]]:
     """Yield the callbacks that have a state, each with that in the content of a checkpoint, or None."""
     states = content["callbacks"]
-    by_name = stateful(callbacks)
-    for name, callback in by_name.items():
-        former = getattr(callback, "name", type(callback).__name__)  # the key in earlier versions
-        if name not in states and former not in by_name:
-            name = former
+    for name, callback in stateful(callbacks).items():
         yield callback, states.get(name)

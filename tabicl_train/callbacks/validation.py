@@ -245,7 +245,6 @@ class Validation(Callback):
             for row in rows:
                 row["is_best"] = 1
             self.save(step, module)
-        records.add_columns(VALIDATION, rows[0])
         records.append_rows(VALIDATION, *rows)
 
         means = read_scores(rows)[step]

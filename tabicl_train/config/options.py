@@ -119,11 +119,6 @@ class EvaluateOptions(ScoringOptions):
     figure: str | None = None
     """Picture of the mean scores, or with suite=probes of each probe against the number of labeled rows (needs the
     extra "plots"); the page of tabicl-report has more."""
-    importances: str | None = None
-    """CSV file for the importance of each column of each task: how much ROC AUC or R2 falls if the column is shuffled
-    in the query rows of the first split, on average over five shuffles. Each shuffle is a prediction, so a task takes
-    five times its number of columns as long as a prediction; null computes none. The page of tabicl-report draws
-    RUN_DIR/importances.csv."""
 
 
 @dataclass

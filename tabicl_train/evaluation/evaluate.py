@@ -24,8 +24,6 @@ from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted, first_line, info, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.importances import as_text as as_text_of_importances
-from tabicl_train.evaluation.importances import importances_of_tasks
 from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, THIS_MODEL, as_text, bencheval_table
 from tabicl_train.evaluation.suites import (
     DATA_PACKAGES,
@@ -49,44 +47,28 @@ from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
 from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
 FORMATS = ("scores", "bencheval")  # of the output
-WRITTEN = ("output", "figure", "importances")  # options that name a file to write
+WRITTEN = ("output", "figure")  # options that name a file to write
 TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
 
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
-    results, trained, tasks, pretrained = scored(options)
+    results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:
         print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
-    if options.importances is not None:  # last, since it takes longer, and may fail
-        write_importances(options, tasks, pretrained)
     return results
 
 
-def write_importances(options: EvaluateOptions, tasks: list[Source], pretrained: Pretrained) -> None:
-    """Write the importances of the columns of all tasks for the weights that were scored; print the largest ones."""
-    make = competitors(build_model(pretrained), options.n_estimators, None)[THIS_MODEL]
-    table = importances_of_tasks(tasks, make, options.rows, options.splits)
-    path = Path(options.importances).resolve()
-    try:
-        Records(path.parent).replace(path.name, table.assign(weights=pretrained.name).to_csv(index=False))
-    except OSError as error:  # a full disk
-        raise ConfigError([f"{path} cannot be written: {error.strerror or first_line(error)}"]) from None
-    print(f"\n{as_text_of_importances(table)}")
-    info(f"importances of the columns: {options.importances}")
-
-
 class Evaluation(NamedTuple):
-    """What was scored, and of which weights."""
+    """What was scored."""
 
     results: pd.DataFrame  # as scores.py describes them
     trained_range: TrainedRange | None  # common to all networks that were scored
     tasks: list[Source]
-    pretrained: Pretrained  # as read once: a run that still trains moves on
 
 
 def scored(
@@ -154,7 +136,7 @@ def scored(
             table = bencheval_table(results, short_name(options.checkpoint))
             Records(output.parent).replace(output.name, table.to_csv(index=False))
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
-    return Evaluation(results, trained, tasks, pretrained)
+    return Evaluation(results, trained, tasks)
 
 
 def weights_of_method(method: str, pretrained: Pretrained) -> str:
@@ -181,7 +163,7 @@ def identity(
     digests = {"weights": of_weights.hexdigest(), "data": data_digest(options, tasks)}
     if options.tabicl_weights is not None:
         digests["tabicl_weights"] = blake2b(Path(options.tabicl_weights).read_bytes(), digest_size=16).hexdigest()
-    left_out = ("checkpoint", "output", "figure", "importances")
+    left_out = ("checkpoint", "output", "figure")
     kept = {name: value for name, value in vars(options).items() if name not in left_out}
     return {**kept, **digests, "plugins": code, "overwrite": False}
 
@@ -241,9 +223,6 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         path = getattr(options, second)
         if None not in (getattr(options, first), path) and is_same(getattr(options, first), path):
             problems.append(f"{second} is {path!r}, which is the {first}, too; choose another name")
-    problems += output_problems("importances", options.importances) or existing_problems(
-        "importances", options.importances, options.overwrite
-    )
     problems += output_problems("figure", options.figure) or existing_problems(
         "figure", options.figure, options.overwrite
     )

@@ -34,7 +34,6 @@ CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")
 BINS = 10  # of the calibration error
 NUMBER_METRICS = ("r2", "rmse", "pinball", "coverage", "width")
 LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
-COVERAGE = INTERVAL[1] - INTERVAL[0]  # of exact quantiles
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 # In standard deviations of the target. On a task that a forest solves up to rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01

@@ -39,7 +39,6 @@ WINDOWS = 20  # a smoothed curve is a centered moving average over a twentieth o
 LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages
 MAX_LINES = 150  # logged steps that are drawn, evenly spaced
 PANEL = (4.2, 3.0)  # inches; text is as large as that of the page at its full width, and readable at 400 pixels
-MAX_COLUMNS = 12  # of a task, whose importances are drawn
 NAME_WIDTH = 24  # characters of a name beside a panel
 ENDS = ["n_smallest", "at_smallest", "n_largest", "at_largest"]
 GUESSING = {"roc_auc": 0.5, "r2": 0.0}  # scores of a prediction from labels alone
@@ -331,24 +330,6 @@ def draw_standing(results: pd.DataFrame) -> Figure:
     axes.set_xticks([])
     axes.tick_params(left=False)
     figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
-    return figure
-
-
-def draw_importances(rows: pd.DataFrame) -> Figure:
-    """Draw how much the score of a task falls if a column is shuffled, for the columns where it falls most."""
-    figure, axes = panel()
-    shown = rows.head(MAX_COLUMNS)  # sorted, the largest first
-    names = [str(name)[:NAME_WIDTH] for name in shown["column"]]
-    places = range(len(shown))
-    axes.barh(places, shown["importance"], xerr=shown["deviation"], color="C0", ecolor="0.5")
-    axes.axvline(0, color="gray", linewidth=1)
-    axes.set_yticks(places, names, fontsize="small")
-    axes.invert_yaxis()
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    score = REAL_SCORES[rows["score"].iloc[0]]
-    more = f"\n{len(shown)} of {len(rows)} columns" if len(rows) > len(shown) else ""
-    axes.set_title(textwrap.fill(str(rows["data"].iloc[0]), NAME_WIDTH))
-    axes.set_xlabel(f"fall of {score} from {rows['score_of_all'].iloc[0]:.3f}{more}", fontsize="small")
     return figure
 
 

@@ -46,7 +46,6 @@ from tabicl_train.outputs import check_output, existing_problems, input_problems
 from tabicl_train.report.comparison import draw_comparison, draw_ranks
 from tabicl_train.report.figures import (
     draw_gates,
-    draw_importances,
     draw_multipliers,
     draw_optimization,
     draw_sizes,
@@ -62,11 +61,10 @@ from tabicl_train.saved_run import SavedRun, holds_run
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 DECIMALS = 3  # of scores; means over some dozen tasks vary by 0.01 between draws of tasks
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
-MAX_TASKS_DRAWN = 9  # whose importances are drawn; the table has all
 STAGES = "curriculum.stages."
 RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json"),
-    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv", "importances.csv"),
+    *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
@@ -93,7 +91,6 @@ class RunContent:
     scaling: pd.DataFrame | None
     validation: pd.DataFrame | None
     evaluation: pd.DataFrame | None
-    importances: pd.DataFrame | None  # of columns, which tabicl-evaluate importances=FILE writes
     test: dict | None  # from test.json, the final test
 
 
@@ -146,7 +143,6 @@ def read_run(folder: Path, name: str) -> RunContent:
         scaling=read_table(saved, "scaling.csv"),
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
-        importances=read_table(saved, "importances.csv"),
         test=saved.test,
     )
 
@@ -208,7 +204,6 @@ def sections(runs: list[RunContent]) -> dict[str, Any]:
         "unevaluated": [run for run in runs if run.evaluation is None],
         "real_data": scores,
         "why_no_scores": why_no_scores,
-        "importances": {name: importances(table) for name, table in tables_of(runs, "importances").items()},
     }
 
 
@@ -445,19 +440,6 @@ def comparison(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
         "table": pd.DataFrame(lines, columns=[title, *header]).set_index(title),
         "sentences": [pair.sentence for pair in found.pairs],
         "figures": figures,
-    }
-
-
-def importances(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return figures of the first tasks, all importances as a table, the score that falls, and the weights."""
-    tasks = list(dict.fromkeys(rows["data"]))
-    table = rows[["data", "column", "importance", "deviation"]].set_index("data")
-    return {
-        "figures": [draw_importances(rows[rows["data"] == task]) for task in tasks[:MAX_TASKS_DRAWN]],
-        "tasks": len(tasks),
-        "table": table.astype({"column": str}),
-        "score": REAL_SCORES[rows["score"].iloc[0]],
-        "weights": rows["weights"].iloc[0],
     }
 
 

@@ -72,18 +72,6 @@ class Records:
         """Add rows to a CSV file, by column; floats keep all digits."""
         self._append(name, csv_text(row.values() for row in rows), header=csv_text([rows[0].keys()]))
 
-    def add_columns(self, name: str, columns: Iterable[str]) -> None:
-        """Add the columns that a CSV file of an earlier version lacks, empty in its rows."""
-        rows = self.rows(name)
-        if not rows:
-            (self.folder / name).unlink(missing_ok=True)  # the next row writes the header
-            return
-        missing = [column for column in columns if column not in rows[0]]
-        if missing:
-            header = [*rows[0], *missing]
-            cells = [[*row.values(), *[""] * len(missing)] for row in rows]
-            self.replace(name, csv_text([header, *cells]))
-
     def append_line(self, name: str, values: dict) -> None:
         """Add a line to a JSON lines file."""
         self._append(name, json.dumps(values) + "\n")

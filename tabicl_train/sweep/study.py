@@ -48,12 +48,7 @@ def open_study(plan: Plan) -> optuna.Study:
         raise ConfigError([f"run_dir is {str(plan.folder)!r}, {other}; choose another name"])
     check_plugins(plan, study)
     if plan.data_sets is not None and DATA_SETS not in study.user_attrs:
-        data_sets = plan.data_sets
-        if "identity" in study.user_attrs and not all(data_sets.values()):
-            # It was begun by an earlier version, whose values are means over all data sets.
-            data_sets = dict.fromkeys(data_sets, True)
-            info("sweep     as in its finished runs, data sets outside the trained range count too")
-        study.set_user_attr(DATA_SETS, data_sets)
+        study.set_user_attr(DATA_SETS, plan.data_sets)
     study.set_user_attr("identity", identity)
     study.set_user_attr("name", plan.sweep.name)
     study.set_user_attr(INCOMPARABLE, plan.incomparable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from priors import Prior, PriorError, prior_class
 from tabicl_train import plugins
 from tabicl_train.config.removed import without_removed
 from tabicl_train.config.schema import steps_of_stages
@@ -36,7 +35,6 @@ class TrainedRange:
     labeled_rows: tuple[int, int]  # the fewest and the most
     features: tuple[int, int]
     classes: int | None = None  # the most; None for numbers
-    by_settings: bool = False  # whether the tables, which are real or stored ones, may have been smaller than asked for
 
     def holds(self, labeled_rows: int, features: int, classes: int | None = None) -> bool:
         """Whether all sizes of a task lie inside, bounds included."""
@@ -59,7 +57,6 @@ class TrainedRange:
             common_bounds(self.labeled_rows, other.labeled_rows),
             common_bounds(self.features, other.features),
             min(limits, default=None),
-            self.by_settings or other.by_settings,
         )
 
     def with_those_of(self, other: TrainedRange) -> TrainedRange:
@@ -68,7 +65,6 @@ class TrainedRange:
             widest_bounds([self.labeled_rows, other.labeled_rows]),
             widest_bounds([self.features, other.features]),
             max((classes for classes in (self.classes, other.classes) if classes is not None), default=None),
-            self.by_settings or other.by_settings,
         )
 
     def recorded(self, max_classes: int) -> dict[str, Any]:
@@ -76,8 +72,6 @@ class TrainedRange:
         sizes: dict[str, Any] = {"labeled_rows": list(self.labeled_rows), "features": list(self.features)}
         if self.classes is not None and self.classes < max_classes:
             sizes["classes"] = self.classes
-        if self.by_settings:
-            sizes["by_settings"] = True
         return sizes
 
     def __str__(self) -> str:
@@ -85,8 +79,6 @@ class TrainedRange:
         text = f"{fewest:,} to {most:,} labeled rows, {narrowest} to {widest} features"
         if self.classes is not None:
             text += f", up to {self.classes} classes"
-        if self.by_settings:
-            text += " by the settings of its stages, though tables of its prior may have been smaller"
         return text
 
 
@@ -187,9 +179,9 @@ def checked_origin(source: str | Path, origin: Any) -> dict:
 
 def is_trained_range(sizes: dict) -> bool:
     """Whether values of a file are those of a TrainedRange."""
-    if not {"labeled_rows", "features"} <= sizes.keys() <= {"labeled_rows", "features", "classes", "by_settings"}:
+    if not {"labeled_rows", "features"} <= sizes.keys() <= {"labeled_rows", "features", "classes"}:
         return False
-    if type(sizes.get("classes", 0)) is not int or type(sizes.get("by_settings", True)) is not bool:
+    if type(sizes.get("classes", 0)) is not int:
         return False
     for bounds in (sizes["labeled_rows"], sizes["features"]):
         if not isinstance(bounds, list) or [type(bound) for bound in bounds] != [int, int]:
@@ -270,21 +262,16 @@ def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, 
 
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint."""
-    # It needs `config`, `global_step`, and what files of earlier versions lack:
-    # - `largest_tables`, see curriculum.py. Without it the settings of the stages count, and the range says so if the
-    #   tables of the prior may be smaller.
-    # - `inherited_range`, from a run with init_weights: what was recorded of those weights. Without it, as for weights
-    #   of other programs, only the run's own tables count.
+    # It depends on `config`, `global_step`, `largest_tables` (see curriculum.py) and `inherited_range`, the range that
+    # was recorded of the weights that the run started from; None if there were none, or if nothing was.
     config = content["config"]
     stages = config["curriculum"]["stages"]
     max_classes = config["model"]["max_classes"]
     lengths = {name: stage["steps"] for name, stage in stages.items()}
     started = steps_of_stages(lengths, max(content["global_step"], 1))
-    largest = content.get("largest_tables")
-    drawn = [limited(stages[name], (largest or {}).get(name, {})) for name in started]
+    largest = content.get("largest_tables", {})
+    drawn = [limited(stages[name], largest.get(name, {})) for name in started]
     range_of_run = range_of_stages(drawn, max_classes)
-    if largest is None and may_be_smaller(config["prior"]):
-        range_of_run = replace(range_of_run, by_settings=True)
     inherited = content.get("inherited_range")
     if inherited is None:
         return range_of_run
@@ -292,17 +279,6 @@ def trained_range(content: dict) -> TrainedRange:
     if content["global_step"] == 0:  # the weights as they were taken over
         return inherited_range
     return range_of_run.with_those_of(inherited_range)
-
-
-def may_be_smaller(prior: Mapping[str, Any]) -> bool:
-    """Whether the tables of a prior, given by its settings, may be smaller than asked for."""
-    if prior["name"] == "mix_scm":  # one component without limits is enough for tables of any size
-        return all(may_be_smaller({"name": name}) for name in prior["components"])
-    try:
-        cls = prior_class(prior["name"])
-    except PriorError:  # of a plug-in that this process has not loaded
-        return True
-    return cls.largest is not Prior.largest or cls.stored_sizes is not None
 
 
 def limited(stage: dict, largest: Mapping[str, int]) -> dict:
@@ -346,4 +322,4 @@ def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
     classes = min(recorded.get("classes", max_classes), max_classes)
-    return TrainedRange((fewest, most), (narrowest, widest), classes or None, recorded.get("by_settings", False))
+    return TrainedRange((fewest, most), (narrowest, widest), classes or None)

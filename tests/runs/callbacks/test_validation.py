@@ -185,22 +185,8 @@ def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settin
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
 
 
-def test_a_run_whose_validations_were_written_by_an_earlier_version_continues(tmp_path):
-    settings = [*VALIDATED, "validation.every=1", "validation.best=real", "checkpoint.every=1"]
-    with scripted([1.5, 1.4, 1.3], [0.6, 0.8, 0.9]):
-        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=2")
-        path = tmp_path / "run/validation.csv"
-        lines = path.read_text().splitlines()
-        path.write_text("".join(line.rpartition(",")[0] + "\n" for line in lines))
-        train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=3")
-    rows = read_rows(path)
-    assert [(row["step"], row["is_best"], row["trained_range"]) for row in rows] == [
-        ("1", "1", ""), ("1", "1", ""), ("2", "1", ""), ("2", "1", ""), ("3", "1", "inside"), ("3", "1", ""),
-    ]  # fmt: skip
-
-
 def test_the_range_is_handed_on_from_run_to_run(tmp_path):
-    """Through a run directory, its best weights and an export; files of earlier versions lack it and still load."""
+    """Through a run directory, its best weights and an export."""
     small = ["trainer.max_steps=2", *SYNTHETIC_ONLY]
     train_eight_steps(tmp_path / "1", *small, "curriculum.stages.smoke.features=[2,9]")
     train_eight_steps(tmp_path / "2", *small, f"init_weights={tmp_path}/1", "curriculum.stages.smoke.rows=[20,80]")
@@ -213,10 +199,6 @@ def test_the_range_is_handed_on_from_run_to_run(tmp_path):
     train_eight_steps(tmp_path / "3", *small, "trainer.max_steps=3")  # a resumed run keeps it
     newest = tmp_path / "3/checkpoints/step-00000003.ckpt"
     assert read_weights(newest).trained_range == TrainedRange((6, 108), (2, 9), classes=10)
-    content = torch.load(newest, weights_only=True)
-    del content["inherited_range"]
-    torch.save(content, newest)
-    assert read_weights(newest).trained_range == TrainedRange((12, 108), (2, 6), classes=10)
 
 
 def test_validation_tables_are_the_same_in_every_run():

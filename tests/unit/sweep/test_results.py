@@ -28,7 +28,6 @@ from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.arms import arms_of_sweep
 from tabicl_train.sweep.comparable import OF_LEARNING, shared_in_words
 from tabicl_train.sweep.compare import compare_points
-from tabicl_train.sweep.metric import counted_data_sets
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
@@ -112,17 +111,6 @@ def test_a_sweep_says_which_data_sets_count_and_keeps_them(tmp_path):
     with pytest.raises(ConfigError, match="none of the public data sets lies inside the trained range of all runs"):
         make_plan([*settings, "curriculum.stages.smoke.features=[1,3]", "sweep.metric=real/loss"])
     assert make_plan([*settings, "curriculum.stages.smoke.features=[1,3]"]).sweep.metric == "loss"
-
-
-def test_a_sweep_that_an_earlier_version_has_begun_goes_on_with_all_data_sets(tmp_path, monkeypatch, capsys):
-    plan = make_plan(["experiment=smoke", "validation.every=5", *REAL_ONLY, "seed=0,1", f"run_dir={tmp_path}/it"])
-    data_sets, plan.data_sets = plan.data_sets, None
-    invent(plan, lambda point, seed: 1.0, count=0)  # as that version did, which kept none
-    plan.data_sets = data_sets
-    assert counted_data_sets(open_study(plan)) == ["iris", "wine", "breast_cancer", "digits"]
-    assert "data sets outside the trained range count too" in capsys.readouterr().err
-    assert counted_data_sets(open_study(plan)) == ["iris", "wine", "breast_cancer", "digits"]
-    assert capsys.readouterr().err == ""
 
 
 def test_the_commands_of_the_best_run_are_its_own(sweep):
