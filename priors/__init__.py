@@ -1,6 +1,7 @@
 """Priors: distributions over tables, and how to draw from them.
 
 A prior is a subclass of `Prior` whose fields are its options, registered by `register`, ours at the end of this file.
+Installed packages can also name theirs as entry points of the group `tabicl_train.priors`.
 
 Registering and listing priors imports no torch, which takes 2 s; all else is imported on first use.
 """
@@ -11,6 +12,7 @@ import importlib
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from priors.errors import PriorError
@@ -34,6 +36,7 @@ __all__ = [
     "rng_at",
 ]
 
+GROUP = "tabicl_train.priors"  # of entry points
 PRIORS: dict[str, type[Prior] | str] = {}  # by name; some as "module:class", which is imported when it is asked for
 HOMES = {  # the modules of names that are imported on first use
     "Largest": "priors.table",
@@ -99,24 +102,27 @@ def place_of(cls: type[Prior] | str) -> str:
 
 def prior_names() -> list[str]:
     """Return the names of all priors, sorted."""
-    return sorted(PRIORS)
+    return sorted([*PRIORS, *installed_priors()])
 
 
 def prior_class(name: str) -> type[Prior]:
-    """Return the class of a prior; raises PriorError if there is none of this name, or if it cannot be imported."""
+    """Return the class of a prior; raises PriorError if there is none of this name, or its package is broken."""
     registered = PRIORS.get(name)
     if registered is None:
-        raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
-    if not isinstance(registered, str):
+        entry = installed_priors().get(name)
+        if entry is None:
+            raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
+    elif isinstance(registered, str):
+        entry = EntryPoint(name, registered, GROUP)
+    else:
         return registered
-    module, _, attribute = registered.partition(":")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # that of a plug-in may fail in any way
+        cls = entry.load()
+    except (Exception, SystemExit) as error:  # importing the package may fail in any way
         problem = f"cannot be loaded ({type(error).__name__}: {error})"
-        raise PriorError(f"the prior {name} = {registered!r} {problem}") from error
+        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} {problem}") from error
     if not is_prior(cls):
-        raise PriorError(f"the prior {name} = {registered!r} is no subclass of priors.Prior")
+        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} is no subclass of priors.Prior")
     return cls
 
 
@@ -175,6 +181,25 @@ def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
         if type(value) is not kind and not (kind is float and type(value) is int):
             problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
     return problems
+
+
+def installed_priors() -> dict[str, EntryPoint]:
+    """Return the priors that other packages register, by name; PriorError if a name is used twice."""
+    entries: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        other = None
+        if entry.name in entries:
+            other = package_of(entries[entry.name])
+        elif entry.name in PRIORS:
+            other = "tabicl-train itself"
+        if other is not None:
+            raise PriorError(f"two priors are called {entry.name!r}: of {package_of(entry)} and of {other}")
+        entries[entry.name] = entry
+    return entries
+
+
+def package_of(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist else "tabicl-train"
 
 
 register("disk", "priors.disk:Disk")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import kept_metadata  # noqa: F401
 import pytest
-from plugin_folder import forget_plugins, fresh  # noqa: F401  # a fixture
+from plugin_folder import forget_plugins
 
 
 @pytest.fixture(scope="module", autouse=True)

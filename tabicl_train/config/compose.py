@@ -16,6 +16,7 @@ import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Composer:
     Raises
     ------
     ConfigError
-        If the folder is missing, or a registered prior cannot be imported.
+        If the folder is missing, or an installed package with priors or configuration files is broken.
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
@@ -672,13 +673,20 @@ def read_value(text: str) -> Any:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins."""
+    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins and packages."""
     folders = [CONFIG_DIR]
     if config_dir:
         if not Path(config_dir).is_dir():
             raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
         folders.append(Path(config_dir).absolute())
     folders += plugins.config_folders()
+    for entry in entry_points(group="tabicl_train.configs"):
+        try:
+            folders.append(Path(next(iter(entry.load().__path__))))
+        except (Exception, SystemExit) as error:  # the package is imported, which may fail in any way
+            reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
+            owner = entry.dist.name if entry.dist else entry.name
+            raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
     return list(dict.fromkeys(folders))
 
 

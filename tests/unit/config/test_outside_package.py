@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import pytest
 from command_line import command
+from configurations import problems
 
 from priors import TableSpec
 from tabicl_train.config.compose import compose
@@ -12,8 +14,8 @@ PAGE = Path(__file__).parents[3] / "tabicl_train/EXTEND.md"
 RING = PAGE.read_text().partition("```python\n# ring.py\n")[2].partition("```")[0]
 
 FILES = {
-    "outside/__init__.py": "import outside.ring",
-    "outside/ring.py": RING,
+    "outside/__init__.py": "",
+    "outside/ring.py": RING.replace('@register.prior("ring")\n', ""),
     "outside/configs/prior/ring.yaml": "defaults: [schema/ring]\nradius: 1.5\n",
     "outside/configs/model/minute.yaml": "defaults: [tiny]\nembed_dim: 8\n",
     "outside/configs/experiment/outside.yaml": "# @package _global_\n"
@@ -21,11 +23,18 @@ FILES = {
 }
 
 
-def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monkeypatch, fresh):
-    metadata = tmp_path / "outside-1.0.dist-info"  # what pip leaves of a package's metadata
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[tabicl_train.plugins]\noutside = outside\n")
+def install(folder: Path, package: str, priors: str = "", configs: str = "") -> None:
+    """What pip leaves of a package's metadata."""
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[tabicl_train.priors]\n{priors}\n\n[tabicl_train.configs]\n{configs}\n"
+    )
+
+
+def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monkeypatch):
+    install(tmp_path, "outside", "ring = outside.ring:Ring", "outside = outside.configs")
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -37,3 +46,19 @@ def test_an_installed_package_brings_its_prior_and_configurations(tmp_path, monk
     printed = command("train", "experiment=outside", "--cfg", "job").stdout
     assert "  radius: 1.5\n" in printed and "  embed_dim: 8\n" in printed
     assert "minute, " in command("train", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("priors", "configs", "words"),
+    [
+        ("sums = missing:Sums", "", "package broken: the prior sums = 'missing:Sums' cannot be loaded (ModuleNotFound"),
+        ("sums = json", "", "package broken: the prior sums = 'json' is no subclass"),
+        ("mlp_scm = json", "", "two priors are called 'mlp_scm': of package broken and of tabicl-train itself"),
+        ("", "own = nowhere.configs", "package broken: its entry point own = 'nowhere.configs' is no folder of config"),
+    ],
+)
+def test_a_broken_package_is_named(priors, configs, words, tmp_path, monkeypatch):
+    install(tmp_path, "broken", priors, configs)
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems("experiment=smoke")
+    assert words in problem
