@@ -131,3 +131,22 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def as_of_now(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as this version has them, to be shown and compared.
+
+    Parameters
+    ----------
+    values : dict
+        The content of config.yaml, of this or an earlier version.
+
+    Returns
+    -------
+    dict
+        A copy without removed settings; the values themselves if a removed setting had an effect.
+    """
+    try:
+        return without_removed("config.yaml", values)
+    except ConfigError:
+        return values
