@@ -4,7 +4,7 @@ import importlib
 
 __all__ = ["TabICLClassifier", "TabICLRegressor", "TableStream", "compose", "open_run", "train"]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 MODULES = {
     "TabICLClassifier": "prediction.classifier",

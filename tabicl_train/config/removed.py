@@ -40,7 +40,9 @@ REMOVED: dict[str, Removed] = {
     "sweep.forecast": Removed("tests/benchmarks/scaling_law.py forecasts losses from the runs of a sweep"),
     "preflight": Removed("run tabicl-gpu-check checks=preflight with the settings of the run"),
     "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
-    "validation.real_rows": Removed("set validation.suites=[] instead of 0, and leave it out instead of other numbers"),
+    "validation.real_rows": Removed(
+        "validation.suites=[] leaves real data out, as 0 did; otherwise at most 200 rows of each task are scored"
+    ),
     "validation.probes": Removed("add them to the suites: validation.suites=[sklearn,probes]"),
     "averages.every": Removed("averages.ema=0.999 keeps an average of the weights of all steps"),
     "averages.last": Removed("averages.ema=0.999 keeps an average of the weights, which weights=ema takes"),
@@ -130,3 +132,22 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def as_of_now(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as this version has them, to be shown and compared.
+
+    Parameters
+    ----------
+    values : dict
+        The content of config.yaml, of this or an earlier version.
+
+    Returns
+    -------
+    dict
+        A copy without removed settings; the values themselves if a removed setting had an effect.
+    """
+    try:
+        return without_removed("config.yaml", values)
+    except ConfigError:
+        return values

@@ -26,6 +26,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tabicl_train.config.compose import compose
+from tabicl_train.config.removed import as_of_now
 from tabicl_train.config.schema import (
     OWN,
     PROBES,
@@ -135,7 +136,7 @@ def read_run(folder: Path, name: str) -> RunContent:
     return RunContent(
         name=name,
         folder=folder,
-        config=None if saved.settings is None else flatten(saved.settings),
+        config=None if saved.settings is None else flatten(as_of_now(saved.settings)),
         status=saved.status,
         starts=saved.starts,
         incidents=saved.incidents,

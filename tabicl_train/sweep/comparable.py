@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tabicl_train.config.removed import as_of_now
 from tabicl_train.config.schema import REAL, SYNTHETIC, RunConfig, StageConfig, configured_prior, steps_of_stages
 from tabicl_train.sweep.metric import SWEEP_METRICS, is_better_lower, range_at_end
 
@@ -67,7 +68,8 @@ def shared_in_words(names: Sequence[str], configs: Iterable[Mapping[str, Any]]) 
     configs: as in config.yaml
     """
     groups: dict[str, list[str]] = {}
-    for name, config in zip(names, configs, strict=True):
+    for name, values in zip(names, configs, strict=True):
+        config = as_of_now(dict(values))  # a sweep may have runs of two versions
         # Without tokens for missing values the same tables are imputed.
         decisive = [training_tables(config), config["model"].get("missing_values")]
         groups.setdefault(json.dumps(decisive, sort_keys=True, default=str), []).append(name)

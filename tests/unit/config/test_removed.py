@@ -14,7 +14,9 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.removed import REMOVED, Removed, removal, without_removed
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
+from tabicl_train.report.page import read_run, settings
 from tabicl_train.run_dir.checkpoint import saved
+from tabicl_train.sweep.comparable import shared_in_words
 from tabicl_train.weights.pretrained import network_config
 from tabicl_train.weights.reader import read_weights
 
@@ -87,6 +89,18 @@ def test_all_values_that_had_an_effect_are_named_at_once():
     with pytest.raises(ConfigError) as caught:
         without_removed("run", as_of_0_2_0(SMOKE, changes))
     assert len(caught.value.problems) == 2
+
+
+def test_runs_of_two_versions_are_compared_and_shown_without_removed_settings_that_had_no_effect(tmp_path):
+    changes = {key: neutral(REMOVED[key]) for key in OF_RUNS if "hdf5" not in REMOVED[key].owners}
+    old = as_of_0_2_0(SMOKE, changes)
+    names = ["old", "new"]
+    assert shared_in_words(names, [old, SMOKE]) == "with the same seed, all points are trained on identical tables"
+    twice = as_of_0_2_0(SMOKE, {"curriculum.stages.*.uses": 2})
+    assert shared_in_words(names, [twice, SMOKE]).startswith("no two points")
+
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    assert settings([read_run(tmp_path, "old")])["changed"].empty
 
 
 def test_weights_of_a_network_that_is_no_longer_built_are_refused():

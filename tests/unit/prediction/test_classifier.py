@@ -382,3 +382,6 @@ def test_fine_tune_says_what_to_do_instead():
         TabICLClassifier(fine_tune=True)
     with pytest.raises(ImportError, match="experiment=fine_tune"):
         from tabicl_train import FineTune  # noqa: F401
+    named_in_a_pickle = b"ctabicl_train.prediction.fine_tune\nFineTune\n."
+    with pytest.raises(ImportError, match=r"experiment=fine_tune .* its method export in version 0\.2\.0$"):
+        pickle.loads(named_in_a_pickle)
