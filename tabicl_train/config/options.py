@@ -455,6 +455,13 @@ def wrong_type(key: str, error: Exception) -> str:
     """Return the message for a value that OmegaConf refuses."""
     cause = error.__cause__ or error
     reason = first_line(cause)
+    # The value is a dictionary, and the error lies in one of its keys.
+    inner_key = getattr(cause, "full_key", None) or key
+    if inner_key.startswith(f"{key}."):
+        key = inner_key
+        removed = removal(key)
+        if removed is not None:
+            return removed
     # A dictionary is asked for, and the value is a number or text, or a list.
     if re.match(r"Cannot assign \w+ to Dict\[", reason):
         return f"{key}: {NEEDS_MAPPING}"

@@ -64,6 +64,14 @@ def test_a_command_line_or_a_file_that_names_one_gets_the_advice(key, tmp_path):
     assert problem in (f"experiment/mine.yaml: {line}", line)
 
 
+@pytest.mark.parametrize("section", ["curriculum.stages.smoke", "+curriculum.stages.more", "curriculum.stages"])
+def test_a_dictionary_on_a_command_line_that_names_one_gets_the_advice(section):
+    value = "{smoke: {uses: 2}}" if section.endswith("stages") else "{uses: 2}"
+    (problem,) = problems("experiment=smoke", f"{section}={value}")
+    assert problem.startswith("curriculum.stages.")
+    assert problem.endswith(f".uses: removed in version 0.3.0; {REMOVED['curriculum.stages.*.uses'].advice}")
+
+
 @pytest.mark.parametrize("key", OF_RUNS)
 def test_a_file_is_read_if_it_had_no_effect_and_is_refused_with_the_advice_otherwise(key):
     setting = REMOVED[key]
