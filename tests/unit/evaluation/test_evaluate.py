@@ -22,7 +22,7 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tabicl_train import TabICLRegressor, outputs
+from tabicl_train import TabICLClassifier, TabICLRegressor, outputs
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import StageConfig
 from tabicl_train.errors import ConfigError
