@@ -7,12 +7,14 @@ marks as something else, or the mark itself.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 AUTO = "auto"  # instead of the name of a separator
 RECOGNIZED = ",;\t"  # separators that are found without an option
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "space": " ", "colon": ":"}
 DECIMALS = {"point": ".", "comma": ","}
+DECLARATION = re.compile(r'"?sep=(.)"?(\r\n|\r|\n)', re.IGNORECASE)  # a first line that tells Excel the separator
 EXAMINED_LINES = 20
 WORDS = " :"  # also divide texts and times, so that two parts prove nothing
 
@@ -46,12 +48,20 @@ def csv_format(separator: str, decimal: str) -> CsvFormat:
     return CsvFormat(mark, DECIMALS.get(decimal, decimal))
 
 
+def without_declaration(text: str, form: CsvFormat = USUAL_FORMAT) -> tuple[str, CsvFormat]:
+    """Return a CSV file without a first line such as `sep=;`, and its format; a given separator comes first."""
+    declared = DECLARATION.match(text)
+    if declared is None:
+        return text, form
+    return text[declared.end() :], replace(form, separator=form.separator or declared[1])
+
+
 def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
     """Return the given separator, or the recognized one that divides the first line most."""
     # csv.Sniffer guesses from values, which may be texts.
     if form.separator is not None:
         return form.separator
-    first_line, _, _ = text.partition("\n")
+    first_line = re.match(r"[^\r\n]*", text)[0]  # type: ignore[index]  # which always matches
     columns = {}
     for mark in RECOGNIZED:
         names = next(csv.reader([first_line], delimiter=mark), [])

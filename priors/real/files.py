@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.real.csv_format import USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of
+from priors.real.csv_format import USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
@@ -323,7 +323,7 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
     """Read a column of a CSV file that `read_file` has read: its values as they are written, NaN where missing."""
-    text = decode(path.read_bytes())
+    text, form = without_declaration(decode(path.read_bytes()), form)
     return pd.read_csv(io.StringIO(text), sep=separator_of(text, form), usecols=[column], dtype=str)[column]
 
 
@@ -343,7 +343,7 @@ def read_frame(content: bytes, suffix: str, check: bool, form: CsvFormat, texts:
 
 
 def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.DataFrame:
-    text = decode(content)
+    text, form = without_declaration(decode(content), form)
     return pd.read_csv(
         io.StringIO(text),
         sep=separator_of(text, form),
@@ -421,8 +421,9 @@ def decode(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         readable = error.object[: error.start].decode()
-        line = readable.count("\n") + 1
-        before = readable.rpartition("\n")[2][-20:]
+        lines = re.split(r"\r\n|\r|\n", readable)
+        line = len(lines)
+        before = lines[-1][-20:]
         raise LeftOut(
             f"line {line} is not in UTF-8, at the byte 0x{error.object[error.start]:02x} after {before!r}: save it as "
             "UTF-8, or convert it, for example by iconv -f WINDOWS-1252 -t UTF-8"
@@ -435,12 +436,14 @@ def decode(content: bytes) -> str:
 def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
     """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
-    text = decode(content)
+    content_text = decode(content)
+    text, form = without_declaration(content_text, form)
     separator = separator_of(text, form)
+    declarations = int(len(text) < len(content_text))  # lines before the names
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names = next(lines, [])
     if not names:
-        raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
+        raise LeftOut("it is empty" if not text.strip() else "its first line is empty")
     check_size(1, len(names))
     if len(names) == 1:
         advice = advice_on_separator(text, separator)
@@ -457,7 +460,8 @@ def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
             continue
         if len(line) != len(names):
             advice = advice_on_separator(text, separator)
-            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns{advice}")
+            number = lines.line_num + declarations
+            raise LeftOut(f"line {number} has {len(line)} values, but there are {len(names)} columns{advice}")
         rows += 1
     check_size(rows, len(names))
     return rows, len(names)

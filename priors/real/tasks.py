@@ -6,6 +6,7 @@ tabicl-evaluate suite=folder reads the same tasks.csv.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.csv_format import separator_of
+from priors.real.csv_format import separator_of, without_declaration
 from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, LeftOut, decode
 from priors.table import MIN_ROWS, PriorError
 
@@ -179,8 +180,9 @@ def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """Read the rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
-        text = decode(path.read_bytes())
-        reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator_of(text))
+        text, form = without_declaration(decode(path.read_bytes()))
+        lines = io.StringIO(text, newline="")
+        reader = csv.DictReader(lines, restval="", delimiter=separator_of(text, form))
         rows = list(reader)
         names = reader.fieldnames or ()
     except (OSError, LeftOut, csv.Error) as error:

@@ -14,7 +14,7 @@ from table_files import build_frame, write_table_files
 from priors import build_prior
 from priors.real import files
 from priors.real.csv_format import csv_format
-from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
+from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table, read_texts
 from priors.real.tasks import find_tasks
 
 ROWS = "".join(f"{i},{i % 3}\n" for i in range(12))
@@ -169,6 +169,25 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
     assert len(found.columns) == 8
     (tmp_path / "tasks.csv").write_text(f"item{mark}target\na.csv{mark}group\n")
     assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+
+
+@pytest.mark.parametrize(
+    ("start", "mark", "end"),
+    [("sep=;\n", ";", "\n"), ('\ufeff"SEP=|"\r\n', "|", "\r\n"), ("", "\t", "\r"), ("sep=,\r", ",", "\r")],
+)
+def test_a_line_for_excel_and_other_ends_of_lines_change_nothing(start, mark, end, tmp_path):
+    frame = build_frame(0, 50).assign(group=[f"a\nb{mark}"] * 25 + ["c"] * 25)
+    usual = frame.to_csv(index=False)
+    text = start + frame.to_csv(index=False, sep=mark, lineterminator=end)
+    found = entry(tmp_path, text.encode())
+    assert found.content == entry(tmp_path, usual.encode()).content and len(found.columns) == 8
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    (tmp_path / "tasks.csv").write_bytes(f"{start}item{mark}target{end}a.csv{mark}group{end}".encode())
+    assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+    assert read_texts(tmp_path / "a.csv", "group", csv_format("auto", "point")).tolist() == frame["group"].tolist()
+    where = len(frame) + 26 + bool(start)  # 25 of the rows have two lines
+    reason = f"line {where + 1} has 1 values, but there are 8 columns"
+    assert reason in entry(tmp_path, f"{text}1{end}".encode()).reason
 
 
 def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
