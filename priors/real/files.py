@@ -31,7 +31,8 @@ from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, re
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 2  # of the index; raised with every change of what is read or left out
+VERSION = 3  # of the index; raised with every change of what is read or left out
+OLDEST = 2  # the first one that read most files as the newest does, so that runs on them continue
 UNREADABLE = -1  # instead of the time of modification of a file that could not be opened
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
@@ -83,6 +84,7 @@ class Entry:
     left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
     reason: str | None = None  # why the file is left out; None if it is used
     form: CsvFormat = USUAL_FORMAT  # how it was read, if it is a CSV file
+    version: int = OLDEST  # the first one of the index that read its columns so
 
 
 def index_folder(folder: Path, form: CsvFormat = USUAL_FORMAT) -> dict[str, Entry]:
@@ -154,8 +156,8 @@ def index_files(folder: Path, files: tuple[File, ...], form: CsvFormat) -> dict[
 
 def index_line(entry: Entry) -> str:
     values = asdict(entry)
-    del values["form"]  # is part of the version
-    return json.dumps({"version": index_version(entry.form), **values}) + "\n"
+    del values["form"]  # is part of the version of the index
+    return json.dumps({"index_version": index_version(entry.form), **values}) + "\n"
 
 
 def index_version(form: CsvFormat) -> int | list:
@@ -171,7 +173,7 @@ def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
             values = json.loads(line)
-            if values.pop("version") == index_version(form):
+            if values.pop("index_version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
                 entries[values["path"]] = Entry(**values, form=form)
     return entries
@@ -201,6 +203,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
             columns=tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items()),
             left_out=table.left_out,
             form=form,
+            version=table.version,
         )
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
@@ -229,13 +232,15 @@ class Content:
     kinds: dict[str, str]
     left_out: dict[str, str]
     last: str
+    version: int
 
 
 def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check: bool = False) -> Content:
     """Read the columns of a file; raises what read_frame raises."""
     # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
-    frame = read_frame(content, suffix, check, form)
+    reading = Reading()
+    frame = read_frame(content, suffix, check, form, reading=reading)
     if frame.shape[1] < 2:
         raise LeftOut(
             f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs, or by what the option "
@@ -243,7 +248,7 @@ def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check:
         )
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
-    table = Content({}, {}, {}, str(frame.columns[-1]))
+    table = Content({}, {}, {}, str(frame.columns[-1]), reading.version)
     for name, values in frame.items():
         try:
             if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
@@ -293,6 +298,16 @@ def mix_bits(x: np.ndarray) -> np.ndarray:
         return x ^ (x >> np.uint64(31))
 
 
+@dataclass
+class Reading:
+    """How a file was read.
+
+    version: the first one of the index that read its columns so
+    """
+
+    version: int = OLDEST
+
+
 class LeftOut(Exception):
     """A file or column that is left out, with the reason."""
 
@@ -327,15 +342,26 @@ def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
     return pd.read_csv(io.StringIO(text), sep=separator_of(text, form), usecols=[column], dtype=str)[column]
 
 
-def read_frame(content: bytes, suffix: str, check: bool, form: CsvFormat, texts: Collection[str] = ()) -> pd.DataFrame:
-    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
+def read_frame(
+    content: bytes,
+    suffix: str,
+    check: bool,
+    form: CsvFormat,
+    texts: Collection[str] = (),
+    reading: Reading | None = None,
+) -> pd.DataFrame:
+    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers.
+
+    reading: is told how it was read
+    """
+    reading = reading or Reading()
     if suffix == ".csv":
         shape = check_csv(content, form) if check else None
         frame = read_csv(content, form, texts)
         if shape is not None and shape != frame.shape:
             raise LeftOut("its lines can be read in several ways")
     else:
-        frame = read_binary(content, suffix)
+        frame = read_binary(content, suffix, reading)
     if not isinstance(frame.index, pd.RangeIndex):
         raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
@@ -366,13 +392,26 @@ def require_reader(suffix: str) -> None:
         ) from None
 
 
-def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
+def read_binary(content: bytes, suffix: str, reading: Reading) -> pd.DataFrame:
     require_reader(suffix)
     import pyarrow as pa
 
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
+    # Levels of an index that have a name are columns; others number the rows.
+    index = frame.index
+    frame = frame.reset_index(drop=True)
+    levels = []
+    for number, name in enumerate(index.names):
+        level = index.get_level_values(number).to_series(index=frame.index, name=name)
+        is_copy = name in frame and level.equals(frame[name])  # as by set_index(name, drop=False)
+        if name is not None and not is_copy:
+            levels.append(level)
+    if levels:
+        reading.version = VERSION
+        frame = pd.concat([*levels, frame], axis=1)
+    frame.columns = frame.columns.map(str)
     refuse_equal_names(frame.columns)
-    return frame.set_axis(frame.columns.map(str), axis=1)
+    return frame
 
 
 def refuse_equal_names(names: Iterable[str]) -> None:
@@ -386,7 +425,7 @@ def read_parquet(content: bytes) -> pd.DataFrame:
 
     size = pq.ParquetFile(io.BytesIO(content)).metadata
     check_size(size.num_rows, size.num_columns)
-    return pd.read_parquet(io.BytesIO(content), engine="pyarrow").reset_index(drop=True)
+    return pd.read_parquet(io.BytesIO(content), engine="pyarrow")
 
 
 def read_arrow(source) -> pd.DataFrame:
@@ -402,7 +441,7 @@ def read_arrow(source) -> pd.DataFrame:
     for column in table.schema:
         if pa.types.is_union(column.type):  # the only type that pandas has no equivalent of
             raise LeftOut(f"the column {column.name!r} has the type {column.type}: save the table without it")
-    return table.to_pandas().reset_index(drop=True)
+    return table.to_pandas()
 
 
 def check_size(rows: int, columns: int) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from priors.real.csv_format import separator_of, without_declaration
-from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, LeftOut, decode
+from priors.real.files import OLDEST, TASKS, ColumnFacts, Entry, LeftOut, decode
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
@@ -205,9 +205,11 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def fingerprint(tasks: Iterable[RealTask]) -> str:
-    """Return a hash of tables and their targets."""
+    """Return a hash of tables, of how they are read, and of their targets."""
+    tasks = list(tasks)
+    version = max((task.entry.version for task in tasks), default=OLDEST)
     values = [(task.entry.hash, task.target, task.drop, task.categorical, task.family) for task in tasks]
-    return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
+    return blake2b(json.dumps([version, values]).encode(), digest_size=8).hexdigest()
 
 
 def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:

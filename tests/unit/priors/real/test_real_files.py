@@ -1,11 +1,14 @@
 """The index of a folder of files: what is read, and the reason for everything that is left out."""
 
 import gzip
+from dataclasses import replace
 from datetime import date
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from priors import build_prior
 from priors.real import files
 from priors.real.csv_format import csv_format
 from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table, read_texts
-from priors.real.tasks import find_tasks
+from priors.real.tasks import find_tasks, fingerprint, guess
 
 ROWS = "".join(f"{i},{i % 3}\n" for i in range(12))
 
@@ -200,6 +203,32 @@ def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
         files.index_files.cache_clear()
         assert index_folder(tmp_path, form)["a.csv"].content == usual.content
         assert "set separator=bar" in index_folder(tmp_path)["a.csv"].reason
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
+def test_levels_of_an_index_that_have_a_name_are_columns(name, tmp_path):
+    def found(frame):
+        table = pa.Table.from_pandas(frame)
+        if name == "a.parquet":
+            pa.parquet.write_table(table, tmp_path / name)
+        elif name == "a.feather":
+            pa.feather.write_feather(table, tmp_path / name)
+        else:
+            with pa.ipc.new_stream(tmp_path / name, table.schema) as stream:
+                stream.write_table(table)
+        return entry(tmp_path, (tmp_path / name).read_bytes(), name)
+
+    frame = build_frame(0, 50)
+    plain = found(frame)
+    for names in (["price"], ["group", "day"], list(frame.columns[:-1])):
+        indexed = found(frame.set_index(names))
+        assert (indexed.content, indexed.last) == (plain.content, plain.last)
+        assert fingerprint([guess(replace(indexed, hash=plain.hash))]) != fingerprint([guess(plain)])  # a run ends
+    assert found(frame.set_index("price", drop=False)).columns == plain.columns
+    nameless = found(frame.set_index(["group", "day"]).rename_axis([None, "day"]))
+    assert {facts.name for facts in plain.columns} - {facts.name for facts in nameless.columns} == {"group"}
+    assert found(frame.rename_axis("number")).left_out == {"number": "row numbers"}
+    assert found(frame.set_index("x").rename_axis("price")).reason == "several columns are called 'price'"
 
 
 def test_columns_that_look_like_identifiers_are_named(tmp_path):
