@@ -139,13 +139,14 @@ class OneTable(Prior, DividedTables):
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the table and what is left out of it, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers
+        from priors.real.tasks import RULE, columns_left_out, identifiers, remarks
 
         entry, task = self.task.entry, self.task
         guessed = f" ({RULE})" if task.is_guessed else ""
         return [
             f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
             f"{self.validation_fraction:.0%} of the rows for validation, {self.test_fraction:.0%} for the final test",
+            *remarks([task], most),
             *columns_left_out([task], most),
             *identifiers([task], f"{key}.drop"),
         ]

@@ -177,7 +177,7 @@ class Tables(Prior, DividedTables):
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the tables and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, remarks, shortened
 
         entries, tasks, left_out = self.contents
         total_rows = sum(task.entry.rows for task in tasks)
@@ -199,6 +199,7 @@ class Tables(Prior, DividedTables):
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
+        lines += remarks(tasks, most)
         lines += columns_left_out(tasks, most)
         lines += identifiers(tasks, "the column drop of tasks.csv")
         return lines

@@ -85,6 +85,7 @@ class Entry:
     reason: str | None = None  # why the file is left out; None if it is used
     form: CsvFormat = USUAL_FORMAT  # how it was read, if it is a CSV file
     version: int = OLDEST  # the first one of the index that read its columns so
+    remarks: tuple[str, ...] = ()  # see Reading
 
 
 def index_folder(folder: Path, form: CsvFormat = USUAL_FORMAT) -> dict[str, Entry]:
@@ -175,6 +176,7 @@ def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
             values = json.loads(line)
             if values.pop("index_version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                values["remarks"] = tuple(values["remarks"])
                 entries[values["path"]] = Entry(**values, form=form)
     return entries
 
@@ -203,7 +205,8 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
             columns=tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items()),
             left_out=table.left_out,
             form=form,
-            version=table.version,
+            version=table.reading.version,
+            remarks=tuple(table.reading.remarks),
         )
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
@@ -232,7 +235,7 @@ class Content:
     kinds: dict[str, str]
     left_out: dict[str, str]
     last: str
-    version: int
+    reading: Reading
 
 
 def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check: bool = False) -> Content:
@@ -248,7 +251,7 @@ def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check:
         )
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
-    table = Content({}, {}, {}, str(frame.columns[-1]), reading.version)
+    table = Content({}, {}, {}, str(frame.columns[-1]), reading)
     for name, values in frame.items():
         try:
             if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
@@ -302,9 +305,15 @@ def mix_bits(x: np.ndarray) -> np.ndarray:
 class Reading:
     """How a file was read.
 
-    version: the first one of the index that read its columns so
+    Parameters
+    ----------
+    remarks : list of str
+        What users should know of it.
+    version : int
+        The first one of the index that read its columns so.
     """
 
+    remarks: list[str] = field(default_factory=list)
     version: int = OLDEST
 
 
@@ -316,10 +325,12 @@ class MissingLibrary(PriorError):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
-def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
+def read_file(
+    path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT, reading: Reading | None = None
+) -> pd.DataFrame:
     """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
 
-    texts: columns of a CSV file to read as text, even if all values look like numbers
+    texts: columns of a CSV file to read as text, even if all values look like numbers; reading: see read_frame
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -329,7 +340,7 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return read_frame(content, suffix, check=True, form=form, texts=texts)
+        return read_frame(content, suffix, check=True, form=form, texts=texts, reading=reading)
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
@@ -356,7 +367,7 @@ def read_frame(
     """
     reading = reading or Reading()
     if suffix == ".csv":
-        shape = check_csv(content, form) if check else None
+        shape = check_csv(content, form, reading) if check else None
         frame = read_csv(content, form, texts)
         if shape is not None and shape != frame.shape:
             raise LeftOut("its lines can be read in several ways")
@@ -370,9 +381,12 @@ def read_frame(
 
 def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.DataFrame:
     text, form = without_declaration(decode(content), form)
+    separator = separator_of(text, form)
+    names = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
     return pd.read_csv(
         io.StringIO(text),
-        sep=separator_of(text, form),
+        sep=separator,
+        skip_blank_lines=len(names) != 1,  # of a single column a blank line is a row without a value
         decimal=form.decimal,
         low_memory=False,
         index_col=None,
@@ -472,9 +486,10 @@ def decode(content: bytes) -> str:
     return text
 
 
-def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
+def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, int]:
     """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
+    # It skips blank lines.
     content_text = decode(content)
     text, form = without_declaration(content_text, form)
     separator = separator_of(text, form)
@@ -494,14 +509,23 @@ def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
             raise LeftOut(f"its first line does not name the columns: {name!r} is a number")
 
     rows = 0
+    blanks: list[int] = []  # the numbers of blank lines
+    last = 0  # line that is not blank
     for line in lines:
         if not line:
+            blanks.append(lines.line_num + declarations)
+            rows += len(names) == 1
             continue
+        last = lines.line_num + declarations
         if len(line) != len(names):
             advice = advice_on_separator(text, separator)
-            number = lines.line_num + declarations
-            raise LeftOut(f"line {number} has {len(line)} values, but there are {len(names)} columns{advice}")
+            raise LeftOut(f"line {last} has {len(line)} values, but there are {len(names)} columns{advice}")
         rows += 1
+    if len(names) > 1:  # below the last row they do no harm
+        blanks = [number for number in blanks if number < last]
+    if blanks:
+        meaning = "count as no rows" if len(names) > 1 else "count as rows with a missing value"
+        reading.remarks.append(f"its blank lines {meaning}: {len(blanks)}, the first one is line {blanks[0]}")
     check_size(rows, len(names))
     return rows, len(names)
 

@@ -222,6 +222,12 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
     return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
 
 
+def remarks(tasks: Iterable[RealTask], most: int) -> list[str]:
+    """Describe how files were read, where users should know it, in a line for the user, or []."""
+    lines = {f"{task.entry.path}: {remark}": None for task in tasks for remark in task.entry.remarks}  # a file once
+    return [f"how files are read: {shortened(lines, most, '; ')}"] if lines else []
+
+
 def is_identifier(name: str, distinct: int, rows: int) -> bool:
     """Whether a column is called id, customer_id, customerId or rownames, and has a different value in each row."""
     return distinct == rows and IDENTIFIER.fullmatch(name) is not None

@@ -26,7 +26,7 @@ from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit, train_
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
-from priors.real.files import TASKS, MissingLibrary, nested_type, read_file, require_reader
+from priors.real.files import TASKS, MissingLibrary, Reading, nested_type, read_file, require_reader
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
@@ -322,10 +322,14 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
     place = Path(folder)
 
     def read(item: str) -> pd.DataFrame:
+        reading = Reading()
         try:
-            return read_file(place / item, form=form)
+            frame = read_file(place / item, form=form, reading=reading)
         except PriorError as error:
             raise ConfigError([str(error)]) from None
+        for remark in reading.remarks:
+            print_above_bar(f"{item}: {remark}")
+        return frame
 
     return sources_of_table(place / TASKS, read, numbers, is_folder=True)
 

@@ -14,7 +14,16 @@ from tqdm import tqdm
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat, csv_format
-from priors.real.files import LeftOut, advice_on_decimal, as_column, facts_of, nested_type, read_file, read_texts
+from priors.real.files import (
+    LeftOut,
+    Reading,
+    advice_on_decimal,
+    as_column,
+    facts_of,
+    nested_type,
+    read_file,
+    read_texts,
+)
 from priors.real.identifiers import IdentifierWarning, identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, reads_as_numbers
 from priors.real.tasks import FEW_VALUES
@@ -154,10 +163,14 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
 
 
 def read(path: str, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
+    reading = Reading()
     try:
-        return read_file(Path(path), texts, form)
+        frame = read_file(Path(path), texts, form, reading)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
+    for remark in reading.remarks:
+        info(f"warning   {path}: {remark}")
+    return frame
 
 
 def has_numbers(options: PredictOptions, y: pd.Series) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 from command_line import exit_code
 from table_files import build_frame
@@ -127,6 +128,25 @@ def test_files_may_have_another_separator_and_decimal_mark(monkeypatch):
     files = ["train=train-bar.csv", "test=test-bar.csv", "output=bar.csv"]
     assert predict(monkeypatch, "target=price", *files, "separator=|", "decimal=comma") == 0
     assert Path("bar.csv").read_text() == Path("out.csv").read_text()
+
+
+@pytest.mark.parametrize("values", [[None, 1.0, None, -1.0], [1.0, -1.0, None]])
+@pytest.mark.parametrize("write", ["polars", "pyarrow", "pandas"])
+def test_a_blank_line_of_a_file_of_one_column_is_a_row(write, values, monkeypatch, capfd):
+    """As polars and pyarrow write a missing value."""
+    TRAIN[["gaps", "label"]].to_csv("train.csv", index=False)
+    if write == "polars":
+        pytest.importorskip("polars").DataFrame({"gaps": values}).write_csv("test.csv")
+    elif write == "pyarrow":
+        pa.csv.write_csv(pa.table({"gaps": values}), "test.csv")
+    else:
+        pd.DataFrame({"gaps": values}).to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    model = TabICLClassifier(n_estimators=1).fit(TRAIN[["gaps"]], TRAIN["label"])
+    expected = model.predict_proba(pd.DataFrame({"gaps": np.array(values, float)}))
+    np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
+    line = f"warning   test.csv: its blank lines count as rows with a missing value: {values.count(None)}, the first"
+    assert (line in capfd.readouterr().err) == (write != "pandas")
 
 
 @pytest.mark.parametrize("output", ["train.csv", "./test.csv", "symbolic.csv", "hard.csv"])

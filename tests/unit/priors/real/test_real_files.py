@@ -193,6 +193,17 @@ def test_a_line_for_excel_and_other_ends_of_lines_change_nothing(start, mark, en
     assert reason in entry(tmp_path, f"{text}1{end}".encode()).reason
 
 
+def test_blank_lines_between_rows_of_several_columns_are_named(tmp_path):
+    content = f'sep=,\n"a\n\n1",b\n\n\n{ROWS}\n{ROWS}\n\n'.encode()
+    (tmp_path / "a.csv").write_bytes(content)
+    for _ in range(2):  # from the file and from the index
+        files.index_files.cache_clear()
+        found = index_folder(tmp_path)["a.csv"]
+        assert found.remarks == ("its blank lines count as no rows: 3, the first one is line 5",) and found.rows == 24
+    (line,) = [line for line in build_prior("tables", folder=str(tmp_path)).describe() if "how files are read" in line]
+    assert line == f"how files are read: a.csv: {found.remarks[0]}"
+
+
 def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
     """And the index tells forms apart."""
     frame = build_frame(0, 50)
