@@ -1,4 +1,4 @@
-"""How CSV files are written: what separates their columns, and the decimal mark of their numbers.
+"""How CSV files are written: what separates their columns, the decimal mark of their numbers, and missing values.
 
 The options `separator` and `decimal` of priors and commands take the name of a mark, since shells and Hydra read some
 marks as something else, or the mark itself.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-AUTO = "auto"  # instead of the name of a separator
+AUTO = "auto"  # instead of the name of a separator, or among missing words for those of pandas
 RECOGNIZED = ",;\t"  # separators that are found without an option
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "space": " ", "colon": ":"}
 DECIMALS = {"point": ".", "comma": ","}
@@ -21,17 +23,29 @@ WORDS = " :"  # also divide texts and times, so that two parts prove nothing
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """What separates the columns of a CSV file (None: one of RECOGNIZED), and the decimal mark of its numbers."""
+    """How a CSV file is written.
+
+    Parameters
+    ----------
+    separator : str or None
+        What separates columns; None: one of RECOGNIZED.
+    decimal : str
+        The decimal mark of numbers.
+    missing : tuple of str
+        Words that mean a missing value, as an empty cell does. AUTO stands for those that pandas takes for one; a
+        target of texts keeps them.
+    """
 
     separator: str | None = None
     decimal: str = "."
+    missing: tuple[str, ...] = (AUTO,)
 
 
 USUAL_FORMAT = CsvFormat()
 
 
-def format_problems(separator: str, decimal: str) -> list[str]:
-    """List what is wrong with the options `separator` and `decimal`."""
+def format_problems(separator: str, decimal: str, missing_words: Sequence[Any]) -> list[str]:
+    """List what is wrong with the options `separator`, `decimal` and `missing_words`."""
     problems = []
     names = (AUTO, *SEPARATORS)
     is_mark = len(separator) == 1 and not separator.isalnum() and separator not in "\"'\r\n"
@@ -39,13 +53,18 @@ def format_problems(separator: str, decimal: str) -> list[str]:
         problems.append(f"separator is {separator!r}; it must be one of {', '.join(names)}, or another single mark")
     if decimal not in (*DECIMALS, *DECIMALS.values()):
         problems.append(f"decimal is {decimal!r}; it must be one of {', '.join(DECIMALS)}")
+    for word in missing_words:
+        if not isinstance(word, str):
+            problems.append(
+                f"missing_words has {word!r}, which is no text: put quotes around it, missing_words=['...']"
+            )
     return problems
 
 
-def csv_format(separator: str, decimal: str) -> CsvFormat:
+def csv_format(separator: str, decimal: str, missing_words: Sequence[str] = (AUTO,)) -> CsvFormat:
     """Return the format that the options describe; see format_problems."""
     mark = None if separator == AUTO else SEPARATORS.get(separator, separator)
-    return CsvFormat(mark, DECIMALS.get(decimal, decimal))
+    return CsvFormat(mark, DECIMALS.get(decimal, decimal), tuple(missing_words))
 
 
 def without_declaration(text: str, form: CsvFormat = USUAL_FORMAT) -> tuple[str, CsvFormat]:

@@ -64,7 +64,7 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
             f"{path} has changed since it was indexed, and draws from it would be others than before: "
             "restore it, or `touch` it and begin another run"
         )
-    return read_table(content, entry.path, entry.form).columns
+    return read_table(content, entry.path, entry.form, entry.targets).columns
 
 
 def size_of(columns: dict[str, Column]) -> int:

@@ -14,19 +14,19 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.real.csv_format import USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
+from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
@@ -34,6 +34,7 @@ NAME = ".tabicl-index.jsonl"
 VERSION = 3  # of the index; raised with every change of what is read or left out
 OLDEST = 2  # the first one that read most files as the newest does, so that runs on them continue
 UNREADABLE = -1  # instead of the time of modification of a file that could not be opened
+USUAL_TARGETS = ("target", "class", "label", "y")
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
@@ -86,15 +87,32 @@ class Entry:
     form: CsvFormat = USUAL_FORMAT  # how it was read, if it is a CSV file
     version: int = OLDEST  # the first one of the index that read its columns so
     remarks: tuple[str, ...] = ()  # see Reading
+    targets: tuple[str, ...] = ()  # see index_folder
 
 
-def index_folder(folder: Path, form: CsvFormat = USUAL_FORMAT) -> dict[str, Entry]:
-    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files."""
-    # form: of all CSV files. Raises PriorError if a package that reads the files is missing.
-    return index_files(folder.resolve(), tuple(find_files(folder)), form)
+def index_folder(
+    folder: Path, form: CsvFormat = USUAL_FORMAT, targets: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, Entry]:
+    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    form : CsvFormat
+        Of all CSV files.
+    targets : mapping of str to tuple of str, optional
+        The columns that are to be predicted in a file, by its path; by default the one that `guess_target` finds.
+
+    Raises
+    ------
+    PriorError
+        If a package that reads the files is missing.
+    """
+    return index_files(folder.resolve(), tuple(find_files(folder)), form, tuple((targets or {}).items()))
 
 
-def index_file(path: Path, form: CsvFormat = USUAL_FORMAT) -> Entry:
+def index_file(path: Path, form: CsvFormat = USUAL_FORMAT, targets: tuple[str, ...] = ()) -> Entry:
     """Return the entry of a single file, in memory only; raises PriorError if it cannot be used."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
@@ -102,7 +120,7 @@ def index_file(path: Path, form: CsvFormat = USUAL_FORMAT) -> Entry:
         state = path.stat()
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
-    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns, form)
+    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns, form, targets)
     if entry.reason is not None:
         raise PriorError(f"{path} cannot be used: {entry.reason}")
     return entry
@@ -131,20 +149,24 @@ def find_files(folder: Path) -> list[File]:
 
 
 @lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
-def index_files(folder: Path, files: tuple[File, ...], form: CsvFormat) -> dict[str, Entry]:
+def index_files(
+    folder: Path, files: tuple[File, ...], form: CsvFormat, targets: tuple[tuple[str, tuple[str, ...]], ...]
+) -> dict[str, Entry]:
     """Return the entries of these files, from the index or from the file if it is new or has changed."""
     indexed = read_entries(folder, form)
+    targets_of = dict(targets)
     entries = {}
     changed = []
     for path, size, modified in files:
         entry = indexed.get(path)
         # What could not be opened has no time of modification in the index, and is tried again.
-        if entry is not None and (entry.size, entry.modified) == (size, modified):
+        state = (size, modified, targets_of.get(path, ()))
+        if entry is not None and (entry.size, entry.modified, entry.targets) == state:
             entries[path] = entry
         else:
             changed.append((path, size, modified))
     for path, size, modified in tqdm(changed, f"index of {folder}", unit="file", disable=None if changed else True):
-        entries[path] = read_entry(folder, path, size, modified, form)
+        entries[path] = read_entry(folder, path, size, modified, form, targets_of.get(path, ()))
     entries = {path: entries[path] for path, _, _ in files}  # in their order
     if changed:
         lines = [index_line(entry) for entry in entries.values()]
@@ -165,7 +187,7 @@ def index_version(form: CsvFormat) -> int | list:
     """Return the version of an index of files that were read in this form."""
     if form == USUAL_FORMAT:
         return VERSION
-    return [VERSION, form.separator, form.decimal]
+    return [VERSION, form.separator, form.decimal, list(form.missing)]
 
 
 def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
@@ -177,11 +199,19 @@ def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
             if values.pop("index_version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
                 values["remarks"] = tuple(values["remarks"])
+                values["targets"] = tuple(values["targets"])
                 entries[values["path"]] = Entry(**values, form=form)
     return entries
 
 
-def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvFormat = USUAL_FORMAT) -> Entry:
+def read_entry(
+    folder: Path,
+    path: str,
+    size: int,
+    modified: int,
+    form: CsvFormat = USUAL_FORMAT,
+    targets: tuple[str, ...] = (),
+) -> Entry:
     """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
@@ -189,8 +219,10 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
-            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form)
-        table = read_table(content, path, form, check=True)
+            return Entry(
+                path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form, targets=targets
+            )
+        table = read_table(content, path, form, targets, check=True)
         columns = list(table.columns.values())
         if not columns:
             raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
@@ -207,6 +239,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
             form=form,
             version=table.reading.version,
             remarks=tuple(table.reading.remarks),
+            targets=targets,
         )
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
@@ -215,7 +248,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
     except Exception as error:  # damaged files make the readers raise errors of any kind
         message = first_line(error) or "no message"
         reason = f"it cannot be read ({type(error).__name__}: {message})"
-    return Entry(path, size, modified, reason=reason, form=form)
+    return Entry(path, size, modified, reason=reason, form=form, targets=targets)
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
@@ -238,12 +271,18 @@ class Content:
     reading: Reading
 
 
-def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check: bool = False) -> Content:
+def read_table(
+    content: bytes,
+    path: str,
+    form: CsvFormat = USUAL_FORMAT,
+    targets: Collection[str] = (),
+    check: bool = False,
+) -> Content:
     """Read the columns of a file; raises what read_frame raises."""
     # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
     reading = Reading()
-    frame = read_frame(content, suffix, check, form, reading=reading)
+    frame = read_frame(content, suffix, check, form, targets=targets or None, reading=reading)
     if frame.shape[1] < 2:
         raise LeftOut(
             f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs, or by what the option "
@@ -325,12 +364,25 @@ class MissingLibrary(PriorError):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
+def guess_target(names: Sequence[str], last: str) -> str:
+    """Return the first of these columns that has a usual name of a target, or else the last column of the file."""
+    for usual in USUAL_TARGETS:
+        for name in names:
+            if name.strip().lower() == usual:
+                return name
+    return last
+
+
 def read_file(
-    path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT, reading: Reading | None = None
+    path: Path,
+    texts: Collection[str] = (),
+    form: CsvFormat = USUAL_FORMAT,
+    targets: Collection[str] | None = (),
+    reading: Reading | None = None,
 ) -> pd.DataFrame:
     """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
 
-    texts: columns of a CSV file to read as text, even if all values look like numbers; reading: see read_frame
+    texts: columns of a CSV file to read as text, even if all values look like numbers; targets, reading: see read_frame
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -340,7 +392,7 @@ def read_file(
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return read_frame(content, suffix, check=True, form=form, texts=texts, reading=reading)
+        return read_frame(content, suffix, check=True, form=form, texts=texts, targets=targets, reading=reading)
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
@@ -349,8 +401,7 @@ def read_file(
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
     """Read a column of a CSV file that `read_file` has read: its values as they are written, NaN where missing."""
-    text, form = without_declaration(decode(path.read_bytes()), form)
-    return pd.read_csv(io.StringIO(text), sep=separator_of(text, form), usecols=[column], dtype=str)[column]
+    return written(path.read_bytes(), form, [column])[column]
 
 
 def read_frame(
@@ -359,16 +410,20 @@ def read_frame(
     check: bool,
     form: CsvFormat,
     texts: Collection[str] = (),
+    targets: Collection[str] | None = (),
     reading: Reading | None = None,
 ) -> pd.DataFrame:
     """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers.
 
-    reading: is told how it was read
+    texts: columns of a CSV file to read as text; targets: columns that are to be predicted, None for the one that
+    `guess_target` finds; reading: is told how it was read, if it is checked
     """
     reading = reading or Reading()
     if suffix == ".csv":
         shape = check_csv(content, form, reading) if check else None
-        frame = read_csv(content, form, texts)
+        frame = read_csv(content, form, texts, targets, reading)
+        if check:
+            reading.remarks += words_for_missing(content, form, frame)
         if shape is not None and shape != frame.shape:
             raise LeftOut("its lines can be read in several ways")
     else:
@@ -379,7 +434,41 @@ def read_frame(
     return frame
 
 
-def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.DataFrame:
+def read_csv(
+    content: bytes, form: CsvFormat, texts: Collection[str], targets: Collection[str] | None, reading: Reading
+) -> pd.DataFrame:
+    own_words = [word for word in form.missing if word != AUTO]
+    frame = parse(
+        content,
+        form,
+        decimal=form.decimal,
+        dtype=dict.fromkeys(texts, str),
+        keep_default_na=AUTO in form.missing,
+        na_values=["", *own_words],
+    )
+    if targets is None:
+        targets = [guess_target(list(frame), frame.columns[-1])]
+    for name in targets:
+        if name not in frame:
+            continue
+        missing = frame[name].isna()
+        # Beside numbers, a word such as NA means a missing value, otherwise it may be a class.
+        if not missing.any() or (pd.api.types.is_numeric_dtype(frame[name]) and not missing.all()):
+            continue
+        classes = written(content, form, [name])[name]
+        if classes[missing].notna().any():
+            frame[name] = classes
+            reading.version = VERSION
+    return frame
+
+
+def written(content: bytes, form: CsvFormat, names: Collection[str]) -> pd.DataFrame:
+    """Read columns as text; only empty cells are missing, and words that the user has named."""
+    own_words = [word for word in form.missing if word != AUTO]
+    return parse(content, form, usecols=list(names), dtype=str, keep_default_na=False, na_values=["", *own_words])
+
+
+def parse(content: bytes, form: CsvFormat, **options: Any) -> pd.DataFrame:
     text, form = without_declaration(decode(content), form)
     separator = separator_of(text, form)
     names = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
@@ -387,11 +476,31 @@ def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.Data
         io.StringIO(text),
         sep=separator,
         skip_blank_lines=len(names) != 1,  # of a single column a blank line is a row without a value
-        decimal=form.decimal,
         low_memory=False,
         index_col=None,
-        dtype=dict.fromkeys(texts, str),
+        **options,
     )
+
+
+def words_for_missing(content: bytes, form: CsvFormat, frame: pd.DataFrame) -> list[str]:
+    """Return a remark on the words that were read as missing values, or [] if there are only empty cells."""
+    lacking = frame.columns[frame.isna().any()]
+    if len(lacking) == 0:
+        return []
+    texts = written(content, replace(form, missing=()), lacking)
+    words: dict[str, None] = {}  # in the order of the columns
+    columns = []
+    for name in lacking:
+        taken = texts[name][frame[name].isna()].dropna().unique()
+        if len(taken) > 0:
+            words.update(dict.fromkeys(taken))
+            columns.append(repr(name))
+    if not columns:
+        return []
+    where = ", ".join(columns[:5])
+    if len(columns) > 5:
+        where += f" and {len(columns) - 5} more"
+    return [f"{', '.join(map(repr, words))} in {where} counts as missing; missing_words=[...] says which words do"]
 
 
 def require_reader(suffix: str) -> None:

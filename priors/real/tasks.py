@@ -17,12 +17,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from priors.real.csv_format import separator_of, without_declaration
-from priors.real.files import OLDEST, TASKS, ColumnFacts, Entry, LeftOut, decode
+from priors.real.files import OLDEST, TASKS, USUAL_TARGETS, ColumnFacts, Entry, LeftOut, decode, guess_target
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
-USUAL_NAMES = ("target", "class", "label", "y")
-RULE = f"a column called {', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}, else the last one"
+RULE = f"a column called {', '.join(USUAL_TARGETS[:-1])} or {USUAL_TARGETS[-1]}, else the last one"
 FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
 IDENTIFIER = re.compile(r"(?i:(.*[\s_.-])?id|row[\s_.-]?(names?|numbers?))|.*[a-z]I[dD]")
 # In fewer rows, values of ordinary columns often differ too: 20 rows of 100 equally frequent categories do in 13 % of
@@ -139,11 +138,17 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask],
 def guess(entry: Entry) -> RealTask:
     """Return a table with the target that RULE describes."""
     names = [*(facts.name for facts in entry.columns), *entry.left_out]
-    for usual in USUAL_NAMES:
-        for name in names:
-            if name.strip().lower() == usual:
-                return RealTask(entry, name, is_guessed=True)
-    return RealTask(entry, entry.last, is_guessed=True)
+    return RealTask(entry, guess_target(names, entry.last), is_guessed=True)
+
+
+def named_targets(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return the targets that tasks.csv names, by the CSV file; raises PriorError for a table that cannot be read."""
+    path = folder / TASKS
+    targets: dict[str, set[str]] = {}
+    for row in read_tasks(path, COLUMNS) if path.exists() else []:
+        if row["item"].lower().endswith(".csv"):
+            targets.setdefault(row["item"], set()).add(row["target"])
+    return {item: tuple(sorted(names)) for item, names in targets.items()}
 
 
 def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:

@@ -85,6 +85,10 @@ class EvaluateOptions:
     another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    """For suite=folder: words in CSV files that mean a missing value, as an empty cell
+    does. auto stands for NA, N/A, None, null, nan and the
+    others that pandas knows, which a target keeps as classes unless its other values are numbers."""
     splits: int | None = None
     """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. With suite=probes:
     draws of each probe; null takes all 20. With suite=openml: folds; null takes those of the protocol, and of tasks by
@@ -142,6 +146,8 @@ class CompareOptions:
     """For suite=folder: what separates the columns of all CSV files, as for tabicl-evaluate."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    """For suite=folder: words in CSV files that mean a missing value, as for tabicl-evaluate."""
     splits: int | None = None
     """Splits of each task on which networks are scored; null as for tabicl-evaluate, 3 for most suites."""
     rows: int | None = None
@@ -175,7 +181,18 @@ class CompareOptions:
 
     def of_scoring(self) -> list[str]:
         """Return the options that were set of those that say how networks are scored."""
-        names = ("suite", "folder", "tasks", "separator", "decimal", "splits", "rows", "n_estimators", "weights")
+        names = (
+            "suite",
+            "folder",
+            "tasks",
+            "separator",
+            "decimal",
+            "missing_words",
+            "splits",
+            "rows",
+            "n_estimators",
+            "weights",
+        )
         defaults = type(self)()
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
@@ -217,6 +234,9 @@ class PredictOptions:
     or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """Decimal mark of the numbers in CSV files that are read: point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    """Words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan and
+    the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
     overwrite: bool = False
     """Replace an output that is there already, which is refused otherwise."""
 
@@ -224,7 +244,7 @@ class PredictOptions:
         from priors.real.csv_format import format_problems  # imports torch
 
         problems = at_least(1, n_estimators=self.n_estimators)
-        problems += format_problems(self.separator, self.decimal)
+        problems += format_problems(self.separator, self.decimal, self.missing_words)
         if self.task is not None:
             problems += one_of("task", self.task, ("classification", "regression"))
         if not 0 < self.coverage < 1:

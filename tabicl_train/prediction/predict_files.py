@@ -117,15 +117,21 @@ def predict_files(options: PredictOptions) -> None:
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
-    form = csv_format(options.separator, options.decimal)
-    train = read(options.train, form=form)
+    form = format_of(options)
+    reading = Reading()
+    train = read(options.train, form, targets=[options.target], reading=reading)
     # Categories that are texts here are read as texts there, too, even if they all look like numbers in the test file.
     texts = []
     for name in train:
         is_text = pd.api.types.infer_dtype(train[name].astype(object)) == "string"
         if is_text and column_kind(train[name]) == CATEGORY:  # not of dates
             texts.append(name)
-    test = read(options.test, texts, form)
+    reading_test = Reading()
+    test = read(options.test, form, texts, [options.target], reading_test)
+    for remark in dict.fromkeys([*reading.remarks, *reading_test.remarks]):  # what is true of both is said once
+        paths = {options.train: reading, options.test: reading_test}
+        where = ", ".join(path for path, of_path in paths.items() if remark in of_path.remarks)
+        info(f"warning   {where}: {remark}")
 
     nameless = [name for name in train if re.fullmatch(r"Unnamed: \d+", str(name))]
     if nameless:
@@ -162,13 +168,25 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     return X, y, test, has_numbers(options, y)
 
 
-def read(path: str, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
-    reading = Reading()
+def format_of(options: PredictOptions) -> CsvFormat:
+    return csv_format(options.separator, options.decimal, options.missing_words)
+
+
+def read(
+    path: str,
+    form: CsvFormat = USUAL_FORMAT,
+    texts: Collection[str] = (),
+    targets: Collection[str] | None = (),
+    reading: Reading | None = None,
+) -> pd.DataFrame:
+    """Read a file; says how, unless it tells `reading`."""
+    says = reading is None
+    reading = reading or Reading()
     try:
-        frame = read_file(Path(path), texts, form, reading)
+        frame = read_file(Path(path), texts, form, targets, reading)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
-    for remark in reading.remarks:
+    for remark in reading.remarks if says else []:
         info(f"warning   {path}: {remark}")
     return frame
 
@@ -239,7 +257,7 @@ def texts_of(y: pd.Series, options: PredictOptions) -> pd.Series:
     """Return classes as a CSV file writes them; those of other files as text, whole numbers without a point."""
     path = Path(options.train)
     if path.suffix.lower() == ".csv":
-        return read_texts(path, options.target, csv_format(options.separator, options.decimal)).loc[y.index]
+        return read_texts(path, options.target, format_of(options)).loc[y.index]
     if y.dtype.kind == "f" and is_whole(y) and (y.abs() < EXACT).all():
         y = y.astype("int64")
     return y.astype(object).map(str)

@@ -130,6 +130,43 @@ def test_files_may_have_another_separator_and_decimal_mark(monkeypatch):
     assert Path("bar.csv").read_text() == Path("out.csv").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "marks", "line"),
+    [
+        ("[auto]", [None, "high"], "train.csv, test.csv: 'null' in 'mark' counts as missing"),
+        ("[]", ["null", "high"], None),
+        ("[high]", ["null", None], "train.csv, test.csv: 'high' in 'mark' counts as missing"),
+    ],
+)
+def test_words_for_missing_values_are_classes_of_a_target_and_said_of_features(words, marks, line, monkeypatch, capfd):
+    tables = {}
+    for name, frame in (("train", TRAIN), ("test", TEST)):
+        tables[name] = frame[["x", "size"]].assign(mark=np.where(frame["flag"], *marks))
+        written = frame[["x", "size"]].assign(mark=np.where(frame["flag"], "null", "high"))
+        written.assign(code=np.resize(["None", "NA", "Mild", ""], len(frame))).to_csv(f"{name}.csv", index=False)
+    assert predict(monkeypatch, "target=code", f"missing_words={words}") == 0
+    said = [text for text in capfd.readouterr().err.splitlines() if "counts as missing" in text]
+    assert said == ([] if line is None else [f"warning   {line}; missing_words=[...] says which words do"])
+    found = pd.read_csv("out.csv", keep_default_na=False)
+    assert list(found) == ["code", "probability_Mild", "probability_NA", "probability_None"]
+    known = np.arange(len(TRAIN)) % 4 < 3
+    labels = np.resize(["None", "NA", "Mild", ""], len(TRAIN))[known]
+    expected = TabICLClassifier(n_estimators=1).fit(tables["train"][known], labels).predict_proba(tables["test"])
+    np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
+
+
+def test_words_beside_the_numbers_of_a_target_are_missing(monkeypatch, capfd):
+    """As R writes them; and so are words that the user names, among classes, too."""
+    TRAIN.assign(price=TRAIN["price"].where(TRAIN["flag"]), label=TRAIN["label"].replace("no", "?")).to_csv(
+        "train.csv", index=False, na_rep="NA"
+    )
+    number = int((~TRAIN["flag"]).sum())
+    assert predict(monkeypatch, "target=price") == 0
+    assert f"left out  {number} rows of train.csv without a target" in capfd.readouterr().err
+    assert predict(monkeypatch, "target=label", "missing_words=[auto,'?']", "overwrite=true") == 2
+    assert "error: the target 'label' of train.csv: a single value" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("values", [[None, 1.0, None, -1.0], [1.0, -1.0, None]])
 @pytest.mark.parametrize("write", ["polars", "pyarrow", "pandas"])
 def test_a_blank_line_of_a_file_of_one_column_is_a_row(write, values, monkeypatch, capfd):
