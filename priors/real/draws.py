@@ -19,9 +19,9 @@ import torch
 
 from priors.finish import Rejected, split_rows, standardize_target
 from priors.real import TEST, TRAINING, VALIDATION
-from priors.real.files import Column, Entry, mix_bits, read_table, value_hashes
+from priors.real.files import FEW_VALUES, Column, Entry, mix_bits, read_table, value_hashes
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer, TargetScale, as_numbers, reads_as_numbers
-from priors.real.tasks import FEW_VALUES, RealTask
+from priors.real.tasks import RealTask
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 
 OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -53,6 +53,8 @@ OTHER_FORMATS = {
     b"\xff\xfe": "text in UTF-16: save it as UTF-8",
     b"\xfe\xff": "text in UTF-16: save it as UTF-8",
 }
+EXACT = 2**53  # smaller whole numbers are exact as float64
+FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
 DECIMAL_COMMA = r"\s*[-+]?\d*(,\d+)?\s*"
 NESTED = (list, tuple, dict, set, np.ndarray)  # values of a cell, in columns of lists, structs and maps
 
@@ -295,7 +297,10 @@ def read_table(
         try:
             if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
                 raise LeftOut("no name: perhaps row numbers")
-            table.columns[str(name)], table.kinds[str(name)] = as_column(values)
+            column, kind = as_column(values)
+            if kind == "category" and reads_as_numbers(values):
+                reading.version = VERSION
+            table.columns[str(name)], table.kinds[str(name)] = column, kind
         except LeftOut as error:
             table.left_out[str(name)] = str(error)
     return table
@@ -459,7 +464,31 @@ def read_csv(
         if classes[missing].notna().any():
             frame[name] = classes
             reading.version = VERSION
+    for name in inexact(frame):
+        with contextlib.suppress(ValueError, OverflowError):  # such as 1e30
+            cells = written(content, form, [name])[name]
+            frame[name] = whole_numbers(cells.where(frame[name].notna()))
     return frame
+
+
+def inexact(frame: pd.DataFrame) -> list[str]:
+    """Return columns of numbers of which pandas has made floats, or of more than 63 bits texts, for a missing value."""
+    names: list[str] = []
+    if not frame.columns.is_unique:  # which is refused
+        return names
+    for name, dtype in frame.dtypes.items():
+        values = frame[name]
+        are_floats = dtype.kind == "f" and (values.abs() >= EXACT).any() and values.isna().any()
+        if are_floats or (pd.api.types.is_string_dtype(dtype) and (values == "").any()):
+            names.append(name)
+    return names
+
+
+def whole_numbers(values: Iterable[Any]) -> pd.api.extensions.ExtensionArray:
+    """Return whole numbers, or their texts, in a type of 64 bits; raises ValueError and OverflowError for others."""
+    numbers = [None if pd.isna(value) else int(value) for value in values]
+    is_signed = all(number is None or number < 2**63 for number in numbers)
+    return pd.array(numbers, dtype="Int64" if is_signed else "UInt64")
 
 
 def written(content: bytes, form: CsvFormat, names: Collection[str]) -> pd.DataFrame:
@@ -546,9 +575,10 @@ def refuse_equal_names(names: Iterable[str]) -> None:
 def read_parquet(content: bytes) -> pd.DataFrame:
     import pyarrow.parquet as pq
 
-    size = pq.ParquetFile(io.BytesIO(content)).metadata
-    check_size(size.num_rows, size.num_columns)
-    return pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+    file = pq.ParquetFile(io.BytesIO(content))
+    check_size(file.metadata.num_rows, file.metadata.num_columns)
+    frame = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+    return exact(frame, file.schema_arrow, lambda name: file.read([name])[name])
 
 
 def read_arrow(source) -> pd.DataFrame:
@@ -564,7 +594,17 @@ def read_arrow(source) -> pd.DataFrame:
     for column in table.schema:
         if pa.types.is_union(column.type):  # the only type that pandas has no equivalent of
             raise LeftOut(f"the column {column.name!r} has the type {column.type}: save the table without it")
-    return table.to_pandas()
+    return exact(table.to_pandas(), table.schema, table.column)
+
+
+def exact(frame: pd.DataFrame, schema: Any, column: Callable[[str], Any]) -> pd.DataFrame:
+    """Restore large whole numbers that pandas has made floats for a missing one; column: of pyarrow, by name."""
+    import pyarrow as pa
+
+    for name in inexact(frame):
+        if name in schema.names and pa.types.is_integer(schema.field(name).type):
+            frame[name] = whole_numbers(column(name).to_pylist())
+    return frame
 
 
 def check_size(rows: int, columns: int) -> None:
@@ -662,16 +702,40 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
             raise LeftOut(f"categories of the type {type(column.categories[0]).__name__}")
     elif reads_as_numbers(values):
         column, kind = from_numbers(values)
+        classes = few_large_numbers(values, column)
+        if classes is not None:
+            column, kind = classes, "category"
     else:
         column, kind = from_text(values)
 
     present = present_values(column)
     first = present[0]
     if (present == first).all():
-        raise LeftOut("a single value")
+        is_exact = kind != "number" or abs(first) < EXACT or values.nunique() == 1
+        raise LeftOut(
+            "a single value"
+            if is_exact
+            else "whole numbers so large that float64 makes them equal: store classes as text"
+        )
     if kind == "number" and first in (0, 1) and np.array_equal(column, first + np.arange(len(column))):
         raise LeftOut("row numbers")
     return column, kind
+
+
+def few_large_numbers(values: pd.Series, numbers: np.ndarray) -> pd.Categorical | None:
+    """Return a few whole numbers that are not all different as float64 as categories; None for other columns."""
+    present = present_values(numbers)
+    as_floats = np.unique(present)
+    if np.abs(present).max() < EXACT or len(as_floats) > FEW_VALUES or values.dtype.kind not in "iuO":
+        return None
+    try:
+        exact = values.dropna().astype(object).map(lambda value: int(value) if isinstance(value, str) else value)
+    except ValueError:  # such as 1e30
+        return None
+    distinct = sorted(exact.unique())
+    if not len(as_floats) < len(distinct) <= FEW_VALUES:
+        return None
+    return pd.Categorical(exact.map(str).reindex(values.index), categories=[str(value) for value in distinct])
 
 
 def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:

@@ -15,6 +15,8 @@ from tqdm import tqdm
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat, csv_format
 from priors.real.files import (
+    EXACT,
+    FEW_VALUES,
     LeftOut,
     Reading,
     advice_on_decimal,
@@ -26,7 +28,6 @@ from priors.real.files import (
 )
 from priors.real.identifiers import IdentifierWarning, identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, reads_as_numbers
-from priors.real.tasks import FEW_VALUES
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
@@ -39,7 +40,6 @@ from tabicl_train.prediction.fine_tune import LINE_SECONDS, clock
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
 
-EXACT = 2**53  # smaller whole numbers are exact as float64
 ROWS = 1024  # predicted from one move of the progress bar to the next
 
 
@@ -202,7 +202,8 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
     if kind == "time":
         raise ConfigError([f"{name} has times, which are not predicted"])
     if kind == "category" and options.task == "regression":
-        raise ConfigError([f"task is 'regression', but {name} holds text, such as {column[0]!r}"])
+        held = "whole numbers that float64 does not tell apart" if reads_as_numbers(y) else "text"
+        raise ConfigError([f"task is 'regression', but {name} holds {held}, such as {column[0]!r}"])
     if kind == "category" and facts.distinct > facts.known / 2:
         raise ConfigError([f"{name} has {facts.distinct} different texts in {counted(facts.known, 'row')}"])
     if options.task is not None:

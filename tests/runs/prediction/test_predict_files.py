@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from command_line import exit_code
 from table_files import build_frame
@@ -112,6 +114,19 @@ def test_classes_are_written_as_in_the_file(texts, names, monkeypatch):
     numbers = [names.index(text if text in names else "1.0") for text in column if text]
     expected = TabICLClassifier(n_estimators=1).fit(TRAIN[known], numbers).predict_proba(TEST)
     np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
+@pytest.mark.parametrize("values", [[2**60, 2**60 + 1], [2**63, 2**63 + 1, None]])
+def test_large_whole_numbers_are_different_classes(values, ending, monkeypatch):
+    """float64 has one number for both, and a missing value makes pandas read whole numbers as float64."""
+    column = pd.array(np.resize(np.array(values, object), len(TRAIN)), dtype="UInt64")
+    table = pa.Table.from_pandas(TRAIN.assign(code=column)).replace_schema_metadata()  # as others write it
+    {"csv": pa.csv.write_csv, "parquet": pa.parquet.write_table, "feather": pa.feather.write_feather}[ending](
+        table, f"train.{ending}"
+    )
+    assert predict(monkeypatch, f"train=train.{ending}", "target=code") == 0
+    assert list(pd.read_csv("out.csv")) == ["code", *(f"probability_{value}" for value in values[:2])]
 
 
 def test_whole_numbers_of_other_files_are_classes_without_a_point(monkeypatch):

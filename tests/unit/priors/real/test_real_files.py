@@ -110,6 +110,9 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "other date": ([f"{day}.1.2024" for day in range(1, 21)], "dates that are not in the ISO format, such as '1.1."),
     "late date": (["9999-12-31", "2024-01-01"] * 10, "dates such as '9999-12-31': its year is not in 1000 to 2999"),
     "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' beside the text 'unknown'"),
+    "large": ([2**60, 2**60 + 1] * 10, "category"),  # float64 has one number for both
+    "large, missing": (pd.array([2**60, None, 5, 2**60 + 1] * 5, dtype="Int64"), "category"),
+    "many large": (list(range(2**60, 2**60 + 20)), "whole numbers so large that float64 makes them equal: store"),
     "mixed": (["1", "2", "3", "?"] * 5, "numbers beside the text '?'"),
     "infinite": ([1.0, np.inf] * 10, "infinite values"),
     "too large": ([1.0, 1e300] * 10, "infinite values, or too large"),
