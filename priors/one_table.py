@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
-from priors.real.csv_format import csv_format, format_problems
+from priors.real.csv_format import AUTO, csv_format, format_problems
 from priors.table import Largest, PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
@@ -53,11 +53,14 @@ class OneTable(Prior, DividedTables):
     comma, semicolon or tab that divides the first line most."""
     decimal: str = "point"
     """Decimal mark of the numbers in a CSV file: point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: [AUTO])
+    """Words in a CSV file that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan
+    and the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         problems = self.fraction_problems("rows", may_be_0=False)
-        if wrong := format_problems(self.separator, self.decimal):
+        if wrong := format_problems(self.separator, self.decimal, self.missing_words):
             return problems + wrong
         if not self.file:
             return [*problems, "file is not set; it is the table to train on"]
@@ -73,7 +76,8 @@ class OneTable(Prior, DividedTables):
         from priors.real.files import index_file
         from priors.real.tasks import guess
 
-        task = guess(index_file(Path(self.file), csv_format(self.separator, self.decimal)))
+        form = csv_format(self.separator, self.decimal, self.missing_words)
+        task = guess(index_file(Path(self.file), form, (self.target,) if self.target else ()))
         if self.target:
             task = replace(task, target=self.target, is_guessed=False)
         return replace(task, drop=tuple(self.drop), categorical=tuple(self.categorical))
@@ -139,13 +143,14 @@ class OneTable(Prior, DividedTables):
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the table and what is left out of it, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers
+        from priors.real.tasks import RULE, columns_left_out, identifiers, remarks
 
         entry, task = self.task.entry, self.task
         guessed = f" ({RULE})" if task.is_guessed else ""
         return [
             f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
             f"{self.validation_fraction:.0%} of the rows for validation, {self.test_fraction:.0%} for the final test",
+            *remarks([task], most),
             *columns_left_out([task], most),
             *identifiers([task], f"{key}.drop"),
         ]

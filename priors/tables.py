@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables, Eligible
-from priors.real.csv_format import csv_format, format_problems
+from priors.real.csv_format import AUTO, csv_format, format_problems
 from priors.table import Largest, PriorError, Source, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
@@ -52,11 +52,14 @@ class Tables(Prior, DividedTables):
     the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """Decimal mark of the numbers in all CSV files: point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: [AUTO])
+    """Words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan and
+    the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         problems = self.fraction_problems("tables", may_be_0=True)
-        if wrong := format_problems(self.separator, self.decimal):
+        if wrong := format_problems(self.separator, self.decimal, self.missing_words):
             return problems + wrong
         if not self.folder:
             return [*problems, "folder is not set; it is a folder of tables"]
@@ -82,10 +85,12 @@ class Tables(Prior, DividedTables):
     def contents(self) -> tuple[dict[str, Entry], list[RealTask], dict[str, str]]:
         """The files by path, the tables of all sides, and why other files are left out; raises PriorError."""
         from priors.real.files import index_folder
-        from priors.real.tasks import find_tasks
+        from priors.real.tasks import find_tasks, named_targets
 
-        entries = index_folder(Path(self.folder), csv_format(self.separator, self.decimal))
-        return entries, *find_tasks(Path(self.folder), entries)
+        folder = Path(self.folder)
+        form = csv_format(self.separator, self.decimal, self.missing_words)
+        entries = index_folder(folder, form, named_targets(folder))
+        return entries, *find_tasks(folder, entries)
 
     @property
     def tasks(self) -> list[RealTask]:
@@ -177,7 +182,7 @@ class Tables(Prior, DividedTables):
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the tables and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, shortened
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, remarks, shortened
 
         entries, tasks, left_out = self.contents
         total_rows = sum(task.entry.rows for task in tasks)
@@ -199,6 +204,7 @@ class Tables(Prior, DividedTables):
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
+        lines += remarks(tasks, most)
         lines += columns_left_out(tasks, most)
         lines += identifiers(tasks, "the column drop of tasks.csv")
         return lines

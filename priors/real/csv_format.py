@@ -1,4 +1,4 @@
-"""How CSV files are written: what separates their columns, and the decimal mark of their numbers.
+"""How CSV files are written: what separates their columns, the decimal mark of their numbers, and missing values.
 
 The options `separator` and `decimal` of priors and commands take the name of a mark, since shells and Hydra read some
 marks as something else, or the mark itself.
@@ -7,29 +7,45 @@ marks as something else, or the mark itself.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-AUTO = "auto"  # instead of the name of a separator
+AUTO = "auto"  # instead of the name of a separator, or among missing words for those of pandas
 RECOGNIZED = ",;\t"  # separators that are found without an option
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "space": " ", "colon": ":"}
 DECIMALS = {"point": ".", "comma": ","}
+DECLARATION = re.compile(r'"?sep=(.)"?(\r\n|\r|\n)', re.IGNORECASE)  # a first line that tells Excel the separator
 EXAMINED_LINES = 20
 WORDS = " :"  # also divide texts and times, so that two parts prove nothing
 
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """What separates the columns of a CSV file (None: one of RECOGNIZED), and the decimal mark of its numbers."""
+    """How a CSV file is written.
+
+    Parameters
+    ----------
+    separator : str or None
+        What separates columns; None: one of RECOGNIZED.
+    decimal : str
+        The decimal mark of numbers.
+    missing : tuple of str
+        Words that mean a missing value, as an empty cell does. AUTO stands for those that pandas takes for one; a
+        target of texts keeps them.
+    """
 
     separator: str | None = None
     decimal: str = "."
+    missing: tuple[str, ...] = (AUTO,)
 
 
 USUAL_FORMAT = CsvFormat()
 
 
-def format_problems(separator: str, decimal: str) -> list[str]:
-    """List what is wrong with the options `separator` and `decimal`."""
+def format_problems(separator: str, decimal: str, missing_words: Sequence[Any]) -> list[str]:
+    """List what is wrong with the options `separator`, `decimal` and `missing_words`."""
     problems = []
     names = (AUTO, *SEPARATORS)
     is_mark = len(separator) == 1 and not separator.isalnum() and separator not in "\"'\r\n"
@@ -37,13 +53,26 @@ def format_problems(separator: str, decimal: str) -> list[str]:
         problems.append(f"separator is {separator!r}; it must be one of {', '.join(names)}, or another single mark")
     if decimal not in (*DECIMALS, *DECIMALS.values()):
         problems.append(f"decimal is {decimal!r}; it must be one of {', '.join(DECIMALS)}")
+    for word in missing_words:
+        if not isinstance(word, str):
+            problems.append(
+                f"missing_words has {word!r}, which is no text: put quotes around it, missing_words=['...']"
+            )
     return problems
 
 
-def csv_format(separator: str, decimal: str) -> CsvFormat:
+def csv_format(separator: str, decimal: str, missing_words: Sequence[str] = (AUTO,)) -> CsvFormat:
     """Return the format that the options describe; see format_problems."""
     mark = None if separator == AUTO else SEPARATORS.get(separator, separator)
-    return CsvFormat(mark, DECIMALS.get(decimal, decimal))
+    return CsvFormat(mark, DECIMALS.get(decimal, decimal), tuple(missing_words))
+
+
+def without_declaration(text: str, form: CsvFormat = USUAL_FORMAT) -> tuple[str, CsvFormat]:
+    """Return a CSV file without a first line such as `sep=;`, and its format; a given separator comes first."""
+    declared = DECLARATION.match(text)
+    if declared is None:
+        return text, form
+    return text[declared.end() :], replace(form, separator=form.separator or declared[1])
 
 
 def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
@@ -51,7 +80,7 @@ def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
     # csv.Sniffer guesses from values, which may be texts.
     if form.separator is not None:
         return form.separator
-    first_line, _, _ = text.partition("\n")
+    first_line = re.match(r"[^\r\n]*", text)[0]  # type: ignore[index]  # which always matches
     columns = {}
     for mark in RECOGNIZED:
         names = next(csv.reader([first_line], delimiter=mark), [])

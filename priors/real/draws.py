@@ -19,9 +19,9 @@ import torch
 
 from priors.finish import Rejected, split_rows, standardize_target
 from priors.real import TEST, TRAINING, VALIDATION
-from priors.real.files import Column, Entry, mix_bits, read_table, value_hashes
+from priors.real.files import FEW_VALUES, Column, Entry, mix_bits, read_table, value_hashes
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer, TargetScale, as_numbers, reads_as_numbers
-from priors.real.tasks import FEW_VALUES, RealTask
+from priors.real.tasks import RealTask
 from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 
 OWN_TARGET = 0.5  # probability that a draw predicts the table's own target, if it can; else another column of it
@@ -64,7 +64,7 @@ def read_columns(folder: Path, entry: Entry) -> dict[str, Column]:
             f"{path} has changed since it was indexed, and draws from it would be others than before: "
             "restore it, or `touch` it and begin another run"
         )
-    return read_table(content, entry.path, entry.form).columns
+    return read_table(content, entry.path, entry.form, entry.targets).columns
 
 
 def size_of(columns: dict[str, Column]) -> int:

@@ -14,25 +14,27 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.real.csv_format import USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of
+from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
 
 NAME = ".tabicl-index.jsonl"
-VERSION = 2  # of the index; raised with every change of what is read or left out
+VERSION = 3  # of the index; raised with every change of what is read or left out
+OLDEST = 2  # the first one that read most files as the newest does, so that runs on them continue
 UNREADABLE = -1  # instead of the time of modification of a file that could not be opened
+USUAL_TARGETS = ("target", "class", "label", "y")
 TASKS = "tasks.csv"  # in the folder itself: a table of tasks, see tasks.py
 SUFFIXES = (".csv", ".parquet", ".arrow", ".feather")
 MAX_BYTES = 256 * 2**20  # of a file: reading a CSV takes about eight times its size in memory
@@ -51,6 +53,8 @@ OTHER_FORMATS = {
     b"\xff\xfe": "text in UTF-16: save it as UTF-8",
     b"\xfe\xff": "text in UTF-16: save it as UTF-8",
 }
+EXACT = 2**53  # smaller whole numbers are exact as float64
+FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
 DECIMAL_COMMA = r"\s*[-+]?\d*(,\d+)?\s*"
 NESTED = (list, tuple, dict, set, np.ndarray)  # values of a cell, in columns of lists, structs and maps
 
@@ -83,15 +87,34 @@ class Entry:
     left_out: dict[str, str] = field(default_factory=dict)  # columns that are not used, and why
     reason: str | None = None  # why the file is left out; None if it is used
     form: CsvFormat = USUAL_FORMAT  # how it was read, if it is a CSV file
+    version: int = OLDEST  # the first one of the index that read its columns so
+    remarks: tuple[str, ...] = ()  # see Reading
+    targets: tuple[str, ...] = ()  # see index_folder
 
 
-def index_folder(folder: Path, form: CsvFormat = USUAL_FORMAT) -> dict[str, Entry]:
-    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files."""
-    # form: of all CSV files. Raises PriorError if a package that reads the files is missing.
-    return index_files(folder.resolve(), tuple(find_files(folder)), form)
+def index_folder(
+    folder: Path, form: CsvFormat = USUAL_FORMAT, targets: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, Entry]:
+    """Return the entries of all files of a folder by path, in alphabetical order; reads only new and changed files.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    form : CsvFormat
+        Of all CSV files.
+    targets : mapping of str to tuple of str, optional
+        The columns that are to be predicted in a file, by its path; by default the one that `guess_target` finds.
+
+    Raises
+    ------
+    PriorError
+        If a package that reads the files is missing.
+    """
+    return index_files(folder.resolve(), tuple(find_files(folder)), form, tuple((targets or {}).items()))
 
 
-def index_file(path: Path, form: CsvFormat = USUAL_FORMAT) -> Entry:
+def index_file(path: Path, form: CsvFormat = USUAL_FORMAT, targets: tuple[str, ...] = ()) -> Entry:
     """Return the entry of a single file, in memory only; raises PriorError if it cannot be used."""
     if path.suffix.lower() not in SUFFIXES:
         raise PriorError(f"{path} must be one of {', '.join(SUFFIXES)} files")
@@ -99,7 +122,7 @@ def index_file(path: Path, form: CsvFormat = USUAL_FORMAT) -> Entry:
         state = path.stat()
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
-    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns, form)
+    entry = read_entry_once(path.parent.resolve(), path.name, state.st_size, state.st_mtime_ns, form, targets)
     if entry.reason is not None:
         raise PriorError(f"{path} cannot be used: {entry.reason}")
     return entry
@@ -128,20 +151,24 @@ def find_files(folder: Path) -> list[File]:
 
 
 @lru_cache(maxsize=2)  # a process checks a configuration, and builds its prior, several times
-def index_files(folder: Path, files: tuple[File, ...], form: CsvFormat) -> dict[str, Entry]:
+def index_files(
+    folder: Path, files: tuple[File, ...], form: CsvFormat, targets: tuple[tuple[str, tuple[str, ...]], ...]
+) -> dict[str, Entry]:
     """Return the entries of these files, from the index or from the file if it is new or has changed."""
     indexed = read_entries(folder, form)
+    targets_of = dict(targets)
     entries = {}
     changed = []
     for path, size, modified in files:
         entry = indexed.get(path)
         # What could not be opened has no time of modification in the index, and is tried again.
-        if entry is not None and (entry.size, entry.modified) == (size, modified):
+        state = (size, modified, targets_of.get(path, ()))
+        if entry is not None and (entry.size, entry.modified, entry.targets) == state:
             entries[path] = entry
         else:
             changed.append((path, size, modified))
     for path, size, modified in tqdm(changed, f"index of {folder}", unit="file", disable=None if changed else True):
-        entries[path] = read_entry(folder, path, size, modified, form)
+        entries[path] = read_entry(folder, path, size, modified, form, targets_of.get(path, ()))
     entries = {path: entries[path] for path, _, _ in files}  # in their order
     if changed:
         lines = [index_line(entry) for entry in entries.values()]
@@ -154,15 +181,15 @@ def index_files(folder: Path, files: tuple[File, ...], form: CsvFormat) -> dict[
 
 def index_line(entry: Entry) -> str:
     values = asdict(entry)
-    del values["form"]  # is part of the version
-    return json.dumps({"version": index_version(entry.form), **values}) + "\n"
+    del values["form"]  # is part of the version of the index
+    return json.dumps({"index_version": index_version(entry.form), **values}) + "\n"
 
 
 def index_version(form: CsvFormat) -> int | list:
     """Return the version of an index of files that were read in this form."""
     if form == USUAL_FORMAT:
         return VERSION
-    return [VERSION, form.separator, form.decimal]
+    return [VERSION, form.separator, form.decimal, list(form.missing)]
 
 
 def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
@@ -171,13 +198,22 @@ def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
     with contextlib.suppress(OSError, ValueError, KeyError):
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
             values = json.loads(line)
-            if values.pop("version") == index_version(form):
+            if values.pop("index_version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
+                values["remarks"] = tuple(values["remarks"])
+                values["targets"] = tuple(values["targets"])
                 entries[values["path"]] = Entry(**values, form=form)
     return entries
 
 
-def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvFormat = USUAL_FORMAT) -> Entry:
+def read_entry(
+    folder: Path,
+    path: str,
+    size: int,
+    modified: int,
+    form: CsvFormat = USUAL_FORMAT,
+    targets: tuple[str, ...] = (),
+) -> Entry:
     """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
     try:
         if size > MAX_BYTES:
@@ -185,8 +221,10 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
-            return Entry(path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form)
-        table = read_table(content, path, form, check=True)
+            return Entry(
+                path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form, targets=targets
+            )
+        table = read_table(content, path, form, targets, check=True)
         columns = list(table.columns.values())
         if not columns:
             raise LeftOut("; ".join(f"column {name!r}: {reason}" for name, reason in table.left_out.items()))
@@ -201,6 +239,9 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
             columns=tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items()),
             left_out=table.left_out,
             form=form,
+            version=table.reading.version,
+            remarks=tuple(table.reading.remarks),
+            targets=targets,
         )
     except MissingLibrary as error:
         raise PriorError(f"{path}: {error}") from None
@@ -209,7 +250,7 @@ def read_entry(folder: Path, path: str, size: int, modified: int, form: CsvForma
     except Exception as error:  # damaged files make the readers raise errors of any kind
         message = first_line(error) or "no message"
         reason = f"it cannot be read ({type(error).__name__}: {message})"
-    return Entry(path, size, modified, reason=reason, form=form)
+    return Entry(path, size, modified, reason=reason, form=form, targets=targets)
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
@@ -229,13 +270,21 @@ class Content:
     kinds: dict[str, str]
     left_out: dict[str, str]
     last: str
+    reading: Reading
 
 
-def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check: bool = False) -> Content:
+def read_table(
+    content: bytes,
+    path: str,
+    form: CsvFormat = USUAL_FORMAT,
+    targets: Collection[str] = (),
+    check: bool = False,
+) -> Content:
     """Read the columns of a file; raises what read_frame raises."""
     # With `check`, the result is compared with the lines of the file, which takes longer than reading.
     suffix = Path(path).suffix.lower()
-    frame = read_frame(content, suffix, check, form)
+    reading = Reading()
+    frame = read_frame(content, suffix, check, form, targets=targets or None, reading=reading)
     if frame.shape[1] < 2:
         raise LeftOut(
             f"{frame.shape[1]} columns; a CSV file separates them by commas, semicolons or tabs, or by what the option "
@@ -243,12 +292,15 @@ def read_table(content: bytes, path: str, form: CsvFormat = USUAL_FORMAT, check:
         )
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
-    table = Content({}, {}, {}, str(frame.columns[-1]))
+    table = Content({}, {}, {}, str(frame.columns[-1]), reading)
     for name, values in frame.items():
         try:
             if suffix == ".csv" and re.fullmatch(r"Unnamed: \d+", str(name)):  # a name that pandas gives
                 raise LeftOut("no name: perhaps row numbers")
-            table.columns[str(name)], table.kinds[str(name)] = as_column(values)
+            column, kind = as_column(values)
+            if kind == "category" and reads_as_numbers(values):
+                reading.version = VERSION
+            table.columns[str(name)], table.kinds[str(name)] = column, kind
         except LeftOut as error:
             table.left_out[str(name)] = str(error)
     return table
@@ -293,6 +345,22 @@ def mix_bits(x: np.ndarray) -> np.ndarray:
         return x ^ (x >> np.uint64(31))
 
 
+@dataclass
+class Reading:
+    """How a file was read.
+
+    Parameters
+    ----------
+    remarks : list of str
+        What users should know of it.
+    version : int
+        The first one of the index that read its columns so.
+    """
+
+    remarks: list[str] = field(default_factory=list)
+    version: int = OLDEST
+
+
 class LeftOut(Exception):
     """A file or column that is left out, with the reason."""
 
@@ -301,10 +369,25 @@ class MissingLibrary(PriorError):
     """A file that cannot be read without another package, with the command that installs it."""
 
 
-def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
+def guess_target(names: Sequence[str], last: str) -> str:
+    """Return the first of these columns that has a usual name of a target, or else the last column of the file."""
+    for usual in USUAL_TARGETS:
+        for name in names:
+            if name.strip().lower() == usual:
+                return name
+    return last
+
+
+def read_file(
+    path: Path,
+    texts: Collection[str] = (),
+    form: CsvFormat = USUAL_FORMAT,
+    targets: Collection[str] | None = (),
+    reading: Reading | None = None,
+) -> pd.DataFrame:
     """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
 
-    texts: columns of a CSV file to read as text, even if all values look like numbers
+    texts: columns of a CSV file to read as text, even if all values look like numbers; targets, reading: see read_frame
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -314,7 +397,7 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
     except OSError as error:
         raise PriorError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        return read_frame(content, suffix, check=True, form=form, texts=texts)
+        return read_frame(content, suffix, check=True, form=form, texts=texts, targets=targets, reading=reading)
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
@@ -323,35 +406,130 @@ def read_file(path: Path, texts: Collection[str] = (), form: CsvFormat = USUAL_F
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
     """Read a column of a CSV file that `read_file` has read: its values as they are written, NaN where missing."""
-    text = decode(path.read_bytes())
-    return pd.read_csv(io.StringIO(text), sep=separator_of(text, form), usecols=[column], dtype=str)[column]
+    return written(path.read_bytes(), form, [column])[column]
 
 
-def read_frame(content: bytes, suffix: str, check: bool, form: CsvFormat, texts: Collection[str] = ()) -> pd.DataFrame:
-    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers."""
+def read_frame(
+    content: bytes,
+    suffix: str,
+    check: bool,
+    form: CsvFormat,
+    texts: Collection[str] = (),
+    targets: Collection[str] | None = (),
+    reading: Reading | None = None,
+) -> pd.DataFrame:
+    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers.
+
+    texts: columns of a CSV file to read as text; targets: columns that are to be predicted, None for the one that
+    `guess_target` finds; reading: is told how it was read, if it is checked
+    """
+    reading = reading or Reading()
     if suffix == ".csv":
-        shape = check_csv(content, form) if check else None
-        frame = read_csv(content, form, texts)
+        shape = check_csv(content, form, reading) if check else None
+        frame = read_csv(content, form, texts, targets, reading)
+        if check:
+            reading.remarks += words_for_missing(content, form, frame)
         if shape is not None and shape != frame.shape:
             raise LeftOut("its lines can be read in several ways")
     else:
-        frame = read_binary(content, suffix)
+        frame = read_binary(content, suffix, reading)
     if not isinstance(frame.index, pd.RangeIndex):
         raise LeftOut("its lines can be read in several ways")
     check_size(*frame.shape)
     return frame
 
 
-def read_csv(content: bytes, form: CsvFormat, texts: Collection[str]) -> pd.DataFrame:
-    text = decode(content)
+def read_csv(
+    content: bytes, form: CsvFormat, texts: Collection[str], targets: Collection[str] | None, reading: Reading
+) -> pd.DataFrame:
+    own_words = [word for word in form.missing if word != AUTO]
+    frame = parse(
+        content,
+        form,
+        decimal=form.decimal,
+        dtype=dict.fromkeys(texts, str),
+        keep_default_na=AUTO in form.missing,
+        na_values=["", *own_words],
+    )
+    if targets is None:
+        targets = [guess_target(list(frame), frame.columns[-1])]
+    for name in targets:
+        if name not in frame:
+            continue
+        missing = frame[name].isna()
+        # Beside numbers, a word such as NA means a missing value, otherwise it may be a class.
+        if not missing.any() or (pd.api.types.is_numeric_dtype(frame[name]) and not missing.all()):
+            continue
+        classes = written(content, form, [name])[name]
+        if classes[missing].notna().any():
+            frame[name] = classes
+            reading.version = VERSION
+    for name in inexact(frame):
+        with contextlib.suppress(ValueError, OverflowError):  # such as 1e30
+            cells = written(content, form, [name])[name]
+            frame[name] = whole_numbers(cells.where(frame[name].notna()))
+    return frame
+
+
+def inexact(frame: pd.DataFrame) -> list[str]:
+    """Return columns of numbers of which pandas has made floats, or of more than 63 bits texts, for a missing value."""
+    names: list[str] = []
+    if not frame.columns.is_unique:  # which is refused
+        return names
+    for name, dtype in frame.dtypes.items():
+        values = frame[name]
+        are_floats = dtype.kind == "f" and (values.abs() >= EXACT).any() and values.isna().any()
+        if are_floats or (pd.api.types.is_string_dtype(dtype) and (values == "").any()):
+            names.append(name)
+    return names
+
+
+def whole_numbers(values: Iterable[Any]) -> pd.api.extensions.ExtensionArray:
+    """Return whole numbers, or their texts, in a type of 64 bits; raises ValueError and OverflowError for others."""
+    numbers = [None if pd.isna(value) else int(value) for value in values]
+    is_signed = all(number is None or number < 2**63 for number in numbers)
+    return pd.array(numbers, dtype="Int64" if is_signed else "UInt64")
+
+
+def written(content: bytes, form: CsvFormat, names: Collection[str]) -> pd.DataFrame:
+    """Read columns as text; only empty cells are missing, and words that the user has named."""
+    own_words = [word for word in form.missing if word != AUTO]
+    return parse(content, form, usecols=list(names), dtype=str, keep_default_na=False, na_values=["", *own_words])
+
+
+def parse(content: bytes, form: CsvFormat, **options: Any) -> pd.DataFrame:
+    text, form = without_declaration(decode(content), form)
+    separator = separator_of(text, form)
+    names = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
     return pd.read_csv(
         io.StringIO(text),
-        sep=separator_of(text, form),
-        decimal=form.decimal,
+        sep=separator,
+        skip_blank_lines=len(names) != 1,  # of a single column a blank line is a row without a value
         low_memory=False,
         index_col=None,
-        dtype=dict.fromkeys(texts, str),
+        **options,
     )
+
+
+def words_for_missing(content: bytes, form: CsvFormat, frame: pd.DataFrame) -> list[str]:
+    """Return a remark on the words that were read as missing values, or [] if there are only empty cells."""
+    lacking = frame.columns[frame.isna().any()]
+    if len(lacking) == 0:
+        return []
+    texts = written(content, replace(form, missing=()), lacking)
+    words: dict[str, None] = {}  # in the order of the columns
+    columns = []
+    for name in lacking:
+        taken = texts[name][frame[name].isna()].dropna().unique()
+        if len(taken) > 0:
+            words.update(dict.fromkeys(taken))
+            columns.append(repr(name))
+    if not columns:
+        return []
+    where = ", ".join(columns[:5])
+    if len(columns) > 5:
+        where += f" and {len(columns) - 5} more"
+    return [f"{', '.join(map(repr, words))} in {where} counts as missing; missing_words=[...] says which words do"]
 
 
 def require_reader(suffix: str) -> None:
@@ -366,13 +544,26 @@ def require_reader(suffix: str) -> None:
         ) from None
 
 
-def read_binary(content: bytes, suffix: str) -> pd.DataFrame:
+def read_binary(content: bytes, suffix: str, reading: Reading) -> pd.DataFrame:
     require_reader(suffix)
     import pyarrow as pa
 
     frame = read_parquet(content) if suffix == ".parquet" else read_arrow(pa.BufferReader(content))
+    # Levels of an index that have a name are columns; others number the rows.
+    index = frame.index
+    frame = frame.reset_index(drop=True)
+    levels = []
+    for number, name in enumerate(index.names):
+        level = index.get_level_values(number).to_series(index=frame.index, name=name)
+        is_copy = name in frame and level.equals(frame[name])  # as by set_index(name, drop=False)
+        if name is not None and not is_copy:
+            levels.append(level)
+    if levels:
+        reading.version = VERSION
+        frame = pd.concat([*levels, frame], axis=1)
+    frame.columns = frame.columns.map(str)
     refuse_equal_names(frame.columns)
-    return frame.set_axis(frame.columns.map(str), axis=1)
+    return frame
 
 
 def refuse_equal_names(names: Iterable[str]) -> None:
@@ -384,9 +575,10 @@ def refuse_equal_names(names: Iterable[str]) -> None:
 def read_parquet(content: bytes) -> pd.DataFrame:
     import pyarrow.parquet as pq
 
-    size = pq.ParquetFile(io.BytesIO(content)).metadata
-    check_size(size.num_rows, size.num_columns)
-    return pd.read_parquet(io.BytesIO(content), engine="pyarrow").reset_index(drop=True)
+    file = pq.ParquetFile(io.BytesIO(content))
+    check_size(file.metadata.num_rows, file.metadata.num_columns)
+    frame = pd.read_parquet(io.BytesIO(content), engine="pyarrow")
+    return exact(frame, file.schema_arrow, lambda name: file.read([name])[name])
 
 
 def read_arrow(source) -> pd.DataFrame:
@@ -402,7 +594,17 @@ def read_arrow(source) -> pd.DataFrame:
     for column in table.schema:
         if pa.types.is_union(column.type):  # the only type that pandas has no equivalent of
             raise LeftOut(f"the column {column.name!r} has the type {column.type}: save the table without it")
-    return table.to_pandas().reset_index(drop=True)
+    return exact(table.to_pandas(), table.schema, table.column)
+
+
+def exact(frame: pd.DataFrame, schema: Any, column: Callable[[str], Any]) -> pd.DataFrame:
+    """Restore large whole numbers that pandas has made floats for a missing one; column: of pyarrow, by name."""
+    import pyarrow as pa
+
+    for name in inexact(frame):
+        if name in schema.names and pa.types.is_integer(schema.field(name).type):
+            frame[name] = whole_numbers(column(name).to_pylist())
+    return frame
 
 
 def check_size(rows: int, columns: int) -> None:
@@ -421,8 +623,9 @@ def decode(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         readable = error.object[: error.start].decode()
-        line = readable.count("\n") + 1
-        before = readable.rpartition("\n")[2][-20:]
+        lines = re.split(r"\r\n|\r|\n", readable)
+        line = len(lines)
+        before = lines[-1][-20:]
         raise LeftOut(
             f"line {line} is not in UTF-8, at the byte 0x{error.object[error.start]:02x} after {before!r}: save it as "
             "UTF-8, or convert it, for example by iconv -f WINDOWS-1252 -t UTF-8"
@@ -432,15 +635,18 @@ def decode(content: bytes) -> str:
     return text
 
 
-def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
+def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, int]:
     """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
     # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
-    text = decode(content)
+    # It skips blank lines.
+    content_text = decode(content)
+    text, form = without_declaration(content_text, form)
     separator = separator_of(text, form)
+    declarations = int(len(text) < len(content_text))  # lines before the names
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names = next(lines, [])
     if not names:
-        raise LeftOut("it is empty" if not content.strip() else "its first line is empty")
+        raise LeftOut("it is empty" if not text.strip() else "its first line is empty")
     check_size(1, len(names))
     if len(names) == 1:
         advice = advice_on_separator(text, separator)
@@ -452,13 +658,23 @@ def check_csv(content: bytes, form: CsvFormat) -> tuple[int, int]:
             raise LeftOut(f"its first line does not name the columns: {name!r} is a number")
 
     rows = 0
+    blanks: list[int] = []  # the numbers of blank lines
+    last = 0  # line that is not blank
     for line in lines:
         if not line:
+            blanks.append(lines.line_num + declarations)
+            rows += len(names) == 1
             continue
+        last = lines.line_num + declarations
         if len(line) != len(names):
             advice = advice_on_separator(text, separator)
-            raise LeftOut(f"line {lines.line_num} has {len(line)} values, but there are {len(names)} columns{advice}")
+            raise LeftOut(f"line {last} has {len(line)} values, but there are {len(names)} columns{advice}")
         rows += 1
+    if len(names) > 1:  # below the last row they do no harm
+        blanks = [number for number in blanks if number < last]
+    if blanks:
+        meaning = "count as no rows" if len(names) > 1 else "count as rows with a missing value"
+        reading.remarks.append(f"its blank lines {meaning}: {len(blanks)}, the first one is line {blanks[0]}")
     check_size(rows, len(names))
     return rows, len(names)
 
@@ -486,16 +702,40 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
             raise LeftOut(f"categories of the type {type(column.categories[0]).__name__}")
     elif reads_as_numbers(values):
         column, kind = from_numbers(values)
+        classes = few_large_numbers(values, column)
+        if classes is not None:
+            column, kind = classes, "category"
     else:
         column, kind = from_text(values)
 
     present = present_values(column)
     first = present[0]
     if (present == first).all():
-        raise LeftOut("a single value")
+        is_exact = kind != "number" or abs(first) < EXACT or values.nunique() == 1
+        raise LeftOut(
+            "a single value"
+            if is_exact
+            else "whole numbers so large that float64 makes them equal: store classes as text"
+        )
     if kind == "number" and first in (0, 1) and np.array_equal(column, first + np.arange(len(column))):
         raise LeftOut("row numbers")
     return column, kind
+
+
+def few_large_numbers(values: pd.Series, numbers: np.ndarray) -> pd.Categorical | None:
+    """Return a few whole numbers that are not all different as float64 as categories; None for other columns."""
+    present = present_values(numbers)
+    as_floats = np.unique(present)
+    if np.abs(present).max() < EXACT or len(as_floats) > FEW_VALUES or values.dtype.kind not in "iuO":
+        return None
+    try:
+        exact = values.dropna().astype(object).map(lambda value: int(value) if isinstance(value, str) else value)
+    except ValueError:  # such as 1e30
+        return None
+    distinct = sorted(exact.unique())
+    if not len(as_floats) < len(distinct) <= FEW_VALUES:
+        return None
+    return pd.Categorical(exact.map(str).reindex(values.index), categories=[str(value) for value in distinct])
 
 
 def from_numbers(values: pd.Series) -> tuple[np.ndarray, str]:

@@ -6,6 +6,7 @@ tabicl-evaluate suite=folder reads the same tasks.csv.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections import Counter
@@ -15,14 +16,22 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from priors.real.csv_format import separator_of
-from priors.real.files import TASKS, VERSION, ColumnFacts, Entry, LeftOut, decode
+from priors.real.csv_format import separator_of, without_declaration
+from priors.real.files import (
+    FEW_VALUES,
+    OLDEST,
+    TASKS,
+    USUAL_TARGETS,
+    ColumnFacts,
+    Entry,
+    LeftOut,
+    decode,
+    guess_target,
+)
 from priors.table import MIN_ROWS, PriorError
 
 COLUMNS = ("item", "target")
-USUAL_NAMES = ("target", "class", "label", "y")
-RULE = f"a column called {', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}, else the last one"
-FEW_VALUES = 10  # numbers with at most so many different values are classes without being cut
+RULE = f"a column called {', '.join(USUAL_TARGETS[:-1])} or {USUAL_TARGETS[-1]}, else the last one"
 IDENTIFIER = re.compile(r"(?i:(.*[\s_.-])?id|row[\s_.-]?(names?|numbers?))|.*[a-z]I[dD]")
 # In fewer rows, values of ordinary columns often differ too: 20 rows of 100 equally frequent categories do in 13 % of
 # all tables, 30 rows in 0.8 %.
@@ -138,11 +147,17 @@ def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask],
 def guess(entry: Entry) -> RealTask:
     """Return a table with the target that RULE describes."""
     names = [*(facts.name for facts in entry.columns), *entry.left_out]
-    for usual in USUAL_NAMES:
-        for name in names:
-            if name.strip().lower() == usual:
-                return RealTask(entry, name, is_guessed=True)
-    return RealTask(entry, entry.last, is_guessed=True)
+    return RealTask(entry, guess_target(names, entry.last), is_guessed=True)
+
+
+def named_targets(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return the targets that tasks.csv names, by the CSV file; raises PriorError for a table that cannot be read."""
+    path = folder / TASKS
+    targets: dict[str, set[str]] = {}
+    for row in read_tasks(path, COLUMNS) if path.exists() else []:
+        if row["item"].lower().endswith(".csv"):
+            targets.setdefault(row["item"], set()).add(row["target"])
+    return {item: tuple(sorted(names)) for item, names in targets.items()}
 
 
 def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
@@ -179,8 +194,9 @@ def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """Read the rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
-        text = decode(path.read_bytes())
-        reader = csv.DictReader(text.splitlines(keepends=True), restval="", delimiter=separator_of(text))
+        text, form = without_declaration(decode(path.read_bytes()))
+        lines = io.StringIO(text, newline="")
+        reader = csv.DictReader(lines, restval="", delimiter=separator_of(text, form))
         rows = list(reader)
         names = reader.fieldnames or ()
     except (OSError, LeftOut, csv.Error) as error:
@@ -203,9 +219,11 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def fingerprint(tasks: Iterable[RealTask]) -> str:
-    """Return a hash of tables and their targets."""
+    """Return a hash of tables, of how they are read, and of their targets."""
+    tasks = list(tasks)
+    version = max((task.entry.version for task in tasks), default=OLDEST)
     values = [(task.entry.hash, task.target, task.drop, task.categorical, task.family) for task in tasks]
-    return blake2b(json.dumps([VERSION, values]).encode(), digest_size=8).hexdigest()
+    return blake2b(json.dumps([version, values]).encode(), digest_size=8).hexdigest()
 
 
 def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
@@ -216,6 +234,12 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
             if name not in task.drop:
                 columns[f"{name!r} of {task.entry.path}"] = reason
     return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
+
+
+def remarks(tasks: Iterable[RealTask], most: int) -> list[str]:
+    """Describe how files were read, where users should know it, in a line for the user, or []."""
+    lines = {f"{task.entry.path}: {remark}": None for task in tasks for remark in task.entry.remarks}  # a file once
+    return [f"how files are read: {shortened(lines, most, '; ')}"] if lines else []
 
 
 def is_identifier(name: str, distinct: int, rows: int) -> bool:

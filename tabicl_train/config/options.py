@@ -74,6 +74,10 @@ class ScoringOptions:
     another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    """For suite=folder: words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A,
+    None, null, nan and the others that pandas knows, which a target keeps as classes unless its other values are
+    numbers."""
     splits: int | None = None
     """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. With suite=probes:
     draws of each probe; null takes all 20. With suite=openml: folds; null takes those of the protocol, and of tasks by
@@ -208,6 +212,9 @@ class PredictOptions:
     or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """Decimal mark of the numbers in CSV files that are read: point or comma."""
+    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    """Words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan and
+    the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
     overwrite: bool = False
     """Replace an output that is there already, which is refused otherwise."""
 
@@ -215,7 +222,7 @@ class PredictOptions:
         from priors.real.csv_format import format_problems  # imports torch
 
         problems = at_least(1, n_estimators=self.n_estimators)
-        problems += format_problems(self.separator, self.decimal)
+        problems += format_problems(self.separator, self.decimal, self.missing_words)
         if self.task is not None:
             problems += one_of("task", self.task, ("classification", "regression"))
         if not 0 < self.coverage < 1:

@@ -220,7 +220,7 @@ def results_of(settings: EvaluateOptions, baselines: Collection[str], output: Pa
     # weights=ema is for the runs among the arms; others, such as mini, hold one set.
     pretrained = read_weights(checkpoint, settings.weights, accept_single_set=True)
     # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
-    form = csv_format(settings.separator, settings.decimal)
+    form = csv_format(settings.separator, settings.decimal, settings.missing_words)
     numbers = pretrained.config.is_regression
     tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
     check_baselines(baselines, settings, numbers)

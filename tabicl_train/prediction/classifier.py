@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
+from priors.real.files import NESTED
 from priors.real.preprocessing import Member
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
@@ -127,8 +130,10 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         refuse_complex(y, "y")
         if pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN.")
+        y = as_labels(y)
         _, y = check_X_y(np.broadcast_to(0.0, X.shape), y)  # as many rows as labels, at least one
-        check_classification_targets(y)
+        if y.dtype != object or isinstance(y[0], str | bytes):  # scikit-learn refuses other objects
+            check_classification_targets(y)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
         self._prepare(X, len(self.classes_))
         if isinstance(self.softmax_temperature, str):  # "auto"
@@ -211,6 +216,55 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         if not logits:
             return FIRST_TEMPERATURE
         return best_temperature(np.concatenate(logits), np.concatenate(labels))
+
+
+def as_labels(y: Any) -> Any:
+    """Return labels as an array of their own type, in which scikit-learn loses no label; other values as they are.
+
+    Nullable and pyarrow types become those of numpy, and objects that are all truth values or numbers likewise. Other
+    objects stay, if they have an order.
+    """
+    if isinstance(y, pd.DataFrame) and y.shape[1] == 1:
+        return as_labels(y.iloc[:, 0]).reshape(-1, 1)
+    if isinstance(y, pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
+        y = pd.Series(y)
+        if isinstance(y.dtype, pd.CategoricalDtype):
+            y = y.astype(y.cat.categories.dtype)
+        numpy_dtype = getattr(y.dtype, "numpy_dtype", None)
+        if numpy_dtype is not None and numpy_dtype.kind in "biuf":
+            return y.to_numpy(dtype=numpy_dtype)
+        y = y.to_numpy()
+    if isinstance(y, list | tuple):
+        array = np.asarray(y)
+        if array.ndim != 1 or {type(label) for label in y} <= {str, np.str_}:
+            return array
+        objects = np.empty(len(y), object)
+        objects[:] = y
+        y = objects
+    if not isinstance(y, np.ndarray) or y.dtype != object or y.ndim != 1:
+        return y
+
+    types = {type(label) for label in y}
+    if all(issubclass(kind, str) for kind in types) or all(issubclass(kind, bytes) for kind in types):
+        return y
+    are_bools = all(issubclass(kind, bool | np.bool_) for kind in types)
+    are_numbers = all(
+        issubclass(kind, int | float | np.number) and not issubclass(kind, bool | enum.Enum) for kind in types
+    )
+    if are_bools or are_numbers:
+        array = np.array(y.tolist())
+        if array.dtype.kind in "biuf" and array.tolist() == y.tolist():  # not beyond the whole numbers of the type
+            return array
+    mixes_bools = not are_bools and any(issubclass(kind, bool | np.bool_) for kind in types)  # True is 1
+    if not mixes_bools and not any(issubclass(kind, NESTED) for kind in types):
+        with contextlib.suppress(TypeError):
+            np.sort(y)
+            return y
+    names = ", ".join(sorted(kind.__name__ for kind in types))
+    raise ValueError(
+        f"y has labels of the type {names}; convert them first to one type that has an order, such as texts: "
+        "[str(label) for label in y]"
+    )
 
 
 def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:

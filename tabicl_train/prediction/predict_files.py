@@ -15,10 +15,20 @@ from tqdm import tqdm
 
 from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat, csv_format
-from priors.real.files import LeftOut, advice_on_decimal, as_column, facts_of, nested_type, read_file, read_texts
+from priors.real.files import (
+    EXACT,
+    FEW_VALUES,
+    LeftOut,
+    Reading,
+    advice_on_decimal,
+    as_column,
+    facts_of,
+    nested_type,
+    read_file,
+    read_texts,
+)
 from priors.real.identifiers import IdentifierWarning, identifying_columns
 from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, reads_as_numbers
-from priors.real.tasks import FEW_VALUES
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
@@ -30,7 +40,6 @@ from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.weights import resolve
 from tabicl_train.weights.reader import files_of_weights, load_model
 
-EXACT = 2**53  # smaller whole numbers are exact as float64
 ROWS = 1024  # predicted from one move of the progress bar to the next
 LINE_SECONDS = 10.0  # between lines without a terminal
 
@@ -109,15 +118,21 @@ def predict_files(options: PredictOptions) -> None:
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
     """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
-    form = csv_format(options.separator, options.decimal)
-    train = read(options.train, form=form)
+    form = format_of(options)
+    reading = Reading()
+    train = read(options.train, form, targets=[options.target], reading=reading)
     # Categories that are texts here are read as texts there, too, even if they all look like numbers in the test file.
     texts = []
     for name in train:
         is_text = pd.api.types.infer_dtype(train[name].astype(object)) == "string"
         if is_text and column_kind(train[name]) == CATEGORY:  # not of dates
             texts.append(name)
-    test = read(options.test, texts, form)
+    reading_test = Reading()
+    test = read(options.test, form, texts, [options.target], reading_test)
+    for remark in dict.fromkeys([*reading.remarks, *reading_test.remarks]):  # what is true of both is said once
+        paths = {options.train: reading, options.test: reading_test}
+        where = ", ".join(path for path, of_path in paths.items() if remark in of_path.remarks)
+        info(f"warning   {where}: {remark}")
 
     nameless = [name for name in train if re.fullmatch(r"Unnamed: \d+", str(name))]
     if nameless:
@@ -154,11 +169,27 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     return X, y, test, has_numbers(options, y)
 
 
-def read(path: str, texts: Collection[str] = (), form: CsvFormat = USUAL_FORMAT) -> pd.DataFrame:
+def format_of(options: PredictOptions) -> CsvFormat:
+    return csv_format(options.separator, options.decimal, options.missing_words)
+
+
+def read(
+    path: str,
+    form: CsvFormat = USUAL_FORMAT,
+    texts: Collection[str] = (),
+    targets: Collection[str] | None = (),
+    reading: Reading | None = None,
+) -> pd.DataFrame:
+    """Read a file; says how, unless it tells `reading`."""
+    says = reading is None
+    reading = reading or Reading()
     try:
-        return read_file(Path(path), texts, form)
+        frame = read_file(Path(path), texts, form, targets, reading)
     except PriorError as error:
         raise ConfigError([str(error)]) from None
+    for remark in reading.remarks if says else []:
+        info(f"warning   {path}: {remark}")
+    return frame
 
 
 def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
@@ -172,7 +203,8 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
     if kind == "time":
         raise ConfigError([f"{name} has times, which are not predicted"])
     if kind == "category" and options.task == "regression":
-        raise ConfigError([f"task is 'regression', but {name} holds text, such as {column[0]!r}"])
+        held = "whole numbers that float64 does not tell apart" if reads_as_numbers(y) else "text"
+        raise ConfigError([f"task is 'regression', but {name} holds {held}, such as {column[0]!r}"])
     if kind == "category" and facts.distinct > facts.known / 2:
         raise ConfigError([f"{name} has {facts.distinct} different texts in {counted(facts.known, 'row')}"])
     if options.task is not None:
@@ -227,7 +259,7 @@ def texts_of(y: pd.Series, options: PredictOptions) -> pd.Series:
     """Return classes as a CSV file writes them; those of other files as text, whole numbers without a point."""
     path = Path(options.train)
     if path.suffix.lower() == ".csv":
-        return read_texts(path, options.target, csv_format(options.separator, options.decimal)).loc[y.index]
+        return read_texts(path, options.target, format_of(options)).loc[y.index]
     if y.dtype.kind == "f" and is_whole(y) and (y.abs() < EXACT).all():
         y = y.astype("int64")
     return y.astype(object).map(str)

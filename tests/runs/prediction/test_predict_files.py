@@ -5,6 +5,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from command_line import exit_code
 from table_files import build_frame
@@ -113,6 +116,19 @@ def test_classes_are_written_as_in_the_file(texts, names, monkeypatch):
     np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
+@pytest.mark.parametrize("values", [[2**60, 2**60 + 1], [2**63, 2**63 + 1, None]])
+def test_large_whole_numbers_are_different_classes(values, ending, monkeypatch):
+    """float64 has one number for both, and a missing value makes pandas read whole numbers as float64."""
+    column = pd.array(np.resize(np.array(values, object), len(TRAIN)), dtype="UInt64")
+    table = pa.Table.from_pandas(TRAIN.assign(code=column)).replace_schema_metadata()  # as others write it
+    {"csv": pa.csv.write_csv, "parquet": pa.parquet.write_table, "feather": pa.feather.write_feather}[ending](
+        table, f"train.{ending}"
+    )
+    assert predict(monkeypatch, f"train=train.{ending}", "target=code") == 0
+    assert list(pd.read_csv("out.csv")) == ["code", *(f"probability_{value}" for value in values[:2])]
+
+
 def test_whole_numbers_of_other_files_are_classes_without_a_point(monkeypatch):
     TRAIN.assign(code=np.where(TRAIN["flag"], 2.0, np.nan)).fillna({"code": 10.0}).to_parquet("train.parquet")
     assert predict(monkeypatch, "train=train.parquet", "target=code") == 0
@@ -127,6 +143,62 @@ def test_files_may_have_another_separator_and_decimal_mark(monkeypatch):
     files = ["train=train-bar.csv", "test=test-bar.csv", "output=bar.csv"]
     assert predict(monkeypatch, "target=price", *files, "separator=|", "decimal=comma") == 0
     assert Path("bar.csv").read_text() == Path("out.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "marks", "line"),
+    [
+        ("[auto]", [None, "high"], "train.csv, test.csv: 'null' in 'mark' counts as missing"),
+        ("[]", ["null", "high"], None),
+        ("[high]", ["null", None], "train.csv, test.csv: 'high' in 'mark' counts as missing"),
+    ],
+)
+def test_words_for_missing_values_are_classes_of_a_target_and_said_of_features(words, marks, line, monkeypatch, capfd):
+    tables = {}
+    for name, frame in (("train", TRAIN), ("test", TEST)):
+        tables[name] = frame[["x", "size"]].assign(mark=np.where(frame["flag"], *marks))
+        written = frame[["x", "size"]].assign(mark=np.where(frame["flag"], "null", "high"))
+        written.assign(code=np.resize(["None", "NA", "Mild", ""], len(frame))).to_csv(f"{name}.csv", index=False)
+    assert predict(monkeypatch, "target=code", f"missing_words={words}") == 0
+    said = [text for text in capfd.readouterr().err.splitlines() if "counts as missing" in text]
+    assert said == ([] if line is None else [f"warning   {line}; missing_words=[...] says which words do"])
+    found = pd.read_csv("out.csv", keep_default_na=False)
+    assert list(found) == ["code", "probability_Mild", "probability_NA", "probability_None"]
+    known = np.arange(len(TRAIN)) % 4 < 3
+    labels = np.resize(["None", "NA", "Mild", ""], len(TRAIN))[known]
+    expected = TabICLClassifier(n_estimators=1).fit(tables["train"][known], labels).predict_proba(tables["test"])
+    np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
+
+
+def test_words_beside_the_numbers_of_a_target_are_missing(monkeypatch, capfd):
+    """As R writes them; and so are words that the user names, among classes, too."""
+    TRAIN.assign(price=TRAIN["price"].where(TRAIN["flag"]), label=TRAIN["label"].replace("no", "?")).to_csv(
+        "train.csv", index=False, na_rep="NA"
+    )
+    number = int((~TRAIN["flag"]).sum())
+    assert predict(monkeypatch, "target=price") == 0
+    assert f"left out  {number} rows of train.csv without a target" in capfd.readouterr().err
+    assert predict(monkeypatch, "target=label", "missing_words=[auto,'?']", "overwrite=true") == 2
+    assert "error: the target 'label' of train.csv: a single value" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("values", [[None, 1.0, None, -1.0], [1.0, -1.0, None]])
+@pytest.mark.parametrize("write", ["polars", "pyarrow", "pandas"])
+def test_a_blank_line_of_a_file_of_one_column_is_a_row(write, values, monkeypatch, capfd):
+    """As polars and pyarrow write a missing value."""
+    TRAIN[["gaps", "label"]].to_csv("train.csv", index=False)
+    if write == "polars":
+        pytest.importorskip("polars").DataFrame({"gaps": values}).write_csv("test.csv")
+    elif write == "pyarrow":
+        pa.csv.write_csv(pa.table({"gaps": values}), "test.csv")
+    else:
+        pd.DataFrame({"gaps": values}).to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    model = TabICLClassifier(n_estimators=1).fit(TRAIN[["gaps"]], TRAIN["label"])
+    expected = model.predict_proba(pd.DataFrame({"gaps": np.array(values, float)}))
+    np.testing.assert_allclose(pd.read_csv("out.csv").iloc[:, 1:], expected, rtol=1e-12)
+    line = f"warning   test.csv: its blank lines count as rows with a missing value: {values.count(None)}, the first"
+    assert (line in capfd.readouterr().err) == (write != "pandas")
 
 
 @pytest.mark.parametrize("output", ["train.csv", "./test.csv", "symbolic.csv", "hard.csv"])

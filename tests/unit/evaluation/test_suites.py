@@ -11,7 +11,7 @@ from command_line import command
 from sklearn.metrics import r2_score
 from sklearn.model_selection import StratifiedShuffleSplit
 
-from priors import build_prior
+from priors import PriorError, build_prior
 from priors.real.csv_format import csv_format
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.errors import ConfigError
@@ -239,6 +239,31 @@ def test_the_tasks_of_a_folder_are_those_of_the_prior(tmp_path, capsys):
     assert {(task.entry.path, task.target) for task in prior.tasks} == {tuple(row.split(";")) for row in rows}
 
 
+def test_words_for_missing_values_are_classes_of_targets(tmp_path, capsys):
+    """In suite=folder and in the priors of tables, whose index follows tasks.csv."""
+    frame = table().assign(code=np.resize(["None", "NA", "mild"], 60), mark=np.resize(["n/a", "high"], 60))
+    frame.to_csv(tmp_path / "data.csv", index=False)
+    fractions = {"validation_fraction": 0.0, "test_fraction": 0.0}
+    counts = []
+    for target in ("code", "mark"):
+        write_tasks(tmp_path, item="data.csv", target=target)
+        (task,) = load_suite("folder", str(tmp_path), 1000)
+        other = "'n/a' in 'mark'" if target == "code" else "'None', 'NA' in 'code'"
+        assert f"data.csv: {other} counts as missing; missing_words" in capsys.readouterr().err
+        of_folder = build_prior("tables", folder=str(tmp_path), **fractions)
+        of_file = build_prior("one_table", file=str(tmp_path / "data.csv"), target=target)
+        for prior in (of_folder, of_file):
+            assert any(f"data.csv: {other} counts as missing" in line for line in prior.describe())
+        (facts,) = [facts for facts in of_folder.tasks[0].columns if facts.name == target]
+        assert of_file.rows(numeric=False).rows.num_classes == facts.distinct
+        counts.append((task.sizes["classes"], facts.distinct))
+    assert counts == [(3, 3), (2, 2)]
+    kept = build_prior("one_table", file=str(tmp_path / "data.csv"), target="code", missing_words=["n/a"])
+    assert {facts.name: facts.distinct for facts in kept.task.columns}["code"] == 3
+    with pytest.raises(PriorError, match=r"missing_words has None, which is no text: put quotes around it"):
+        build_prior("one_table", file=str(tmp_path / "data.csv"), missing_words=[None])
+
+
 def test_a_folder_in_another_form_has_the_same_tasks(tmp_path):
     write_tasks(tmp_path, item="data.csv")
     table().to_csv(tmp_path / "data.csv", index=False)
@@ -246,7 +271,7 @@ def test_a_folder_in_another_form_has_the_same_tasks(tmp_path):
     table().to_csv(tmp_path / "data.csv", index=False, sep="|", decimal=",")
     (other,) = [source.load(1000) for source in sources("folder", str(tmp_path), False, csv_format("bar", "comma"))]
     pd.testing.assert_frame_equal(usual.X, other.X)
-    with pytest.raises(ConfigError, match="separator and decimal are for the CSV files of suite=folder"):
+    with pytest.raises(ConfigError, match="separator, decimal and missing_words are for the CSV files of suite=folder"):
         sources("sklearn", None, False, csv_format("bar", "point"))
 
 

@@ -1,7 +1,10 @@
 """The scikit-learn classifier: its conventions, its ensemble, and input of every type."""
 
+import datetime
+import enum
 import itertools
 import pickle
+import warnings
 from dataclasses import replace
 from decimal import Decimal
 
@@ -197,6 +200,67 @@ def test_kinds_of_labels(kind):
     y = pd.Series(np.arange(ROWS) % 2).astype(kind)
     predicted = classifier().fit(X, y).predict(X)
     assert set(predicted) <= set(y) and len(predicted) == ROWS
+
+
+def objects(labels: list) -> pd.Series:
+    return pd.Series(labels, dtype=object)
+
+
+DAYS = [datetime.date(2024, 1, 1), datetime.date(2024, 2, 1)]
+LABELS = {  # as they are given, and the classes
+    "Int64": (pd.Series([2**60, 2**60 + 1], dtype="Int64"), np.array([2**60, 2**60 + 1])),
+    "Int8": (pd.Series([1, 2], dtype="Int8"), np.array([1, 2], np.int8)),
+    "boolean": (pd.Series([False, True], dtype="boolean"), np.array([False, True])),
+    "integers of Arrow": (pd.Series([2**60, 2**60 + 1], dtype="int64[pyarrow]"), np.array([2**60, 2**60 + 1])),
+    "truth of Arrow": (pd.Series([False, True], dtype="bool[pyarrow]"), np.array([False, True])),
+    "text of Arrow": (pd.Series(["a", "b"], dtype="string[pyarrow]"), objects(["a", "b"])),
+    "dates of Arrow": (pd.Series(DAYS, dtype="date32[pyarrow]"), objects(DAYS)),
+    "categories": (pd.Series([2**60, 2**60 + 1], dtype="Int64").astype("category"), np.array([2**60, 2**60 + 1])),
+    "frame": (pd.DataFrame({"y": pd.array([2**60, 2**60 + 1], dtype="Int64")}), np.array([2**60, 2**60 + 1])),
+    "objects of truth": (objects([False, True]), np.array([False, True])),
+    "objects of numbers": (objects([1, 2]), np.array([1, 2])),
+    "larger": ([2**70, 2**70 + 1], objects([2**70, 2**70 + 1])),
+    "decimals": (objects([Decimal("1.10"), Decimal(2)]), objects([Decimal("1.10"), Decimal(2)])),
+    "dates": (objects(DAYS), objects(DAYS)),
+    "zoned times": (pd.Series(pd.to_datetime(DAYS, utc=True)), objects(list(pd.to_datetime(DAYS, utc=True)))),
+    "intervals": (pd.cut(pd.Series([1, 5]), [0, 2, 8]), objects([pd.Interval(0, 2), pd.Interval(2, 8)])),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_keep_their_type_and_value(name):
+    y, classes = LABELS[name]
+    rows = np.resize([0, 1], ROWS)
+    y = y.iloc[rows].reset_index(drop=True) if isinstance(y, pd.Series | pd.DataFrame) else [y[row] for row in rows]
+    X, _ = table()
+    with warnings.catch_warnings(action="ignore"):  # of scikit-learn, about a column as y
+        model = classifier(n_estimators=1).fit(X, y)
+    assert model.classes_.dtype == classes.dtype and model.classes_.tolist() == classes.tolist()
+    assert [type(label) for label in model.classes_] == [type(label) for label in np.asarray(classes)]
+    expected = classifier(n_estimators=1).fit(X, rows).predict(X)
+    assert model.predict(X).tolist() == [classes.tolist()[number] for number in expected]
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "types"),
+    [
+        ([1, "a"], "int, str"),
+        ([True, 2], "bool, int"),
+        (list(Color), "Color"),
+        ([{"a"}, {"b"}], "set"),
+        ([DAYS[0], pd.Timestamp(DAYS[1])], "Timestamp, date"),
+    ],
+)
+def test_labels_without_an_order_are_refused_with_their_types(labels, types):
+    X, _ = table()
+    for y in (labels * (ROWS // 2), objects(labels * (ROWS // 2))):
+        with pytest.raises(ValueError, match=f"^y has labels of the type {types}; convert them first .*$"):
+            classifier().fit(X, y)
 
 
 def test_unseen_categories_and_missing_columns_are_answered():

@@ -1,11 +1,14 @@
 """The index of a folder of files: what is read, and the reason for everything that is left out."""
 
 import gzip
+from dataclasses import replace
 from datetime import date
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,8 +17,8 @@ from table_files import build_frame, write_table_files
 from priors import build_prior
 from priors.real import files
 from priors.real.csv_format import csv_format
-from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table
-from priors.real.tasks import find_tasks
+from priors.real.files import ColumnFacts, content_hash, index_folder, read_entry, read_table, read_texts
+from priors.real.tasks import find_tasks, fingerprint, guess
 
 ROWS = "".join(f"{i},{i % 3}\n" for i in range(12))
 
@@ -107,6 +110,9 @@ COLUMNS = {  # values, and their kind or the reason why they are left out
     "other date": ([f"{day}.1.2024" for day in range(1, 21)], "dates that are not in the ISO format, such as '1.1."),
     "late date": (["9999-12-31", "2024-01-01"] * 10, "dates such as '9999-12-31': its year is not in 1000 to 2999"),
     "mixed dates": (["2024-01-01", "unknown"] * 10, "dates such as '2024-01-01' beside the text 'unknown'"),
+    "large": ([2**60, 2**60 + 1] * 10, "category"),  # float64 has one number for both
+    "large, missing": (pd.array([2**60, None, 5, 2**60 + 1] * 5, dtype="Int64"), "category"),
+    "many large": (list(range(2**60, 2**60 + 20)), "whole numbers so large that float64 makes them equal: store"),
     "mixed": (["1", "2", "3", "?"] * 5, "numbers beside the text '?'"),
     "infinite": ([1.0, np.inf] * 10, "infinite values"),
     "too large": ([1.0, 1e300] * 10, "infinite values, or too large"),
@@ -171,6 +177,36 @@ def test_other_separators_are_recognized_by_the_first_line(mark, tmp_path):
     assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
 
 
+@pytest.mark.parametrize(
+    ("start", "mark", "end"),
+    [("sep=;\n", ";", "\n"), ('\ufeff"SEP=|"\r\n', "|", "\r\n"), ("", "\t", "\r"), ("sep=,\r", ",", "\r")],
+)
+def test_a_line_for_excel_and_other_ends_of_lines_change_nothing(start, mark, end, tmp_path):
+    frame = build_frame(0, 50).assign(group=[f"a\nb{mark}"] * 25 + ["c"] * 25)
+    usual = frame.to_csv(index=False)
+    text = start + frame.to_csv(index=False, sep=mark, lineterminator=end)
+    found = entry(tmp_path, text.encode())
+    assert found.content == entry(tmp_path, usual.encode()).content and len(found.columns) == 8
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    (tmp_path / "tasks.csv").write_bytes(f"{start}item{mark}target{end}a.csv{mark}group{end}".encode())
+    assert [task.target for task in find_tasks(tmp_path, index_folder(tmp_path))[0]] == ["group"]
+    assert read_texts(tmp_path / "a.csv", "group", csv_format("auto", "point")).tolist() == frame["group"].tolist()
+    where = len(frame) + 26 + bool(start)  # 25 of the rows have two lines
+    reason = f"line {where + 1} has 1 values, but there are 8 columns"
+    assert reason in entry(tmp_path, f"{text}1{end}".encode()).reason
+
+
+def test_blank_lines_between_rows_of_several_columns_are_named(tmp_path):
+    content = f'sep=,\n"a\n\n1",b\n\n\n{ROWS}\n{ROWS}\n\n'.encode()
+    (tmp_path / "a.csv").write_bytes(content)
+    for _ in range(2):  # from the file and from the index
+        files.index_files.cache_clear()
+        found = index_folder(tmp_path)["a.csv"]
+        assert found.remarks == ("its blank lines count as no rows: 3, the first one is line 5",) and found.rows == 24
+    (line,) = [line for line in build_prior("tables", folder=str(tmp_path)).describe() if "how files are read" in line]
+    assert line == f"how files are read: a.csv: {found.remarks[0]}"
+
+
 def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
     """And the index tells forms apart."""
     frame = build_frame(0, 50)
@@ -181,6 +217,32 @@ def test_files_in_another_form_have_the_values_of_the_usual_one(tmp_path):
         files.index_files.cache_clear()
         assert index_folder(tmp_path, form)["a.csv"].content == usual.content
         assert "set separator=bar" in index_folder(tmp_path)["a.csv"].reason
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
+def test_levels_of_an_index_that_have_a_name_are_columns(name, tmp_path):
+    def found(frame):
+        table = pa.Table.from_pandas(frame)
+        if name == "a.parquet":
+            pa.parquet.write_table(table, tmp_path / name)
+        elif name == "a.feather":
+            pa.feather.write_feather(table, tmp_path / name)
+        else:
+            with pa.ipc.new_stream(tmp_path / name, table.schema) as stream:
+                stream.write_table(table)
+        return entry(tmp_path, (tmp_path / name).read_bytes(), name)
+
+    frame = build_frame(0, 50)
+    plain = found(frame)
+    for names in (["price"], ["group", "day"], list(frame.columns[:-1])):
+        indexed = found(frame.set_index(names))
+        assert (indexed.content, indexed.last) == (plain.content, plain.last)
+        assert fingerprint([guess(replace(indexed, hash=plain.hash))]) != fingerprint([guess(plain)])  # a run ends
+    assert found(frame.set_index("price", drop=False)).columns == plain.columns
+    nameless = found(frame.set_index(["group", "day"]).rename_axis([None, "day"]))
+    assert {facts.name for facts in plain.columns} - {facts.name for facts in nameless.columns} == {"group"}
+    assert found(frame.rename_axis("number")).left_out == {"number": "row numbers"}
+    assert found(frame.set_index("x").rename_axis("price")).reason == "several columns are called 'price'"
 
 
 def test_columns_that_look_like_identifiers_are_named(tmp_path):
