@@ -8,8 +8,11 @@ otherwise refused in such a line.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from tabicl_train.errors import ConfigError
 
@@ -151,3 +154,34 @@ def as_of_now(values: dict[str, Any]) -> dict[str, Any]:
         return without_removed("config.yaml", values)
     except ConfigError:
         return values
+
+
+def words_as_of_now(words: Iterable[str]) -> list[str]:
+    """Return settings of a command line, which the journal of a sweep holds, as this version has them.
+
+    Parameters
+    ----------
+    words : iterable of str
+        KEY=VALUE, of this or an earlier version.
+
+    Returns
+    -------
+    list of str
+        The words without removed settings; those that had an effect stay. `validation.suites` stands at the end for
+        the settings that it has replaced.
+    """
+    kept = []
+    validation: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        setting = removed_setting(key)
+        if setting is None or setting.owners:  # whose owner another word names
+            kept.append(word)
+        elif key in ("validation.real_rows", "validation.probes"):
+            validation[key.removeprefix("validation.")] = yaml.safe_load(text)
+        elif setting.neutral is not None and yaml.safe_load(text) not in setting.neutral:
+            kept.append(word)
+    suites = without_removed("", {"real_rows": True} | validation, "validation.")["suites"]
+    if suites != ["sklearn"]:  # the default
+        kept.append(f"validation.suites=[{','.join(suites)}]")
+    return kept

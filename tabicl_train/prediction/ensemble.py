@@ -7,6 +7,7 @@ import copy
 import copyreg
 import datetime
 import decimal
+import inspect
 import itertools
 import os
 import re
@@ -159,6 +160,12 @@ class Ensemble(BaseEstimator):
         if "fine_tune" in parameters:
             raise TypeError(NO_FINE_TUNE)
         return super().__new__(cls)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # Otherwise inspect, and with it help() and scikit-learn's checks, would show the signature of __new__.
+        super().__init_subclass__(**options)
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""

@@ -21,6 +21,7 @@ from optuna.visualization import matplotlib as plots
 
 from tabicl_train import plugins
 from tabicl_train.config.compose import hydra_text
+from tabicl_train.config.removed import words_as_of_now
 from tabicl_train.console import counted, text_table
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.comparison import save as save_figure
@@ -112,7 +113,7 @@ class Sweep:
         return SweepRun(
             folder=folder,
             seed=seed,
-            arguments=arguments,
+            arguments=words_as_of_now(arguments),
             status="pruned" if is_pruned else state["status"],
             value=last(folder, self.metric, self.data_sets),
             step=state["step"],

@@ -11,6 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
+from tabicl_train.config.removed import words_as_of_now
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
@@ -42,6 +43,7 @@ def open_study(plan: Plan) -> optuna.Study:
         )
     identity = plan.identity()
     before = study.user_attrs.get("identity", identity)
+    before = before | {"settings": sorted(words_as_of_now(before["settings"]))}
     changes = [f"{key} was {before[key]}" for key, value in identity.items() if before[key] != value]
     if changes:
         other = f"which holds another sweep ({', '.join(changes)})"

@@ -54,17 +54,17 @@ TREES = [block for page in PAGES for _, block in blocks(page) if re.search(r"^ *
 
 # Settings that follow those of the page and make a command take seconds. The first rule that has only words of the
 # command is used. A command of these programs without a rule is an error.
-VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1", "validation.suites=[]"]
+VALIDATE_LESS = ["validation.rows=[64]", "validation.tables=1"]
 TRAIN_LESS = ["trainer.max_steps=2", *VALIDATE_LESS]
 EVALUATE_LESS = ["splits=1", "rows=100", "n_estimators=1"]
 COMPARE_LESS = ["suite=sklearn", *EVALUATE_LESS, "outside=true"]
 LESS = {
     "tabicl-sweep --cfg": [],
-    "tabicl-sweep experiment=smoke": ["trainer.max_steps=2", "validation.suites=[]"],
+    "tabicl-sweep experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-sweep sweep=": ["--cfg", "job"],  # minutes long: the jobs are composed, and none is run
-    "tabicl-train -m model=tiny": ["seed=0,1", "trainer.max_steps=2", "validation.every=2", "validation.suites=[]"],
+    "tabicl-train -m model=tiny": ["seed=0,1", "trainer.max_steps=2", "validation.every=2"],
     "tabicl-train --version": [],
-    "tabicl-train prior=disk": ["trainer.max_steps=2", "validation.suites=[]"],
+    "tabicl-train prior=disk": ["trainer.max_steps=2"],
     "tabicl-train prior=hdf5": ["trainer.max_steps=2"],
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,

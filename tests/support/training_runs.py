@@ -28,7 +28,6 @@ from tabicl_train.state import untrained_module
 SHORT_RUN = [  # one stage of 16 steps
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
     "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
-    "model.row_num_blocks=1", "model.icl_num_blocks=1",
 ]  # fmt: skip
 THREE_STAGES = [  # of six steps each
     "experiment=smoke", "curriculum=tabicl_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",

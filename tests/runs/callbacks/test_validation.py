@@ -45,7 +45,6 @@ SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
     "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
     "curriculum.stages.smoke.rows=[40,120]",  # so that iris, with 105 labeled rows, is inside the trained range
-    "model.row_num_blocks=1", "model.icl_num_blocks=1",
 ]  # fmt: skip
 VALIDATED = [
     "validation.every=4", "validation.rows=[40,60]", "validation.tables=6", "validation.features=[2,4]",

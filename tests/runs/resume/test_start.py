@@ -13,7 +13,7 @@ from command_line import command
 from forked import wait_for_exit_code
 from training_runs import SHORT_RUN, THREE_STAGES, read_metrics, train_short_run
 
-from tabicl_train import resume, training
+from tabicl_train import training
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.prediction.export import export
@@ -59,7 +59,6 @@ def fail(*_) -> None:
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_refused_or_failed_start_leaves_no_folder_that_was_not_there(exists, four_steps, tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "model_name", lambda *_: None)  # composes every model to name one that would fit
     run_dir = tmp_path / "run"
     if exists:
         run_dir.mkdir()

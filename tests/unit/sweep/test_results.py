@@ -211,6 +211,27 @@ def test_the_command_that_continues_a_sweep_can_be_pasted(program, shown, tmp_pa
     assert capsys.readouterr().err.endswith(f" the same command continues it: {shown} -m seed=0,1 'run_dir=my runs'\n")
 
 
+@pytest.mark.parametrize(
+    ("now", "replaced"),
+    [
+        ("validation.suites=[]", ["validation.real_rows=0"]),
+        ("validation.suites=[sklearn,probes]", ["validation.real_rows=100", "validation.probes=true"]),
+    ],
+)
+def test_a_sweep_of_0_2_0_is_continued_by_what_has_replaced_its_settings(now, replaced, tmp_path):
+    plan = make_plan(["experiment=smoke", now, f"{RATE}=1e-3,1e-2", f"run_dir={tmp_path}"])
+    old = ["curriculum.stages.smoke.uses=1", "experiment=smoke", *replaced]
+    study = open_study(plan)
+    study.set_user_attr("identity", plan.identity() | {"settings": old})
+    trial = ask(plan, study)
+    trial.set_user_attr(RUNS, [[name, seed, old] for name, seed, _ in trial.user_attrs[RUNS]])
+    assert Sweep(tmp_path).runs[0].arguments == ["experiment=smoke", now]  # of the command that is shown
+    open_study(plan)
+    study.set_user_attr("identity", plan.identity() | {"settings": ["curriculum.stages.smoke.uses=2", *old]})
+    with pytest.raises(ConfigError, match=r"another sweep \(settings was .*uses=2"):
+        open_study(plan)
+
+
 def test_runs_of_a_pruned_point_that_have_finished_are_finished(tmp_path):
     plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
     plan.folder.mkdir()
