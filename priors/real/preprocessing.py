@@ -3,10 +3,12 @@ ensemble do."""
 
 from __future__ import annotations
 
+import datetime
 import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,15 @@ CHANCE = 0.01  # probability that missing values unrelated to the target get an 
 TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
+# Of values, by the kind of a numpy type, and of objects.
+KINDS = dict.fromkeys("iufc", "numbers") | {"b": "booleans", "M": "times", "m": "durations"}
+KINDS_OF_OBJECTS = {
+    (bool, np.bool_): "booleans",
+    (Number,): "numbers",
+    (str,): "strings",
+    (datetime.date, np.datetime64): "times",
+    (datetime.timedelta, np.timedelta64): "durations",
+}
 NUMBER, TIME, CATEGORY = "number", "time", "category"  # kinds of columns
 ISO_DATE = re.compile(r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*")
 EARLY_OR_LATE = re.compile(r"\s*[03-9]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ].*)?\s*")
@@ -42,7 +53,8 @@ class FeatureEncoder:
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
-    the mean; so does what is not a number or time in a column of them, of which `transform` warns.
+    the mean; so does what is not a number or time in a column of them, of which `transform` warns. If a column has no
+    value of a kind that a labeled row has, such as texts instead of numbers, it raises ValueError.
 
     If `fit` is given the target, these columns follow:
 
@@ -67,6 +79,7 @@ class FeatureEncoder:
         self.categories: list[pd.Index | None] = []
         for kind, (_, column) in zip(self.kinds, X.items(), strict=True):  # None for numbers and times
             self.categories.append(categories(column) if kind == CATEGORY else None)
+        self.value_kinds = [value_kinds(column) for _, column in X.items()]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]), {})
         known = ~np.isnan(numbers)
@@ -179,18 +192,48 @@ class FeatureEncoder:
             if is_unreadable.any():  # most columns have none, and looking for missing values takes time
                 is_unreadable &= column.notna().to_numpy()
             if is_unreadable.any():
+                if np.isnan(numbers).all():
+                    self.refuse_other_kinds(column, j)
                 first = column[is_unreadable].astype(object).iloc[0]
                 why = f": {YEARS}" if EARLY_OR_LATE.fullmatch(str(first)) else ""
                 unreadable[column.name] = f"{first!r} among {self.kinds[j]}s{why}"
             return numbers
-        if categories.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
-            raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
         # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
         codes = categories.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
+        if np.isnan(codes).all():
+            self.refuse_other_kinds(column, j)
         if self.lacking[j]:
             codes[column.isna()] = MISSING
         return codes
+
+    def refuse_other_kinds(self, column: pd.Series, j: int) -> None:
+        """Raise ValueError if column j of X has values, but none of a kind that the labeled rows have."""
+        before = self.value_kinds[j]
+        now = value_kinds(column)
+        if before and now and not before & now:
+            names = f"{', '.join(sorted(before))} in fit, now it holds {', '.join(sorted(now))}"
+            example = column.dropna().astype(object).iloc[0]
+            raise ValueError(
+                f"Column {column.name!r} of X held {names}, such as {example!r}: convert them, or leave them empty"
+            )
+
+
+def value_kinds(column: pd.Series) -> set[str]:
+    """Return the kinds of the values of a column, such as numbers and strings."""
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        values = column.cat.remove_unused_categories().cat.categories
+        return value_kinds(pd.Series(values))
+    if not column.notna().any():
+        return set()
+    if dtype.kind in KINDS or isinstance(dtype, pd.StringDtype):
+        return {KINDS.get(dtype.kind, "strings")}
+    kinds = set()
+    for kind in {type(value) for value in column.dropna().astype(object)}:
+        names = (name for types, name in KINDS_OF_OBJECTS.items() if issubclass(kind, types))
+        kinds.add(next(names, kind.__name__))
+    return kinds
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
