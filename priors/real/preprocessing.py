@@ -6,8 +6,9 @@ from __future__ import annotations
 import datetime
 import re
 import warnings
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Number
 from typing import Any
 
@@ -53,7 +54,8 @@ class FeatureEncoder:
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
-    the mean; so does what is not a number or time in a column of them, of which `transform` warns. If a column has no
+    the mean; so does what is not a number or time in a column of them. `transform` warns of such values, and if most
+    known values of a column are categories that no labeled row has. If a column has no
     value of a kind that a labeled row has, such as texts instead of numbers, it raises ValueError.
 
     If `fit` is given the target, these columns follow:
@@ -82,6 +84,9 @@ class FeatureEncoder:
         self.value_kinds = [value_kinds(column) for _, column in X.items()]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]), {})
+        self.often_new = [
+            kind == CATEGORY and often_new(codes) for kind, codes in zip(self.kinds, numbers.T, strict=True)
+        ]
         known = ~np.isnan(numbers)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         first = numbers[known.argmax(axis=0), range(numbers.shape[1])]
@@ -173,7 +178,7 @@ class FeatureEncoder:
     def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
         """Return float64 (rows, columns), NaN for unknown values.
 
-        `unreadable` gets the first value of each column that should be a number or time.
+        `unreadable` gets the first value of each column that should be a number or time, or of most that are new.
         """
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         with np.errstate(over="ignore"):
@@ -201,8 +206,17 @@ class FeatureEncoder:
         # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
         codes = categories.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
-        if np.isnan(codes).all():
-            self.refuse_other_kinds(column, j)
+        is_new = np.isnan(codes)
+        if is_new.any():
+            is_known = column.notna().to_numpy()
+            is_new &= is_known
+            if is_new.sum() == is_known.sum():
+                self.refuse_other_kinds(column, j)
+            if 2 * is_new.sum() > is_known.sum() and not self.often_new[j]:
+                example = column[is_new].astype(object).iloc[0]
+                nearest = nearest_text(example, categories)
+                hint = "" if nearest is None else f"; the nearest one that was is {nearest!r}"
+                unreadable[column.name] = f"{example!r} and most others were not in fit{hint}"
         if self.lacking[j]:
             codes[column.isna()] = MISSING
         return codes
@@ -217,6 +231,27 @@ class FeatureEncoder:
             raise ValueError(
                 f"Column {column.name!r} of X held {names}, such as {example!r}: convert them, or leave them empty"
             )
+
+
+def often_new(codes: np.ndarray) -> bool:
+    """Whether new rows often have categories that none of these codes (rows,) stands for, as of names.
+
+    Their share is estimated by that of the categories of a single row (Good and Turing).
+    """
+    known = codes[~np.isnan(codes)]
+    _, counts = np.unique(known, return_counts=True)
+    return bool(2 * (counts == 1).sum() >= len(known))
+
+
+def nearest_text(value: Any, categories: pd.Index) -> str | None:
+    """Return the category that is most like a text, first of all but for spaces and case; None without one."""
+    if not isinstance(value, str):
+        return None
+    texts = [category for category in categories if isinstance(category, str)]
+    for text in texts:
+        if "".join(text.split()).casefold() == "".join(value.split()).casefold():
+            return text
+    return next(iter(get_close_matches(value, texts, n=1)), None)
 
 
 def value_kinds(column: pd.Series) -> set[str]:
@@ -322,6 +357,15 @@ def warn_of_resemblances(X: pd.DataFrame, kinds: list[str]) -> None:
             "pd.to_datetime(X[column], dayfirst=True); or make them categories by X[column].astype('category')",
             stacklevel=4,  # where `fit` is called
         )
+
+
+def differing_by_spaces(classes: Iterable[Any]) -> str:
+    """Return the first classes that are equal texts but for spaces, to be shown to the user; "" without such."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        if isinstance(name, str):
+            alike.setdefault("".join(name.split()), []).append(str(name))
+    return next((", ".join(map(repr, names)) for names in alike.values() if len(names) > 1), "")
 
 
 def categories(column: pd.Series) -> pd.Index:

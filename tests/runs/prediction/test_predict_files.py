@@ -85,6 +85,22 @@ def test_columns_like_identifiers_are_named_once_and_used(monkeypatch, capfd):
     ]
 
 
+def test_texts_that_differ_by_spaces_are_named_once(monkeypatch, capfd):
+    """In a column of which most values are new, in all rows together, and among classes."""
+    monkeypatch.setattr(predict_files, "ROWS", 10)
+    labels = np.resize(["no", "yes", "no "], len(TRAIN))
+    TRAIN.assign(label=labels).to_csv("train.csv", index=False)
+    TEST.assign(group=TEST["group"].where(TEST.index < 5, TEST["group"] + " ")).to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    example = TEST["group"][5]
+    assert said == [
+        "warning   'label' has classes that differ by spaces alone: 'no', 'no '",
+        f"warning   X has values unlike the others of their columns: 'group' ('{example} ' and most others were not in "
+        f"fit; the nearest one that was is '{example}'); they are treated as missing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("texts", "names"),
     [

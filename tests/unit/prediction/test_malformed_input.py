@@ -141,6 +141,40 @@ def test_malformed_queries_are_refused(fault):
         model.predict(query)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: f"{text} ", "'x ' and most others were not in fit; the nearest one that was is 'x'"),
+        (str.upper, "'X' and most others were not in fit; the nearest one that was is 'x'"),
+        (lambda text: "something else", "'something else' and most others were not in fit"),
+        (lambda text: text if text == "y" else f"{text}{text}y", None),  # only some
+        (lambda text: None if text != "y" else text, None),
+    ],
+)
+def test_a_column_most_of_whose_values_are_new_is_named_with_the_nearest_one(change, words):
+    frame = X.assign(string=np.resize(["x", "y", "y", "z"], ROWS), name=[f"name {i}" for i in range(ROWS)])
+    with warnings.catch_warnings(action="ignore"):  # about the names, of which new ones are no surprise
+        model = classifier(n_estimators=1).fit(frame, Y)
+    query = frame.assign(string=frame["string"].map(change), name="another")
+    with warnings.catch_warnings(record=True, action="always") as record:
+        p = model.predict_proba(query)
+    messages = [str(warning.message) for warning in record]
+    if words is None:
+        assert messages == []
+    else:
+        assert messages == [
+            f"X has values unlike the others of their columns: 'string' ({words}); they are treated as missing"
+        ]
+        assert record[0].filename == __file__
+        assert np.array_equal(p, model.predict_proba(query.assign(string=None)))
+
+
+def test_classes_that_differ_by_spaces_are_named():
+    with pytest.warns(UserWarning, match="^y has classes that differ by spaces alone: ' no', 'no', 'no '$") as record:
+        classifier().fit(X, np.resize(["no", "no ", "yes", " no"], ROWS))
+    assert record[0].filename == __file__
+
+
 def test_a_network_that_predicts_numbers_is_refused():
     network = TabICL(replace(TINY, max_classes=0))
     with pytest.raises(ValueError, match="predicts numbers"):
