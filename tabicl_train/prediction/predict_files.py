@@ -75,6 +75,10 @@ def predict_files(options: PredictOptions) -> None:
     else:
         make = TabICLClassifier
         targets, names = classes_of(y, options)
+        for name in names:
+            if options.target == f"probability_{name}":
+                problem = f"target is {options.target!r}, which is the output's column for the class {str(name)!r}, too"
+                raise ConfigError([f"{problem}: rename the column in {options.train}"])
         what = counted(len(names), "class")
     columns = counted(X.shape[1], "column")
     asked = "1 row" if len(test) == 1 else f"{len(test):,} rows"

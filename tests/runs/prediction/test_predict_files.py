@@ -252,6 +252,10 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
         (["target=label", "test=less.csv"], "less.csv lacks the column 'gaps' of train.csv"),
         (["target=label", "task=regression"], "task is 'regression', but the target 'label' of train.csv holds text"),
         (["target=price", "checkpoint=mini-classifier"], "has numbers; task=classification takes them for classes"),
+        (
+            ["target=probability_yes", "train=probability.csv"],
+            "target is 'probability_yes', which is the output's column for the class 'yes', too: rename the column in",
+        ),
         (["target=day"], "the target 'day' of train.csv has times, which are not predicted"),
         (["target=label", "test=none.csv"], "none.csv cannot be read: No such file or directory"),
         (["target=label", "test=broken.csv"], "broken.csv cannot be read: unexpected end of data"),
@@ -265,6 +269,7 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
 )
 def test_what_cannot_be_predicted_is_said_in_a_line(options, line, monkeypatch, capfd):
     TEST.drop(columns="gaps").to_csv("less.csv", index=False)
+    TRAIN.rename(columns={"label": "probability_yes"}).to_csv("probability.csv", index=False)
     Path("broken.csv").write_text('a,b\n1,"2\n')
     TRAIN.assign(gaps=[[1.0]] * len(TRAIN)).to_parquet("nested.parquet")
     union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])])
