@@ -1,5 +1,8 @@
 """Encodes and scales the columns of a data frame and numeric targets, fitted on labeled rows only, as the members of an
-ensemble do."""
+ensemble do.
+
+Tiny numbers, such as p-values, become 0 in float32 and in squares, whatever a caller has set by np.errstate.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,7 @@ class FeatureEncoder:
     def __init__(self, keeps_missing: bool = False):
         self.keeps_missing = keeps_missing
 
+    @np.errstate(under="ignore")
     def fit(self, X: pd.DataFrame, target: np.ndarray | None = None) -> FeatureEncoder:
         """Fit on X (rows, columns); raises TypeError for a column of values without order, ValueError for infinity."""
         # target: float64 (rows, outputs), one column for each class
@@ -112,6 +116,7 @@ class FeatureEncoder:
             self.indicators = telling_gaps(X.isna().to_numpy(), target)
         return self
 
+    @np.errstate(under="ignore")
     def crossfitted(self, numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Return what `transform` made of the labeled rows, with effects of levels that no row's own target enters."""
         numbers = numbers.copy()
@@ -175,6 +180,7 @@ class FeatureEncoder:
             return numbers
         return np.where(np.isnan(numbers), means, numbers)
 
+    @np.errstate(under="ignore")
     def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
         """Return float64 (rows, columns), NaN for unknown values.
 
@@ -595,6 +601,7 @@ class Normalizer:
     def __init__(self, method: str):
         self.method = method
 
+    @np.errstate(under="ignore")
     def fit(self, numbers: np.ndarray) -> Normalizer:
         """Fit on numbers, float64 (labeled rows, features), NaN where missing; each column has a known value."""
         self.scaler = with_arrays(StandardScaler()).fit(without_tiny(numbers))
@@ -611,6 +618,7 @@ class Normalizer:
         self.std = np.maximum(np.nanstd(clamped, axis=0), MIN_STD)
         return self
 
+    @np.errstate(under="ignore")
     def transform(self, numbers: np.ndarray) -> np.ndarray:
         """Transform float64 (rows, features) to float32 (rows, features); NaN stays NaN."""
         scaled = self.scaler.transform(without_tiny(numbers))
@@ -654,6 +662,7 @@ def draw_members(
 class TargetScale:
     """Converts a numeric target to standard deviations of its labeled rows, and back."""
 
+    @np.errstate(under="ignore")
     def __init__(self, y: np.ndarray) -> None:
         """Fit on the labeled numbers, finite float64 (n,), n > 0."""
         # Numbers are divided by a power of two, which is exact, so that squares do not overflow or underflow.
@@ -664,10 +673,12 @@ class TargetScale:
         self.mean = differences.mean()
         self.std = differences.std()  # 0 if and only if all are equal
 
+    @np.errstate(under="ignore")
     def standardize(self, y: np.ndarray) -> np.ndarray:
         """Convert numbers, float64, to standard deviations from the mean; 0 if labeled ones are all equal."""
         return (self._differences(y) - self.mean) / (self.std or 1.0)
 
+    @np.errstate(under="ignore")
     def restore(self, standardized: np.ndarray) -> np.ndarray:
         """Invert `standardize`; the common number if all labeled ones are equal."""
         return np.ldexp(standardized * self.std + (self.first + self.mean), self.exponent)
