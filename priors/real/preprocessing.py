@@ -1,12 +1,18 @@
 """Encodes and scales the columns of a data frame and numeric targets, fitted on labeled rows only, as the members of an
-ensemble do."""
+ensemble do.
+
+Tiny numbers, such as p-values, become 0 in float32 and in squares, whatever a caller has set by np.errstate.
+"""
 
 from __future__ import annotations
 
+import datetime
 import re
 import warnings
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -27,6 +33,15 @@ CHANCE = 0.01  # probability that missing values unrelated to the target get an 
 TINY = 1e-150  # smaller numbers count as 0
 LIMITS = np.finfo(float)
 TOLERANCE = 1.48e-8  # of a power, as in scipy
+# Of values, by the kind of a numpy type, and of objects.
+KINDS = dict.fromkeys("iufc", "numbers") | {"b": "booleans", "M": "times", "m": "durations"}
+KINDS_OF_OBJECTS = {
+    (bool, np.bool_): "booleans",
+    (Number,): "numbers",
+    (str,): "strings",
+    (datetime.date, np.datetime64): "times",
+    (datetime.timedelta, np.timedelta64): "durations",
+}
 NUMBER, TIME, CATEGORY = "number", "time", "category"  # kinds of columns
 ISO_DATE = re.compile(r"\s*[12]\d{3}-\d\d(-\d\d([T ].*)?)?\s*")
 EARLY_OR_LATE = re.compile(r"\s*[03-9]\d{3}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])([T ].*)?\s*")
@@ -42,7 +57,9 @@ class FeatureEncoder:
 
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
-    the mean; so does what is not a number or time in a column of them, of which `transform` warns.
+    the mean; so does what is not a number or time in a column of them. `transform` warns of such values, and if most
+    known values of a column are categories that no labeled row has. If a column has no
+    value of a kind that a labeled row has, such as texts instead of numbers, it raises ValueError.
 
     If `fit` is given the target, these columns follow:
 
@@ -60,6 +77,7 @@ class FeatureEncoder:
     def __init__(self, keeps_missing: bool = False):
         self.keeps_missing = keeps_missing
 
+    @np.errstate(under="ignore")
     def fit(self, X: pd.DataFrame, target: np.ndarray | None = None) -> FeatureEncoder:
         """Fit on X (rows, columns); raises TypeError for a column of values without order, ValueError for infinity."""
         # target: float64 (rows, outputs), one column for each class
@@ -67,8 +85,12 @@ class FeatureEncoder:
         self.categories: list[pd.Index | None] = []
         for kind, (_, column) in zip(self.kinds, X.items(), strict=True):  # None for numbers and times
             self.categories.append(categories(column) if kind == CATEGORY else None)
+        self.value_kinds = [value_kinds(column) for _, column in X.items()]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
         numbers = self.encode(X, range(X.shape[1]), {})
+        self.often_new = [
+            kind == CATEGORY and often_new(codes) for kind, codes in zip(self.kinds, numbers.T, strict=True)
+        ]
         known = ~np.isnan(numbers)
         means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         first = numbers[known.argmax(axis=0), range(numbers.shape[1])]
@@ -94,6 +116,7 @@ class FeatureEncoder:
             self.indicators = telling_gaps(X.isna().to_numpy(), target)
         return self
 
+    @np.errstate(under="ignore")
     def crossfitted(self, numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Return what `transform` made of the labeled rows, with effects of levels that no row's own target enters."""
         numbers = numbers.copy()
@@ -157,10 +180,11 @@ class FeatureEncoder:
             return numbers
         return np.where(np.isnan(numbers), means, numbers)
 
+    @np.errstate(under="ignore")
     def encode(self, X: pd.DataFrame, columns: Collection[int], unreadable: dict[Hashable, str]) -> np.ndarray:
         """Return float64 (rows, columns), NaN for unknown values.
 
-        `unreadable` gets the first value of each column that should be a number or time.
+        `unreadable` gets the first value of each column that should be a number or time, or of most that are new.
         """
         numbers = np.column_stack([self.codes(X.iloc[:, j], j, unreadable) for j in columns])
         with np.errstate(over="ignore"):
@@ -179,18 +203,78 @@ class FeatureEncoder:
             if is_unreadable.any():  # most columns have none, and looking for missing values takes time
                 is_unreadable &= column.notna().to_numpy()
             if is_unreadable.any():
+                if np.isnan(numbers).all():
+                    self.refuse_other_kinds(column, j)
                 first = column[is_unreadable].astype(object).iloc[0]
                 why = f": {YEARS}" if EARLY_OR_LATE.fullmatch(str(first)) else ""
                 unreadable[column.name] = f"{first!r} among {self.kinds[j]}s{why}"
             return numbers
-        if categories.inferred_type == "string" and pd.api.types.is_numeric_dtype(column) and column.notna().any():
-            raise ValueError(f"Column {column.name!r} of X held strings in fit, now it holds numbers")
         # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
         codes = categories.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
+        is_new = np.isnan(codes)
+        if is_new.any():
+            is_known = column.notna().to_numpy()
+            is_new &= is_known
+            if is_new.sum() == is_known.sum():
+                self.refuse_other_kinds(column, j)
+            if 2 * is_new.sum() > is_known.sum() and not self.often_new[j]:
+                example = column[is_new].astype(object).iloc[0]
+                nearest = nearest_text(example, categories)
+                hint = "" if nearest is None else f"; the nearest one that was is {nearest!r}"
+                unreadable[column.name] = f"{example!r} and most others were not in fit{hint}"
         if self.lacking[j]:
             codes[column.isna()] = MISSING
         return codes
+
+    def refuse_other_kinds(self, column: pd.Series, j: int) -> None:
+        """Raise ValueError if column j of X has values, but none of a kind that the labeled rows have."""
+        before = self.value_kinds[j]
+        now = value_kinds(column)
+        if before and now and not before & now:
+            names = f"{', '.join(sorted(before))} in fit, now it holds {', '.join(sorted(now))}"
+            example = column.dropna().astype(object).iloc[0]
+            raise ValueError(
+                f"Column {column.name!r} of X held {names}, such as {example!r}: convert them, or leave them empty"
+            )
+
+
+def often_new(codes: np.ndarray) -> bool:
+    """Whether new rows often have categories that none of these codes (rows,) stands for, as of names.
+
+    Their share is estimated by that of the categories of a single row (Good and Turing).
+    """
+    known = codes[~np.isnan(codes)]
+    _, counts = np.unique(known, return_counts=True)
+    return bool(2 * (counts == 1).sum() >= len(known))
+
+
+def nearest_text(value: Any, categories: pd.Index) -> str | None:
+    """Return the category that is most like a text, first of all but for spaces and case; None without one."""
+    if not isinstance(value, str):
+        return None
+    texts = [category for category in categories if isinstance(category, str)]
+    for text in texts:
+        if "".join(text.split()).casefold() == "".join(value.split()).casefold():
+            return text
+    return next(iter(get_close_matches(value, texts, n=1)), None)
+
+
+def value_kinds(column: pd.Series) -> set[str]:
+    """Return the kinds of the values of a column, such as numbers and strings."""
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        values = column.cat.remove_unused_categories().cat.categories
+        return value_kinds(pd.Series(values))
+    if not column.notna().any():
+        return set()
+    if dtype.kind in KINDS or isinstance(dtype, pd.StringDtype):
+        return {KINDS.get(dtype.kind, "strings")}
+    kinds = set()
+    for kind in {type(value) for value in column.dropna().astype(object)}:
+        names = (name for types, name in KINDS_OF_OBJECTS.items() if issubclass(kind, types))
+        kinds.add(next(names, kind.__name__))
+    return kinds
 
 
 def as_numbers(column: pd.Series) -> np.ndarray:
@@ -279,6 +363,15 @@ def warn_of_resemblances(X: pd.DataFrame, kinds: list[str]) -> None:
             "pd.to_datetime(X[column], dayfirst=True); or make them categories by X[column].astype('category')",
             stacklevel=4,  # where `fit` is called
         )
+
+
+def differing_by_spaces(classes: Iterable[Any]) -> str:
+    """Return the first classes that are equal texts but for spaces, to be shown to the user; "" without such."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        if isinstance(name, str):
+            alike.setdefault("".join(name.split()), []).append(str(name))
+    return next((", ".join(map(repr, names)) for names in alike.values() if len(names) > 1), "")
 
 
 def categories(column: pd.Series) -> pd.Index:
@@ -508,6 +601,7 @@ class Normalizer:
     def __init__(self, method: str):
         self.method = method
 
+    @np.errstate(under="ignore")
     def fit(self, numbers: np.ndarray) -> Normalizer:
         """Fit on numbers, float64 (labeled rows, features), NaN where missing; each column has a known value."""
         self.scaler = with_arrays(StandardScaler()).fit(without_tiny(numbers))
@@ -524,6 +618,7 @@ class Normalizer:
         self.std = np.maximum(np.nanstd(clamped, axis=0), MIN_STD)
         return self
 
+    @np.errstate(under="ignore")
     def transform(self, numbers: np.ndarray) -> np.ndarray:
         """Transform float64 (rows, features) to float32 (rows, features); NaN stays NaN."""
         scaled = self.scaler.transform(without_tiny(numbers))
@@ -567,6 +662,7 @@ def draw_members(
 class TargetScale:
     """Converts a numeric target to standard deviations of its labeled rows, and back."""
 
+    @np.errstate(under="ignore")
     def __init__(self, y: np.ndarray) -> None:
         """Fit on the labeled numbers, finite float64 (n,), n > 0."""
         # Numbers are divided by a power of two, which is exact, so that squares do not overflow or underflow.
@@ -577,10 +673,12 @@ class TargetScale:
         self.mean = differences.mean()
         self.std = differences.std()  # 0 if and only if all are equal
 
+    @np.errstate(under="ignore")
     def standardize(self, y: np.ndarray) -> np.ndarray:
         """Convert numbers, float64, to standard deviations from the mean; 0 if labeled ones are all equal."""
         return (self._differences(y) - self.mean) / (self.std or 1.0)
 
+    @np.errstate(under="ignore")
     def restore(self, standardized: np.ndarray) -> np.ndarray:
         """Invert `standardize`; the common number if all labeled ones are equal."""
         return np.ldexp(standardized * self.std + (self.first + self.mean), self.exponent)

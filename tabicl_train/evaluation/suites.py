@@ -31,7 +31,15 @@ from priors import PriorError
 from priors.real.csv_format import USUAL_FORMAT, CsvFormat
 from priors.real.files import TASKS, MissingLibrary, Reading, nested_type, read_file, require_reader
 from priors.real.identifiers import identifying_columns
-from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, readable, reads_as_numbers, resemblance
+from priors.real.preprocessing import (
+    CATEGORY,
+    as_numbers,
+    column_kind,
+    differing_by_spaces,
+    readable,
+    reads_as_numbers,
+    resemblance,
+)
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
 from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
@@ -317,7 +325,9 @@ def make_task(name: str, frame: pd.DataFrame, target: str) -> Task:
     if rare:
         print_above_bar(f"{name}: {counted(rare, 'row')} of classes with fewer than {MIN_CLASS_ROWS} rows left out")
     frame = frame[counts >= MIN_CLASS_ROWS].reset_index(drop=True)
-    _, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
+    classes, y = np.unique(frame.pop(target).astype(str), return_inverse=True)
+    if alike := differing_by_spaces(classes):
+        print_above_bar(f"{name}: {target!r} has classes that differ by spaces alone: {alike}")
     if y.max(initial=0) == 0:
         raise ConfigError([f"{target} has fewer than two classes with at least {MIN_CLASS_ROWS} rows"])
     return Task(name, make_features(frame), y)

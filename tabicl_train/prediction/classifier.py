@@ -22,7 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_X_y
 
 from priors.real.files import NESTED
-from priors.real.preprocessing import Member
+from priors.real.preprocessing import Member, differing_by_spaces
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import decode
@@ -135,6 +135,8 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         if y.dtype != object or isinstance(y[0], str | bytes):  # scikit-learn refuses other objects
             check_classification_targets(y)
         self.classes_, self.y_ = np.unique(y, return_inverse=True)
+        if alike := differing_by_spaces(self.classes_):
+            warnings.warn(f"y has classes that differ by spaces alone: {alike}", stacklevel=2)
         self._prepare(X, len(self.classes_))
         if isinstance(self.softmax_temperature, str):  # "auto"
             self.softmax_temperature_ = self._best_temperature(X)
@@ -171,7 +173,10 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         array of shape (rows, classes)
             Probabilities, float64, in the order of `classes_`.
         """
-        encoded = self._encode(X)
+        return self._probabilities(self._encode(X))
+
+    def _probabilities(self, encoded: np.ndarray) -> np.ndarray:
+        """Return the probabilities of encoded query rows."""
         if self.softmax_temperature == "auto":
             return softmax(self._logits(encoded, 1.0) / self.softmax_temperature_, axis=1)
         return softmax(self._logits(encoded, self.softmax_temperature_), axis=1)

@@ -28,7 +28,7 @@ from priors.real.files import (
     read_texts,
 )
 from priors.real.identifiers import IdentifierWarning, identifying_columns
-from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, reads_as_numbers
+from priors.real.preprocessing import CATEGORY, as_numbers, column_kind, differing_by_spaces, reads_as_numbers
 from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
@@ -76,6 +76,10 @@ def predict_files(options: PredictOptions) -> None:
     else:
         make = TabICLClassifier
         targets, names = classes_of(y, options)
+        for name in names:
+            if options.target == f"probability_{name}":
+                problem = f"target is {options.target!r}, which is the output's column for the class {str(name)!r}, too"
+                raise ConfigError([f"{problem}: rename the column in {options.train}"])
         what = counted(len(names), "class")
     columns = counted(X.shape[1], "column")
     asked = "1 row" if len(test) == 1 else f"{len(test):,} rows"
@@ -89,10 +93,11 @@ def predict_files(options: PredictOptions) -> None:
         try:
             model = make(network, n_estimators=options.n_estimators)
             model.fit(X, targets)
+            encoded = model._encode(test)  # all rows at once, since warnings are about columns
             with tqdm(total=len(test), unit="row", disable=None) as bar:
                 next_line = time.monotonic() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
-                    rows = test.iloc[start : start + ROWS]
+                    rows = encoded[start : start + ROWS]
                     parts.append(predictions(model, rows, options, names))
                     bar.update(len(rows))
                     if bar.disable and time.monotonic() >= next_line:  # no terminal
@@ -250,6 +255,8 @@ def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.nd
         if len(texts_of_class[name]) > 1:
             ways = ", ".join(map(repr, texts_of_class[name]))
             info(f"warning   {options.target!r} has a class that is written in several ways: {ways}")
+    if not is_number and (alike := differing_by_spaces(order)):
+        info(f"warning   {options.target!r} has classes that differ by spaces alone: {alike}")
     first_texts = [texts_of_class[name][0] for name in order]
     names = [text.strip() for text in first_texts] if is_number else first_texts
     return texts.map(number_of_text).to_numpy(), np.array(names, object)
@@ -271,19 +278,19 @@ def is_whole(y: pd.Series) -> bool:
 
 
 def predictions(
-    model: TabICLClassifier | TabICLRegressor, X: pd.DataFrame, options: PredictOptions, names: np.ndarray | None
+    model: TabICLClassifier | TabICLRegressor, encoded: np.ndarray, options: PredictOptions, names: np.ndarray | None
 ) -> pd.DataFrame:
-    """Return the columns of the output for some rows; names: of the classes."""
+    """Return the columns of the output for some encoded rows; names: of the classes."""
     if isinstance(model, TabICLClassifier):
         assert names is not None
-        p = model.predict_proba(X)
+        p = model._probabilities(encoded)
         columns = {f"probability_{name}": p[:, i] for i, name in enumerate(names)}
         return pd.DataFrame({options.target: names[p.argmax(axis=1)], **columns})
     # The mean is that of the network's own quantiles, so that all three come from one prediction.
     network_levels = levels(model.network_.config.outputs).double().tolist()
     lower = (1 - options.coverage) / 2
     upper = (1 + options.coverage) / 2
-    quantiles = model.predict_quantiles(X, [*network_levels, lower, upper])
+    quantiles = model._quantiles_at(encoded, [*network_levels, lower, upper])
     return pd.DataFrame(
         {
             options.target: quantiles[:, : len(network_levels)].mean(axis=1),

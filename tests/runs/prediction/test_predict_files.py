@@ -85,6 +85,22 @@ def test_columns_like_identifiers_are_named_once_and_used(monkeypatch, capfd):
     ]
 
 
+def test_texts_that_differ_by_spaces_are_named_once(monkeypatch, capfd):
+    """In a column of which most values are new, in all rows together, and among classes."""
+    monkeypatch.setattr(predict_files, "ROWS", 10)
+    labels = np.resize(["no", "yes", "no "], len(TRAIN))
+    TRAIN.assign(label=labels).to_csv("train.csv", index=False)
+    TEST.assign(group=TEST["group"].where(TEST.index < 5, TEST["group"] + " ")).to_csv("test.csv", index=False)
+    assert predict(monkeypatch, "target=label") == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    example = TEST["group"][5]
+    assert said == [
+        "warning   'label' has classes that differ by spaces alone: 'no', 'no '",
+        f"warning   X has values unlike the others of their columns: 'group' ('{example} ' and most others were not in "
+        f"fit; the nearest one that was is '{example}'); they are treated as missing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("texts", "names"),
     [
@@ -236,6 +252,10 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
         (["target=label", "test=less.csv"], "less.csv lacks the column 'gaps' of train.csv"),
         (["target=label", "task=regression"], "task is 'regression', but the target 'label' of train.csv holds text"),
         (["target=price", "checkpoint=mini-classifier"], "has numbers; task=classification takes them for classes"),
+        (
+            ["target=probability_yes", "train=probability.csv"],
+            "target is 'probability_yes', which is the output's column for the class 'yes', too: rename the column in",
+        ),
         (["target=day"], "the target 'day' of train.csv has times, which are not predicted"),
         (["target=label", "test=none.csv"], "none.csv cannot be read: No such file or directory"),
         (["target=label", "test=broken.csv"], "broken.csv cannot be read: unexpected end of data"),
@@ -249,6 +269,7 @@ def test_few_numbers_are_classes_unless_the_user_or_the_network_says_otherwise(m
 )
 def test_what_cannot_be_predicted_is_said_in_a_line(options, line, monkeypatch, capfd):
     TEST.drop(columns="gaps").to_csv("less.csv", index=False)
+    TRAIN.rename(columns={"label": "probability_yes"}).to_csv("probability.csv", index=False)
     Path("broken.csv").write_text('a,b\n1,"2\n')
     TRAIN.assign(gaps=[[1.0]] * len(TRAIN)).to_parquet("nested.parquet")
     union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array([1, 2])])

@@ -17,6 +17,7 @@ from networks import TINY, small_network
 from scipy.special import softmax
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from tiny_classifier import FILE, NETWORK, ROWS, classifier, table
+from tiny_regressor import regressor
 
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import TabICLClassifier
@@ -403,6 +404,19 @@ def test_the_state_of_torch_neither_changes_nor_matters(file):
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(in_double_precision(predict), expected)
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_what_numpy_is_told_about_tiny_numbers_does_not_matter(make):
+    """Such as p-values, which become 0 in float32 and in squares."""
+    X, _ = table()
+    X = X.assign(p=10.0 ** -np.linspace(1, 320, ROWS), q=np.where(X["boolean"], np.nan, 1e-200))
+    y = np.arange(ROWS) % 2 if make is classifier else X["p"].to_numpy()
+    norm_methods = ("none", "power", "quantile")
+    expected = make(norm_methods=norm_methods).fit(X, y).predict(X)
+    with np.errstate(all="raise"):
+        found = make(norm_methods=norm_methods).fit(X, y).predict(X)
+    assert np.array_equal(found, expected)
 
 
 def test_what_was_kept_in_half_precision_is_not_used_in_full():

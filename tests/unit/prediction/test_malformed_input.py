@@ -99,6 +99,38 @@ QUERY_FAULTS = {
     "column lacks": (X.drop(columns="number"), "The feature names should match those that were passed during fit"),
     "numbers for strings": (X.assign(string=1.5), "Column 'string' of X held strings in fit, now it holds numbers"),
 }
+CATEGORIES = np.resize([1, 2, 3], ROWS)
+TRUTH = CATEGORIES == 1
+TIMES = pd.to_datetime(np.where(TRUTH, "2024-01-01", "2024-02-01"))
+OTHER_KINDS = {  # of a column in fit, the same values as another type, and the kinds
+    "numbers, strings": (pd.Categorical(CATEGORIES), CATEGORIES.astype(str)),
+    "numbers, strings ": (CATEGORIES, CATEGORIES.astype(str) + "x"),
+    "strings, numbers": (pd.Categorical(CATEGORIES.astype(str)), pd.array(CATEGORIES, dtype="int64[pyarrow]")),
+    "strings, numbers ": (CATEGORIES.astype(str) + "x", CATEGORIES.astype(object)),
+    "booleans, strings": (pd.Categorical(TRUTH), TRUTH.astype(str)),
+    "booleans, strings ": (TRUTH, TRUTH.astype(str)),
+    "strings, booleans": (TRUTH.astype(str), pd.array([None, *TRUTH[1:]], dtype="boolean").astype(object)),
+    "bytes, strings": (pd.Categorical(np.where(TRUTH, b"a", b"b").astype(object)), np.where(TRUTH, "a", "b")),
+    "times, strings": (pd.Categorical(TIMES), TIMES.strftime("%Y-%m-%d")),
+    "times, numbers": (TIMES, CATEGORIES),
+}
+
+
+@pytest.mark.parametrize("kinds", OTHER_KINDS)
+def test_a_column_without_a_value_of_a_kind_seen_in_fit_is_refused(kinds):
+    before, now = (pd.DataFrame({"column": values}) for values in OTHER_KINDS[kinds])
+    model = classifier(n_estimators=1).fit(before, Y)
+    of_fit, of_query = kinds.strip().split(", ")
+    words = f"^Column 'column' of X held {of_fit} in fit, now it holds {of_query}, such as .*: convert them, or leave"
+    with pytest.raises(ValueError, match=words):
+        model.predict(now)
+    missing = pd.DataFrame({"column": [None] * ROWS})
+    assert np.array_equal(model.predict_proba(missing), model.predict_proba(missing.astype("Float64")))
+    some = before.astype(object)
+    assert np.array_equal(model.predict_proba(some), model.predict_proba(before))
+    some.iloc[1:3] = now.astype(object).iloc[1:3]
+    with warnings.catch_warnings(action="ignore"):
+        model.predict(some)
 
 
 @pytest.mark.parametrize("fault", QUERY_FAULTS)
@@ -107,6 +139,40 @@ def test_malformed_queries_are_refused(fault):
     model = classifier().fit(X, Y)
     with pytest.raises(ValueError, match=words):
         model.predict(query)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: f"{text} ", "'x ' and most others were not in fit; the nearest one that was is 'x'"),
+        (str.upper, "'X' and most others were not in fit; the nearest one that was is 'x'"),
+        (lambda text: "something else", "'something else' and most others were not in fit"),
+        (lambda text: text if text == "y" else f"{text}{text}y", None),  # only some
+        (lambda text: None if text != "y" else text, None),
+    ],
+)
+def test_a_column_most_of_whose_values_are_new_is_named_with_the_nearest_one(change, words):
+    frame = X.assign(string=np.resize(["x", "y", "y", "z"], ROWS), name=[f"name {i}" for i in range(ROWS)])
+    with warnings.catch_warnings(action="ignore"):  # about the names, of which new ones are no surprise
+        model = classifier(n_estimators=1).fit(frame, Y)
+    query = frame.assign(string=frame["string"].map(change), name="another")
+    with warnings.catch_warnings(record=True, action="always") as record:
+        p = model.predict_proba(query)
+    messages = [str(warning.message) for warning in record]
+    if words is None:
+        assert messages == []
+    else:
+        assert messages == [
+            f"X has values unlike the others of their columns: 'string' ({words}); they are treated as missing"
+        ]
+        assert record[0].filename == __file__
+        assert np.array_equal(p, model.predict_proba(query.assign(string=None)))
+
+
+def test_classes_that_differ_by_spaces_are_named():
+    with pytest.warns(UserWarning, match="^y has classes that differ by spaces alone: ' no', 'no', 'no '$") as record:
+        classifier().fit(X, np.resize(["no", "no ", "yes", " no"], ROWS))
+    assert record[0].filename == __file__
 
 
 def test_a_network_that_predicts_numbers_is_refused():
