@@ -22,8 +22,11 @@ def parse():
 def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, monkeypatch, is_replaced):
     monkeypatch.setattr(sys, "argv", ["tabicl-export"])
     if is_replaced:  # as wandb does once a run has begun
-        builtin = sys.exit
-        monkeypatch.setattr(sys, "exit", lambda code=None: builtin(code))
+
+        def replaced(code: object = None) -> None:
+            raise SystemExit(code)
+
+        monkeypatch.setattr(sys, "exit", replaced)
     module = tmp_path / f"leaving_{is_replaced}.py"
     module.write_text(LEAVING)
     plugins.load(module)
