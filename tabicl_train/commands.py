@@ -35,7 +35,7 @@ from tabicl_train.errors import (
     ConfigError,
     Diverged,
     ForeignExit,
-    exit_of_foreign_code,
+    foreign_exits,
     install,
     is_installed,
     require_matplotlib,
@@ -69,15 +69,13 @@ def plain_end() -> Iterator[None]:
     """
     try:
         try:
-            with safe_path():
+            with safe_path(), foreign_exits():
                 if problems := option_problems(sys.argv[1:]):
                     raise ConfigError(problems)
                 sys.argv[1:] = plugins.take(sys.argv[1:])
                 yield
-        except SystemExit as error:
-            if place := exit_of_foreign_code(error):
-                sys.exit(f"error: {place}")
-            raise
+        except ForeignExit as error:
+            sys.exit(f"error: {error}")
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
@@ -453,27 +451,22 @@ def run_errors(folder: Path) -> Iterator[None]:
     if is_rank():
         handler.initialize()
     try:
-        yield
+        with foreign_exits():
+            yield
     except ConfigError as error:
         if is_rank():
             print_problems(error)
             end_rank(EXIT_CONFIG)
         raise
-    except (Exception, SystemExit) as raised:
-        failure: BaseException = raised
-        if isinstance(raised, SystemExit):
-            place = exit_of_foreign_code(raised)
-            if place is None:
-                raise
-            failure = ForeignExit(place)
-        is_known = isinstance(failure, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
-        is_known |= str(failure).startswith("DataLoader worker")  # torch's error when a worker was killed
-        lines = [str(failure) if is_known else f"{type(failure).__name__}: {first_line(failure)}"]
-        lines += getattr(failure, "__notes__", [])
+    except Exception as error:
+        is_known = isinstance(error, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
+        is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
+        lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
+        lines += getattr(error, "__notes__", [])
         if is_rank():
-            handler.record_exception(failure)
+            handler.record_exception(error)
             if not is_known:
-                save_trace(folder, failure)
+                save_trace(folder, error)
             if not is_own_launch():  # whose launcher prints the first error of all ranks
                 print_line(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
             end_rank(1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import pickle
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -52,6 +54,18 @@ def exit_of_foreign_code(error: SystemExit) -> str | None:
         return None
     source = frames[-1].f_code.co_filename
     return f"{source} has called sys.exit({error.code!r}) in line {frames[-1].f_lineno}, which no plug-in may"
+
+
+@contextlib.contextmanager
+def foreign_exits() -> Iterator[None]:
+    """Raise ForeignExit in place of a SystemExit of code outside this package; one of ours passes."""
+    try:
+        yield
+    except SystemExit as error:
+        place = exit_of_foreign_code(error)
+        if place is None:
+            raise
+        raise ForeignExit(place) from None
 
 
 def picklable(error: Exception | SystemExit) -> Exception:
