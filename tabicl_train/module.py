@@ -7,6 +7,7 @@ logged steps. An optimizer that cannot leave this to the device, such as one of 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -19,11 +20,12 @@ from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import print_line
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
+from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, take_step
-from tabicl_train.precision import LossScale, Precision
+from tabicl_train.precision import DTYPES, LossScale, Precision
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]
@@ -34,26 +36,71 @@ RETRY = 1000
 
 
 class Gradients:
-    """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough."""
+    """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough.
 
-    def __init__(self, trained: list[nn.Parameter], frozen: list[nn.Parameter]) -> None:
-        """Make the `grad` of each trained parameter a view of the tensor, and that of the frozen ones None."""
+    Parameters
+    ----------
+    trained, frozen : list of Parameter
+        The `grad` of each trained parameter becomes a view of the tensor, that of the others None.
+    casts : CastWeights, optional
+        16-bit copies, which have gradients of their own.
+
+    Attributes
+    ----------
+    flat, loss : Tensor
+        All gradients and the loss, float32; the loss, (1,), a view of its last value.
+    views : list of Tensor
+        The gradient of each trained parameter, a view of `flat`.
+    inputs : list of Tensor
+        What autograd differentiates by: the copies of trained parameters, and all trained parameters, which an
+        objective may read though the network reads their copies.
+    """
+
+    def __init__(
+        self, trained: list[nn.Parameter], frozen: list[nn.Parameter], casts: CastWeights | None = None
+    ) -> None:
         self.parameters = trained
-        # Each starts at a multiple of 64 values, since kernels over many tensors need alignment.
-        sizes = [-(-p.numel() // 64) * 64 for p in trained]
-        self.flat = trained[0].new_zeros(sum(sizes) + 1)
-        *pieces, self.loss = self.flat.split([*sizes, 1])
-        self.views = []
-        for p, piece in zip(trained, pieces, strict=True):
-            view = piece[: p.numel()].view_as(p)
+        self.flat = trained[0].new_zeros(aligned_size(trained) + 1)
+        self.views = aligned_views(trained, self.flat)
+        self.loss = self.flat[-1:]
+        for p, view in zip(trained, self.views, strict=True):
             p.grad = view
-            self.views.append(view)
         for p in frozen:
             p.grad = None
 
-    def add(self, gradients: tuple[Tensor, ...], loss: Tensor) -> None:
-        """Add the gradients of the trained parameters, and a loss."""
-        torch._foreach_add_(self.views, list(gradients))
+        self.casts = casts
+        self.inputs: list[Tensor] = []
+        self.views_of_casts: list[Tensor] = []
+        if casts is not None:
+            places = {id(p): i for i, p in enumerate(trained)}
+            casts.refresh(set(places))
+            self.flat_of_casts = torch.zeros_like(self.flat, dtype=casts.dtype)
+            views = aligned_views(trained, self.flat_of_casts)
+            for p, leaf in zip(casts.parameters, casts.leaves, strict=True):
+                if id(p) in places:
+                    self.inputs.append(leaf)
+                    self.views_of_casts.append(views[places[id(p)]])
+        self.inputs += trained
+
+    def start(self) -> None:
+        """Begin a step: no gradients yet, and copies of the present weights."""
+        self.flat.zero_()
+        if self.casts is not None:
+            self.casts.refresh({id(p) for p in self.parameters})
+
+    def add(self, gradients: tuple[Tensor | None, ...], loss: Tensor) -> None:
+        """Add the gradients of `inputs`, None where one was not read, and a loss."""
+        number = len(self.views_of_casts)
+        if number:
+            of_casts = gradients[:number]
+            if any(g is None for g in of_casts):
+                self.flat_of_casts.zero_()
+            read = [(view, g) for view, g in zip(self.views_of_casts, of_casts, strict=True) if g is not None]
+            torch._foreach_copy_([view for view, _ in read], [g for _, g in read])
+            self.flat.add_(self.flat_of_casts)
+        read = [(view, g) for view, g in zip(self.views, gradients[number:], strict=True) if g is not None]
+        # One gradient with other strides than its view, such as that of a slice, and each would be a launch of its own.
+        torch._foreach_add_([view for view, _ in read], [g.contiguous() for _, g in read])
         self.loss.add_(loss)
 
     def exchange(self) -> None:
@@ -123,7 +170,7 @@ class Pretraining(L.LightningModule):
         self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
         self.rank = 0  # of this process in the last step
-        self.trained_parts: list[str] = []
+        self.made_for: Any = None  # what `gradients` depends on
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer, without state."""
@@ -169,7 +216,7 @@ class Pretraining(L.LightningModule):
 
         self.set_column_precision(stage)
         gradients = self.gradients_of(stage)
-        gradients.flat.zero_()
+        gradients.start()
         # one context for all packs, since autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
             for k in range(len(item.packs)):
@@ -197,7 +244,8 @@ class Pretraining(L.LightningModule):
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""
         trained_parts = [part for part in self.model.parts if part not in stage.frozen]
-        if self.gradients is not None and trained_parts == self.trained_parts:
+        made_for = (trained_parts, stage.col_attention_fp32)
+        if self.gradients is not None and made_for == self.made_for:
             return self.gradients
         self.gradients = None  # before there is another one, which takes as much memory
         trained: list[nn.Parameter] = []
@@ -211,8 +259,10 @@ class Pretraining(L.LightningModule):
         # A network may have parameters outside of the parts that it names; they are always trained.
         in_parts = {id(p) for p in trained + frozen}
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
-        self.gradients = Gradients(trained, frozen)
-        self.trained_parts = trained_parts
+        places = [] if self.precision.name == "fp32" else list(self.model.products())
+        casts = CastWeights(places, DTYPES[self.precision.name]) if places else None
+        self.gradients = Gradients(trained, frozen, casts)
+        self.made_for = made_for
         return self.gradients
 
     def accumulate(self, gradients: Gradients, item: StepItem, number: int, checkpoint_rows: int | None) -> None:
@@ -275,11 +325,18 @@ class Pretraining(L.LightningModule):
         Activations are computed again in the backward pass if a table has more than `checkpoint_rows` rows, by default
         the model's value.
         """
-        losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary)
+        in_place = nullcontext if gradients.casts is None else gradients.casts.in_place
+
+        def predict(*arguments: Any) -> Any:
+            with in_place():
+                return self.model(*arguments)
+
+        losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary, predict)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
-            values = torch.autograd.grad(scaled, gradients.parameters, materialize_grads=True)
+            with in_place():  # for blocks that are recomputed
+                values = torch.autograd.grad(scaled, gradients.inputs, allow_unused=True)
             gradients.add(values, loss.detach() * weight)
         return losses.detach()
 

@@ -9,6 +9,7 @@ B tables, C classes, Q quantiles.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +118,7 @@ def losses_of(
     checkpoint_rows: int | None = None,
     objective: Any = None,
     auxiliary: dict[str, float] | None = None,
+    predict: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Compute what training minimizes for each table of a pack.
 
@@ -132,13 +134,15 @@ def losses_of(
         By default the network's own loss.
     auxiliary : dict, optional
         Weights of the auxiliary losses by name; those that are not named do not count.
+    predict : callable, optional
+        What is called in place of the network, with the same arguments.
 
     Returns
     -------
     Tensor
         (B,) float32.
     """
-    predictions = network(pack, checkpoint_rows)
+    predictions = (predict or network)(pack, checkpoint_rows)
     extra: dict[str, Tensor] = {}
     if isinstance(predictions, tuple):
         predictions, extra = predictions

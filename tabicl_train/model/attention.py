@@ -7,7 +7,7 @@ Parameters have the names of the released files, so that weights load in both di
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -320,9 +320,13 @@ class Attention(nn.Module):
         heads = (self.num_heads, self.dim // self.num_heads)
         if context is None:
             return F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, *heads)), None
-        q = F.linear(x, self.in_proj_weight[: self.dim], self.in_proj_bias[: self.dim]).unflatten(-1, heads)
-        has_keys = context.dim() == 4
-        return q, context if has_keys else self.keys(context)
+        # The gradient of a split is one concatenation, that of two slices two buffers of zeros, two copies and a sum.
+        weight_of_q, weight_of_kv = self.in_proj_weight.split([self.dim, 2 * self.dim])
+        bias_of_q, bias_of_kv = self.in_proj_bias.split([self.dim, 2 * self.dim])
+        q = F.linear(x, weight_of_q, bias_of_q).unflatten(-1, heads)
+        if context.dim() == 4:  # keys and values already
+            return q, context
+        return q, F.linear(context, weight_of_kv, bias_of_kv).unflatten(-1, (2, *heads))
 
     def keys(self, context: Tensor) -> Tensor:
         """Return keys and values of a context (K, E), (K, 2, H, d), which can be kept for later queries."""
@@ -391,8 +395,29 @@ class Block(nn.Module):
         """See `Attention.keys`."""
         return self.attn.keys(self.norm1(context))
 
+    def products(self, norms: tuple[str, ...] = ("norm1", "norm2")) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the parameters that are read in 16 bits only, see `Network.products`; norms: those of 16-bit tokens."""
+        if type(self) is not Block or type(self.attn) is not Attention:  # a subclass may read them otherwise
+            return
+        modules: list[nn.Module] = [getattr(self, name) for name in norms if hasattr(self, name)]
+        if self.ff_factor > 0:
+            modules += [self.linear1, self.linear2]
+        if not self.attn.fp32:
+            modules.append(self.attn.out_proj)
+            yield self.attn, "in_proj_weight"
+            yield self.attn, "in_proj_bias"
+        yield from weights_and_biases(*modules)
+
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+def weights_and_biases(*modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parameters of linear layers and norms, a norm perhaps without bias."""
+    for module in modules:
+        yield module, "weight"
+        if module.bias is not None:
+            yield module, "bias"
 
 
 def call_block(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:

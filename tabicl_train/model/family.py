@@ -227,6 +227,14 @@ class Network(nn.Module, ABC):
         """Yield the modules that take most of the time, for `trainer.compile`; none unless the family names them."""
         return iter(())
 
+    def products(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the parameters that only matrix products and norms in 16 bits read under autocast.
+
+        Each is a module and the parameter's name in it. In training their 16-bit copies are made once a step, instead
+        of by autocast in each product (`casts.py`); none unless the family names them.
+        """
+        return iter(())
+
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
         return iter(())

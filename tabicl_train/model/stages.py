@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, call_block
+from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, call_block, weights_and_biases
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Columns, Context, Pack, Rows, Shape, WithinRows, positions_by_kind, starts_of
 
@@ -121,6 +121,18 @@ class ColumnEmbedding(nn.Module):
             assert isinstance(block, InducedAttention)
             block.multihead_attn1.attn.fp32 = fp32
             block.multihead_attn2.attn.fp32 = fp32
+
+    def products(self) -> Iterator[tuple[nn.Module, str]]:
+        """See `Network.products`."""
+        if type(self) is not ColumnEmbedding:
+            return
+        for block in self.tf_col["blocks"].children():
+            assert isinstance(block, InducedAttention)
+            # Inducing points are float32 tokens: norms that read them, or what becomes of them, are too.
+            yield from block.multihead_attn1.products(norms=())
+            yield from block.multihead_attn2.products(norms=("norm2",))
+        if self.config.col_affine:
+            yield from weights_and_biases(self.out_w, self.out_b, self.ln_w, self.ln_b)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
         """Return the input of each token, (tokens, K)."""
@@ -245,6 +257,18 @@ class RowInteraction(nn.Module):
         self.out_ln = LayerNorm(c.embed_dim, bias=not c.bias_free_ln)
         nn.init.trunc_normal_(self.cls_tokens, std=0.02)
 
+    def products(self) -> Iterator[tuple[nn.Module, str]]:
+        """See `Network.products`."""
+        if type(self) is not RowInteraction:
+            return
+        *blocks, last = self.tf_row["blocks"].children()
+        for block in blocks:
+            assert isinstance(block, Block)
+            yield from block.products()
+        assert isinstance(last, Block)
+        yield from last.products(norms=("norm2",))  # norm1 is applied twice, whose gradients are added in float32
+        yield from weights_and_biases(self.out_ln)
+
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
         """Tokens (tokens, E) of all cells -> representations of all rows (rows, D), in the order of `rows`."""
         return self.interact(self.add_cls(tokens, rows), rows.within, recompute)
@@ -286,6 +310,18 @@ class InContextLearner(nn.Module):
         self.decoder = nn.Sequential(
             nn.Linear(c.row_dim, 2 * c.row_dim), nn.GELU(), nn.Linear(2 * c.row_dim, c.outputs)
         )
+
+    def products(self) -> Iterator[tuple[nn.Module, str]]:
+        """See `Network.products`."""
+        if type(self) is not InContextLearner:
+            return
+        *blocks, last = self.tf_icl["blocks"].children()
+        for block in blocks:
+            assert isinstance(block, Block)
+            yield from block.products()
+        assert isinstance(last, Block)
+        yield from last.products(norms=("norm2",))  # norm1 is applied twice, whose gradients are added in float32
+        yield from weights_and_biases(self.ln, self.decoder[0], self.decoder[2])
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Predict the query rows (query rows, C) from rows (rows, D), in the order of `context`, and their labels y."""

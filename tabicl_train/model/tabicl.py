@@ -188,6 +188,13 @@ class TabICL(Network):
         for stage in (self.col_embedder.tf_col, self.row_interactor.tf_row, self.icl_predictor.tf_icl):
             yield from stage["blocks"].children()
 
+    def products(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the parameters that are read in 16 bits only; see `Network`."""
+        if type(self).forward is not TabICL.forward:  # a subclass may read them otherwise
+            return
+        for stage in (self.col_embedder, self.row_interactor, self.icl_predictor):
+            yield from stage.products()
+
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by name: `column.0`, ..., `icl.11`."""
         for stage, part in (("column", self.col_embedder.tf_col), ("icl", self.icl_predictor.tf_icl)):

@@ -1,0 +1,170 @@
+"""Counts what a training step launches on a GPU, without one: operators on fake tensors, along the branches of CUDA.
+
+A count is that of operators, with the number of kernels of those that have several (as in a profile on an H100); views
+launch nothing. Kernels of cuBLAS that divide a product, and fills of memory inside of a kernel's call, are not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tabicl_train.config.compose import compose
+from tabicl_train.curriculum import plan_step
+from tabicl_train.model import attention, pack, tabicl
+from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.module import Pretraining
+from tabicl_train.precision import Precision
+from tabicl_train.stream import StepItem
+
+VIEWS = {
+    *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),
+    *("detach", "alias", "split", "split_with_sizes", "unbind", "as_strided", "unfold", "view_as", "lift_fresh"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "device"),
+}
+# Kernels of an operator that has more than one
+KERNELS = {
+    "slice_backward": 2,  # zeros, and a copy
+    "select_backward": 2,
+    "baddbmm": 2,
+    "cumsum": 2,
+    "repeat_interleave": 3,
+    "sort": 5,
+    "_flash_attention_backward": 3,
+    "_varlen_attn_backward": 3,
+    "_efficient_attention_backward": 5,
+    "native_layer_norm_backward": 2,
+    "linalg_vector_norm": 2,
+}
+TENSORS_OF_A_LAUNCH = 64  # of an operator over lists of tensors
+
+
+class Launches(TorchDispatchMode):
+    """Counts the launches of fake tensors by operator and phase.
+
+    Attributes
+    ----------
+    counted : Counter
+        Launches by (phase, operator).
+    operators : list of tuple
+        Each operator with the shapes of its tensors and its numbers: the same in steps that one CUDA graph can replay.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[tuple[str, str]] = Counter()
+        self.operators: list[tuple[str, tuple[Any, ...]]] = []
+        self.phase = "loss"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        leaves = tree_leaves((args, kwargs))
+        if name in VIEWS or not any(isinstance(x, FakeTensor) for x in [*leaves, *tree_leaves(result)]):
+            return result
+        self.counted[self.phase, name] += kernels(name, args)
+        self.operators.append((name, tuple(tuple(x.shape) if isinstance(x, Tensor) else x for x in leaves)))
+        return result
+
+    def total(self) -> int:
+        return sum(self.counted.values())
+
+
+def kernels(name: str, args: tuple) -> int:
+    """Return the launches of an operator."""
+    if not name.startswith("_foreach"):
+        return KERNELS.get(name, 1)
+    lists = [x for x in args if isinstance(x, list | tuple) and isinstance(x[0], Tensor)]
+    # The fast path needs equal dtypes (a copy does not) and strides; otherwise each tensor is a launch of its own.
+    for tensors in zip(*lists, strict=True):
+        dtypes = {x.dtype for x in tensors}
+        if len({x.stride() for x in tensors}) > 1 or (len(dtypes) > 1 and name != "_foreach_copy_"):
+            return len(lists[0])
+    return math.ceil(len(lists[0]) / TENSORS_OF_A_LAUNCH)
+
+
+def planned_shapes(overrides: list[str], step: int) -> tuple[Any, list[tuple[Shape, ...]]]:
+    """Return a configuration and the shapes of the packs that its curriculum plans for a step."""
+    config = compose([*overrides, "run_dir=unused", "trainer.accelerator=cpu"])
+    plan = plan_step(config.curriculum, config.model, config.seed, step, None)
+    packs = []
+    for groups in plan.packs(0, 1):
+        shapes = [(g.spec.num_rows, g.spec.train_size, g.spec.num_features) for g in groups for _ in g.tables]
+        packs.append(tuple(sorted(shapes)))
+    return config, packs
+
+
+@contextmanager
+def branches_of_cuda() -> Iterator[None]:
+    """Take the branches of CUDA on the CPU, where operators on fake tensors run."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, spans: pack.Spans, dropout: float = 0.0) -> Tensor:
+        return attention.attend_at_once(q, k, v, spans)
+
+    def take_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return pack.one_hot_sums(grad, index, ctx.count), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "attend", attend)
+        patch.setattr(pack.TakeRows, "backward", staticmethod(take_rows_backward))
+        patch.setattr(tabicl.TabICL, "_check", lambda self, pack: None)
+        patch.setattr(nn.init, "trunc_normal_", lambda tensor, std: tensor)  # reads a value
+        yield
+
+
+def launches_of_step(
+    config: Any, packs: list[tuple[Shape, ...]], prepare: Callable[[Pack], Pack] = lambda x: x
+) -> Launches:
+    """Count the launches of the second step of a network in bf16, with packs of these shapes."""
+    logging.disable(logging.WARNING)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with branches_of_cuda(), fake:
+        module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
+        module.on_fit_start()
+        made = []
+        for shapes in packs:
+            cells = sum(N * M for N, _, M in shapes)
+            rows = sum(N for N, _, _ in shapes)
+            labels = torch.zeros(rows, dtype=torch.int64)
+            made.append(Pack(torch.zeros(cells), labels, torch.zeros(len(shapes), 3, dtype=torch.int64), shapes))
+        item = StepItem(0, next(iter(config.curriculum.stages)), sum(map(len, packs)), made)
+        optimizer = module.configure_optimizers()
+        module.training_step(item, 0, 0, optimizer)
+        counter = Launches()
+        with counter, phases(counter, module):
+            module.training_step(replace(item, step=1), 1, 0, optimizer)
+    return counter
+
+
+@contextmanager
+def phases(counter: Launches, module: Pretraining) -> Iterator[None]:
+    """Tell a counter the phase: forward, loss, backward, gradients, optimizer."""
+    from tabicl_train import module as places
+
+    def in_phase(function: Any, phase: str, after: str) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            counter.phase = phase
+            result = function(*args, **kwargs)
+            counter.phase = after
+            return result
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.model, "forward", in_phase(module.model.forward, "forward", "loss"))
+        patch.setattr(torch.autograd, "grad", in_phase(torch.autograd.grad, "backward", "gradients"))
+        patch.setattr(places, "take_step", in_phase(places.take_step, "optimizer", "end"))
+        yield

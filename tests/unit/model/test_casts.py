@@ -1,0 +1,71 @@
+"""Copies of weights in 16 bits, instead of autocast's own casts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from networks import TINY, randomize
+
+from tabicl_train import compiling
+from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.model import TabICL
+from tabicl_train.model.pack import Pack
+from tabicl_train.module import Pretraining
+from tabicl_train.precision import Precision
+from tabicl_train.stream import StepItem
+
+
+def penalty(predictions, pack, network):
+    """An objective that reads a weight, of which the network reads a copy."""
+    return network.losses(predictions, pack) + 0.1 * network.icl_predictor.decoder[0].weight.square().sum()
+
+
+CASES = {
+    "plain": {},
+    "norms without bias": {"bias_free_ln": True},
+    "no affine output, disjoint groups": {"col_affine": False, "col_grouping": "disjoint"},
+    "columns in fp32": {"col_attention_fp32": True},
+    "ssa": {"icl_scaling": "ssa", "ff_factor": 2},
+    "recomputed": {"checkpoint_rows": 10},
+    "dropout": {"dropout": 0.2},
+    "frozen": {},
+    "objective": {},
+    "fp16": {},
+    "compiled": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
+    def train() -> list[torch.Tensor]:
+        stages = {"a": StageConfig(frozen=["column"] if case == "frozen" else []), "b": StageConfig()}
+        precision = Precision("fp16" if case == "fp16" else "bf16", "")
+        torch.manual_seed(0)
+        module = Pretraining(
+            replace(TINY, **CASES[case]), CurriculumConfig(stages), OptimizerConfig("muon"), precision, seed=0,
+            objective=penalty if case == "objective" else None,
+        )  # fmt: skip
+        randomize(module.model)
+        if case == "compiled":
+            torch._dynamo.reset()
+            compiling.compile_blocks(module.model, backend="aot_eager")
+        optimizer = module.configure_optimizers()
+        losses = []
+        generator = torch.Generator().manual_seed(0)
+        for step in (0, 1, stages["a"].steps, stages["a"].steps + 1):
+            packs = []
+            for sizes in ([(30, 20, 4), (25, 7, 3)], [(41, 11, 2)]):
+                tables = [(torch.randn(N, M, generator=generator), n) for N, n, M in sizes]
+                packs.append(Pack.of((X, (X[:, 0] > 0).long(), n) for X, n in tables))
+            module.training_step(StepItem(step, "", 3, packs), step, 0, optimizer)
+            losses.append(module.loss)
+        assert not any(p.dtype != torch.float32 for p in module.model.parameters())
+        return [*losses, *module.gradients.flat, *module.model.state_dict().values()]
+
+    copied = train()
+    monkeypatch.setattr(TabICL, "products", lambda self: iter(()))
+    for ours, autocasts in zip(copied, train(), strict=True):
+        if case == "objective":  # gradients of the copy and of the weight are added in another order
+            torch.testing.assert_close(ours, autocasts, rtol=1e-5, atol=1e-7)
+        else:
+            assert torch.equal(ours, autocasts)
