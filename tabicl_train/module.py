@@ -19,8 +19,8 @@ from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import print_line
 from tabicl_train.curriculum import learning_rate, stage_at
-from tabicl_train.model.config import family_of
 from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.objectives import losses_of as query_losses

@@ -16,6 +16,7 @@ from priors.real import real_tables
 from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
 
@@ -49,6 +50,7 @@ class StepStream:
     rank: int = 0
     ranks: int = 1
     keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
+    prepares: bool = False  # whether packs get a layout, for training on a GPU
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -69,7 +71,10 @@ class StepStream:
                     if table.source is not None:
                         item.sources[table.source, len(table.y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
-            item.packs.append(pack(tables))
+            of_tables = pack(tables)
+            if self.prepares:
+                of_tables.layout = family_of(self.model).prepared(self.model, of_tables)
+            item.packs.append(of_tables)
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]

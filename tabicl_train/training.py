@@ -65,6 +65,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         launch = process.launch
         steps = range(config.total_steps)
         stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+        stream.prepares = process.device.type == "cuda"
         loader = process.enter(
             build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
         )

@@ -31,13 +31,13 @@ from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import info
 from tabicl_train.distributed.processes import SIGNALS, Stop, die_with_parent
 from tabicl_train.errors import picklable
-from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.model.pack import FlatLayout, Pack, Shape
 from tabicl_train.stream import StepItem, StepStream
 
 # Forked workers start in 0.1 s and are children of this process; with Python 3.14's default they are the forkserver's.
 CONTEXT = get_context("fork" if sys.platform == "linux" else None)
 
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...]]  # of a pack
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[Shape, ...], Any]  # of a pack, with its layout
 Content = tuple[StepItem, list[Arrays]]
 
 POLL = 1.0  # seconds between checks of stop signals (and of a cluster) while an item is awaited
@@ -237,14 +237,18 @@ def as_it_is(content: Any) -> Any:
 
 def packed(item: StepItem) -> Content:
     """Return an item without its packs, and these as arrays."""
-    packs = [(pack.X.numpy(), pack.y.numpy(), pack.sizes.numpy(), pack.shapes) for pack in item.packs]
+    packs = []
+    for pack in item.packs:
+        layout = None if pack.layout is None else (pack.layout.values.numpy(), pack.layout[1:])
+        packs.append((pack.X.numpy(), pack.y.numpy(), pack.sizes.numpy(), pack.shapes, layout))
     return replace(item, packs=[]), packs
 
 
 def unpacked(item: StepItem, packs: list[Arrays]) -> StepItem:
     """Copy the arrays to torch's memory, since the rounding of matrix products may depend on the alignment."""
-    for X, y, sizes, shapes in packs:
-        item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes))
+    for X, y, sizes, shapes, flat in packs:
+        layout = None if flat is None else FlatLayout(torch.tensor(flat[0]), *flat[1])
+        item.packs.append(Pack(torch.tensor(X), torch.tensor(y), torch.tensor(sizes), shapes, layout))
     return item
 
 

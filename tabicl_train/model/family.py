@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Attention
-from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.model.pack import FlatLayout, Pack, Shape
 from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 
@@ -169,6 +169,14 @@ class Network(nn.Module, ABC):
     def pack_tokens(config: Any, num_rows: int, num_features: int) -> int:
         """Count one table against the token budget of a pack: by default its cells and labels."""
         return num_rows * (num_features + 1)
+
+    @classmethod
+    def prepared(cls, config: Any, pack: Pack) -> FlatLayout | None:
+        """Return what `forward` would compute of a pack's sizes on the device, or None.
+
+        Where training is on a GPU, the processes that draw tables call it, and `pack.layout` has the result.
+        """
+        return None
 
     @classmethod
     def embedding_width(cls, config: Any) -> int:

@@ -20,7 +20,8 @@ a.2, T is 3 in table a and 2 in table b:
 `Rows.tokens` is then 5 8 6 9 1 | 11 12 3, where the tokens of columns are among those of rows, and `Rows.order` is
 2 3 0 | 4 1, where the rows of in-context learning are among the sorted rows. `tests/unit/model/test_pack.py` has all.
 
-The host knows the sizes; positions are computed on the device from a copy of them, so nothing waits for a GPU.
+The host knows the sizes. Positions are computed on the device from a copy of them, so nothing waits for a GPU, or for
+training on a GPU by the process that draws the tables (`FlatLayout`): there they would be 270 launches of a step.
 
 B tables of N rows of which the first n are labeled, M features, G feature groups, I inducing points, C CLS tokens,
 T = C + G tokens of a row.
@@ -28,11 +29,12 @@ T = C + G tokens of a row.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,12 +59,15 @@ class Pack:
         int64 (B, 3), the rows N, labeled rows n and features M of each table.
     shapes : tuple of Shape
         The same numbers for the host, which would wait for a GPU to read `sizes`.
+    layout : FlatLayout, optional
+        The positions of tokens, where they were computed before.
     """
 
     X: Tensor
     y: Tensor
     sizes: Tensor
     shapes: tuple[Shape, ...]
+    layout: FlatLayout | None = None
 
     @classmethod
     def of(cls, tables: Iterable[tuple[Tensor, Tensor, int]]) -> Pack:
@@ -124,11 +129,18 @@ class Pack:
 
     def queries(self) -> Tensor:
         """Return the labels of the query rows of all tables, one table after the other, (query rows,)."""
+        if self.layout is not None:
+            return self.y.index_select(0, self.layout.targets())
         lengths = []
         for N, n, _ in self.shapes:
             lengths += [n, N - n]
         labeled_and_queries = self.y.split(lengths)  # of each table in turn
         return torch.cat(labeled_and_queries[1::2])
+
+    def target_positions(self) -> Tensor:
+        """Return the positions in y of the labels of the query rows, (query rows,)."""
+        N, n, _ = self.sizes.unbind(1)
+        return positions(starts_of(N) + n, 1, N - n, sum(N - n for N, n, _ in self.shapes))
 
     def means(self, values: Tensor) -> Tensor:
         """Average over the query rows of each table, (query rows,) -> (B,); repeatable, unlike index_add on a GPU."""
@@ -163,11 +175,77 @@ class Pack:
         X = self.X.to(device, non_blocking=True)
         y = self.y.to(device, non_blocking=True)
         sizes = self.sizes.to(device, non_blocking=True)
-        return Pack(X, y, sizes, self.shapes)
+        layout = None
+        if self.layout is not None:
+            layout = self.layout._replace(values=self.layout.values.to(device, non_blocking=True))
+        return Pack(X, y, sizes, self.shapes, layout)
 
     def pin_memory(self) -> Pack:
         """Copy the tables to pinned memory."""
-        return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes)
+        layout = None if self.layout is None else self.layout._replace(values=self.layout.values.pin_memory())
+        return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes, layout)
+
+
+class Piece(NamedTuple):
+    """Where a tensor lies in `FlatLayout.values`."""
+
+    first: int
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+class FlatLayout(NamedTuple):
+    """A layout, nested named tuples such as `Columns`, with all its tensors as one, which one copy takes to a device.
+
+    Positions are int32 in it: those of stage 1 of TabICLv2 take 60 MB a step.
+    """
+
+    values: Tensor  # int32 (total,); of float32 numbers, the bits
+    structure: Any  # the layout, with a `Piece` in the place of each tensor; `Spans.runs`, which the host reads, a list
+    of_targets: Piece  # the positions of the labels of query rows
+
+    @classmethod
+    def of(cls, layout: Any, targets: Tensor) -> FlatLayout:
+        """Join the tensors of a layout on the CPU, and the positions of the labels of query rows."""
+        joined: list[Tensor] = []
+        first = 0
+
+        def join(name: str, x: Any) -> Any:
+            nonlocal first
+            if not isinstance(x, Tensor):
+                return x
+            if name == "runs":
+                return x.tolist()
+            piece = Piece(first, tuple(x.shape), x.is_floating_point())
+            joined.append(x.flatten().view(torch.int32) if piece.is_float else x.flatten().int())
+            first += x.numel()
+            return piece
+
+        structure = changed(layout, join)
+        of_targets = join("targets", targets)
+        return cls(torch.cat(joined), structure, of_targets)
+
+    def open(self) -> Any:
+        """Return the layout, whose tensors are views of `values`."""
+        return changed(self.structure, lambda name, x: torch.tensor(x) if name == "runs" else self.view(x))
+
+    def targets(self) -> Tensor:
+        """Return the positions of the labels of query rows, (query rows,)."""
+        return self.view(self.of_targets)
+
+    def view(self, x: Any) -> Any:
+        """Return the tensor of a piece, and anything else as it is."""
+        if not isinstance(x, Piece):
+            return x
+        flat = self.values[x.first : x.first + math.prod(x.shape)].view(x.shape)
+        return flat.view(torch.float32) if x.is_float else flat
+
+
+def changed(layout: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
+    """Apply a function to the name and value of each field of nested named tuples."""
+    if not isinstance(layout, tuple) or not hasattr(layout, "_fields") or isinstance(layout, Piece):
+        return change(name, layout)
+    return layout._make(changed(x, change, field) for field, x in zip(layout._fields, layout, strict=True))
 
 
 class EqualSequences(NamedTuple):
@@ -223,6 +301,7 @@ class Columns(NamedTuple):
     labels: Tensor  # int64 (labeled tokens,), positions of their labels in Pack.y
     to_inducing: Spans  # from the inducing points of each column to its labeled tokens
     from_inducing: Spans  # from all tokens to the inducing points of their columns
+    cells: Tensor | None = None  # (tokens, features of a token), see `stages.feature_index`; None: computed when read
 
 
 class WithinRows(NamedTuple):

@@ -145,7 +145,10 @@ class ColumnEmbedding(nn.Module):
         X = pack.X
         if c.col_grouping == "disjoint":  # whose last group may need cells after X
             X = F.pad(X, (0, max(N for N, _, _ in pack.shapes)))
-        features = X[feature_index(pack.sizes, pack.shapes, columns, c.col_grouping, c.group_size)]  # (tokens, size)
+        index = columns.cells
+        if index is None:
+            index = feature_index(pack.sizes, pack.shapes, columns, c.col_grouping, c.group_size)
+        features = X[index]  # (tokens, size)
         if c.missing_values:
             features = mark_missing(features)
         if not c.col_target_aware:
@@ -276,7 +279,7 @@ class RowInteraction(nn.Module):
     def add_cls(self, tokens: Tensor, rows: Rows) -> Tensor:
         """Put the CLS tokens of each row before the tokens of its cells, (rows * T, E)."""
         cls_tokens = self.cls_tokens.to(tokens.dtype).repeat(len(rows.order), 1)  # (rows * row_num_cls, E)
-        return Merge.apply(tokens, rows.tokens, cls_tokens, rows.within.cls)
+        return Merge.apply(tokens, rows.tokens.long(), cls_tokens, rows.within.cls.long())
 
     def interact(self, x: Tensor, within: WithinRows, recompute: bool = False) -> Tensor:
         """X (rows * T, E) -> representations (rows, D)."""

@@ -10,7 +10,7 @@ points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,48 @@ from tabicl_train.model.costs import (
 )
 from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes, represent_queries
 from tabicl_train.model.family import Network
-from tabicl_train.model.pack import Pack, Shape, column_layout, context_layout, log_counts, row_layout
+from tabicl_train.model.pack import (
+    Columns,
+    Context,
+    FlatLayout,
+    Pack,
+    Rows,
+    Shape,
+    column_layout,
+    context_layout,
+    log_counts,
+    row_layout,
+)
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import SSA, Scaling
-from tabicl_train.model.stages import ColumnEmbedding, InContextLearner, InducedAttention, RowInteraction
+from tabicl_train.model.stages import (
+    ColumnEmbedding,
+    InContextLearner,
+    InducedAttention,
+    RowInteraction,
+    feature_index,
+)
 
 __all__ = ["TabICL"]
+
+
+class Layout(NamedTuple):
+    """The positions of all tokens of a pack."""
+
+    columns: Columns
+    rows: Rows
+    context: Context
+    log_n: Tensor  # float32 (B,), the logarithm of the number of labeled rows of each table
+
+
+def group_sizes(config: TabICLConfig, pack: Pack) -> tuple[Tensor, list[Shape]]:
+    """Return N, n and G of each table, int64 (B, 3) on the device of the pack, and the same as a list on the host."""
+    shapes = [(N, n, token_groups(config, M)) for N, n, M in pack.shapes]
+    sizes = pack.sizes
+    if config.col_grouping == "disjoint":
+        N, n, M = sizes.unbind(1)
+        sizes = torch.stack([N, n, -(-M // config.group_size)], 1)
+    return sizes, shapes
 
 
 class TabICL(Network):
@@ -99,13 +135,9 @@ class TabICL(Network):
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
-        sizes, shapes = self.groups(pack)
-        log_n = log_counts(sizes)
-        columns = column_layout(sizes, shapes, self.config.col_num_inducing)
+        columns, rows, context, log_n = self.layout(self.config, pack) if pack.layout is None else pack.layout.open()
         tokens = self.col_embedder(pack, columns, log_n, recompute)  # (tokens, E)
-        rows = row_layout(sizes, shapes, self.config.row_num_cls, columns)
         represented = self.row_interactor(tokens, rows, recompute).index_select(0, rows.order)  # (rows, D)
-        context = context_layout(sizes, shapes)
         labels = pack.y.index_select(0, context.labels)
         return self.icl_predictor(represented, labels, context, log_n, recompute)
 
@@ -176,12 +208,25 @@ class TabICL(Network):
 
     def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
         """Return N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
-        shapes = [(N, n, token_groups(self.config, M)) for N, n, M in pack.shapes]
-        sizes = pack.sizes
-        if self.config.col_grouping == "disjoint":
-            N, n, M = sizes.unbind(1)
-            sizes = torch.stack([N, n, -(-M // self.config.group_size)], 1)
-        return sizes, shapes
+        return group_sizes(self.config, pack)
+
+    @staticmethod
+    def layout(config: TabICLConfig, pack: Pack, complete: bool = False) -> Layout:
+        """Lay out the tokens of a pack; complete: with all that is otherwise computed where it is read."""
+        sizes, shapes = group_sizes(config, pack)
+        columns = column_layout(sizes, shapes, config.col_num_inducing)
+        rows = row_layout(sizes, shapes, config.row_num_cls, columns)
+        if complete:
+            cells = feature_index(pack.sizes, pack.shapes, columns, config.col_grouping, config.group_size)
+            columns = columns._replace(cells=cells)
+        return Layout(columns, rows, context_layout(sizes, shapes), log_counts(sizes))
+
+    @classmethod
+    def prepared(cls, config: TabICLConfig, pack: Pack) -> FlatLayout | None:
+        """Lay out a pack on the CPU; see `Network`."""
+        if cls.forward is not TabICL.forward:  # a subclass may lay it out otherwise
+            return None
+        return FlatLayout.of(cls.layout(config, pack, complete=True), pack.target_positions())
 
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the transformer blocks of all stages; see `Network`."""

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model import attention, pack, tabicl
+from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import Precision
@@ -139,7 +140,14 @@ def launches_of_step(
             cells = sum(N * M for N, _, M in shapes)
             rows = sum(N for N, _, _ in shapes)
             labels = torch.zeros(rows, dtype=torch.int64)
-            made.append(Pack(torch.zeros(cells), labels, torch.zeros(len(shapes), 3, dtype=torch.int64), shapes))
+            with unset_fake_temporarily():  # a worker computes the layout
+                sizes = torch.tensor(shapes)
+                layout = family_of(config.model).prepared(config.model, Pack(sizes, sizes, sizes, shapes))
+            if layout is not None:
+                layout = layout._replace(values=torch.zeros(len(layout.values), dtype=torch.int32))
+            made.append(
+                Pack(torch.zeros(cells), labels, torch.zeros(len(shapes), 3, dtype=torch.int64), shapes, layout)
+            )
         item = StepItem(0, next(iter(config.curriculum.stages)), sum(map(len, packs)), made)
         optimizer = module.configure_optimizers()
         module.training_step(item, 0, 0, optimizer)
