@@ -7,7 +7,9 @@ logged steps. An optimizer that cannot leave this to the device, such as one of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -24,8 +26,9 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.objectives import losses_of as query_losses
-from tabicl_train.optimizer import build_optimizer, take_step
+from tabicl_train.optimizer import build_optimizer, is_function_of_tensors, take_step
 from tabicl_train.precision import DTYPES, LossScale, Precision
+from tabicl_train.replay import Replay
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]
@@ -169,6 +172,8 @@ class Pretraining(L.LightningModule):
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
         self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
+        self.replay = Replay()
+        self.states_replaced = 0  # times that the optimizer got another state
         self.rank = 0  # of this process in the last step
         self.made_for: Any = None  # what `gradients` depends on
 
@@ -178,12 +183,14 @@ class Pretraining(L.LightningModule):
 
     def empty_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Give an optimizer the state of a new one, which is not empty for some, such as torch's Adagrad."""
+        self.states_replaced += 1
         optimizer.load_state_dict(self.configure_optimizers().state_dict())
 
     def on_fit_start(self) -> None:
         """Move to the device what is not a parameter."""
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
+        self.replay.enabled = self.device.type == "cuda"
 
     def training_step(self, item: StepItem, step: int, rank: int, optimizer: torch.optim.Optimizer) -> None:
         """Take one optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
@@ -223,17 +230,31 @@ class Pretraining(L.LightningModule):
                 self.accumulate(gradients, item, k, stage.checkpoint_rows)
         gradients.exchange()
 
+        self.seed_torch(step, "optimizer")  # the same on all ranks, whose weights would part otherwise
+        if self.replay.enabled and is_function_of_tensors(optimizer):
+            optimizer.set_rates()
+            made_for = (gradients, stage.clip, optimizer, self.states_replaced)
+            results = self.replay(lambda: self.update(gradients, stage.clip, optimizer.update), made_for)
+        else:
+            results = self.update(gradients, stage.clip, partial(take_step, optimizer))
+        self.loss, self.grad_norm, self.finite = results
+
+    def update(
+        self, gradients: Gradients, clip: float, take: Callable[[Tensor], None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Clip the gradients and take the optimizer's step; return loss, norm, and whether it was taken."""
+        # If `take` is a function of tensors that stay where they are, so is this.
         views = gradients.views
         torch._foreach_div_(views, self.loss_scale.scale)
-        self.loss = gradients.loss[0].clone()
-        self.grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(views)))
-        self.finite = self.loss.isfinite() & self.grad_norm.isfinite()
-        clip = (stage.clip / (self.grad_norm + 1e-6)).clamp(max=1.0)
-        gradients.flat.mul_(torch.where(self.finite, clip, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
-        self.seed_torch(step, "optimizer")  # the same on all ranks, whose weights would part otherwise
-        take_step(optimizer, self.finite)
-        self.skipped += ~self.finite
-        self.loss_scale.update(self.finite)
+        loss = gradients.loss[0].clone()
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(views)))
+        finite = loss.isfinite() & norm.isfinite()
+        factor = (clip / (norm + 1e-6)).clamp(max=1.0)
+        gradients.flat.mul_(torch.where(finite, factor, torch.nan)).nan_to_num_(0.0, 0.0, 0.0)  # all 0 if skipped
+        take(finite)
+        self.skipped += ~finite
+        self.loss_scale.update(finite)
+        return loss, norm, finite
 
     def set_column_precision(self, stage: StageConfig) -> None:
         """Tell a network that has column attention whether the stage computes it in fp32."""
@@ -348,7 +369,7 @@ class Pretraining(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load what `on_save_checkpoint` added; the state of another optimizer is dropped from the checkpoint."""
-        self.skipped = checkpoint["skipped"].to(self.skipped.device)
+        self.skipped.copy_(checkpoint["skipped"])
         self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
@@ -356,6 +377,7 @@ class Pretraining(L.LightningModule):
 
     def go_back(self, checkpoint: dict, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Load weights, optimizer and loss scale of an earlier checkpoint of this run, which continues at `step`."""
+        self.states_replaced += 1
         self.load_state_dict(checkpoint["state_dict"])
         needs_new_state = checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name
         # A stage between the checkpoint and `step` may begin with a fresh optimizer.

@@ -23,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections import defaultdict
-from typing import Any, ClassVar
+from collections import Counter, defaultdict
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -75,30 +75,48 @@ class MuonAdamW(torch.optim.Optimizer):
         self.momentum = momentum
         self.betas = tuple(betas)
         self.eps = eps
+        self.rates: Tensor | None = None  # (groups, 2) on the device: rate, and rate times weight decay
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, taken: Tensor | None = None) -> None:  # type: ignore[override]
         """Update the parameters that have gradients."""
         # taken: (), bool. Where it is False, weights and state stay unchanged, provided that the gradients are zero. It
-        # is a tensor, so that the host need not wait for the device. `counts` is the same as a factor, 1 or 0.
+        # is a tensor, so that the host need not wait for the device.
+        self.set_rates()
+        self.update(taken)
+
+    def set_rates(self) -> None:
+        """Copy the rates of all groups to the device, where `update` reads them."""
+        rates = []
         for group in self.param_groups:
+            rate = group["lr"] * (1.0 if group["kind"] == "muon" else self.adamw_factor)
+            rates.append([rate, rate * group["weight_decay"]])
+        if self.rates is None:
+            self.rates = self.param_groups[0]["params"][0].new_empty(len(rates), 2)
+        self.rates.copy_(torch.tensor(rates, dtype=self.rates.dtype, device="cpu"), non_blocking=True)
+
+    @torch.no_grad()
+    def update(self, taken: Tensor | None) -> None:
+        """Update the parameters by the rates on the device; with the same parameters a CUDA graph can replay it."""
+        # `counts` is `taken` as a factor, 1 or 0.
+        assert self.rates is not None
+        for group, (rate, decay) in zip(self.param_groups, self.rates, strict=True):
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
                 continue
             counts = trained[0].new_ones(()) if taken is None else taken.to(trained[0].dtype)
             if group["kind"] == "muon":
-                self.move(trained, self.muon(trained, counts), group["lr"], group["weight_decay"], counts)
+                self.move(trained, self.muon(trained, counts), rate, decay, counts)
             else:
-                rate = self.adamw_factor * group["lr"]
                 for parameters in self.by_steps_taken(trained):
-                    self.move(parameters, self.adamw(parameters, counts), rate, group["weight_decay"], counts)
+                    self.move(parameters, self.adamw(parameters, counts), rate, decay, counts)
 
     def move(
-        self, parameters: list[Tensor], updates: list[Tensor], rate: float, weight_decay: float, counts: Tensor
+        self, parameters: list[Tensor], updates: list[Tensor], rate: Tensor, decay: Tensor, counts: Tensor
     ) -> None:
-        """Decay the parameters and subtract their updates."""
-        torch._foreach_mul_(parameters, 1 - rate * weight_decay * counts)
+        """Decay the parameters and subtract their updates; decay: the rate times the weight decay."""
+        torch._foreach_mul_(parameters, 1 - decay * counts)
         torch._foreach_mul_(updates, rate * counts)
         torch._foreach_sub_(parameters, updates)
 
@@ -154,6 +172,7 @@ class MuonAdamW(torch.optim.Optimizer):
         """Group parameters by the number of AdamW steps that they have taken."""
         # All parameters of a group share one tensor as their `taken`, so the groups are known without waiting for the
         # device, and a group has one bias correction. After a part has been unfrozen there are two or three groups.
+        # It counts in place, so a tensor that others share, such as parameters frozen meanwhile, is copied before.
         no_steps = parameters[0].new_zeros(())
         groups: dict[Tensor, list[Tensor]] = defaultdict(list)  # by identity, as tensors are hashed
         for p in parameters:
@@ -161,6 +180,12 @@ class MuonAdamW(torch.optim.Optimizer):
             if "taken" not in state:
                 state.update(taken=no_steps, mean=torch.zeros_like(p), square=torch.zeros_like(p))
             groups[state["taken"]].append(p)
+        sharing = Counter(id(state["taken"]) for state in self.state.values() if "taken" in state)
+        for taken, members in groups.items():
+            if sharing[id(taken)] > len(members):
+                own = taken.clone()
+                for p in members:
+                    self.state[p]["taken"] = own
         return list(groups.values())
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -176,9 +201,7 @@ class MuonAdamW(torch.optim.Optimizer):
         """Compute the updates of AdamW; the parameters must have taken the same number of steps."""
         beta1, beta2 = self.betas
         states = [self.state[p] for p in parameters]
-        taken = states[0]["taken"] + counts  # a new tensor: frozen parameters keep the old one
-        for state in states:
-            state["taken"] = taken
+        taken = states[0]["taken"].add_(counts)  # that of all states
         gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
         means = [state["mean"] for state in states]
         squares = [state["square"] for state in states]
@@ -297,6 +320,12 @@ def arguments_of(entry: Any, config: Any) -> dict[str, Any]:
 def decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer has `step(taken)`."""
     return "taken" in inspect.signature(optimizer.step).parameters
+
+
+def is_function_of_tensors(optimizer: torch.optim.Optimizer) -> TypeGuard[MuonAdamW]:
+    """Whether `set_rates` and `update` may replace `step`: for ours, if nobody has registered a hook."""
+    has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer) in (Muon, MuonAll, AdamW) and not has_hooks
 
 
 def take_step(optimizer: torch.optim.Optimizer, taken: Tensor) -> None:

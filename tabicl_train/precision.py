@@ -183,11 +183,12 @@ class LossScale:
         """Adapt the scale after a step; `finite`, (): whether its gradient was."""
         if not self.enabled:
             return
-        self.good_steps = torch.where(finite, self.good_steps + 1, 0.0)
+        # in place, as a CUDA graph replays it
+        self.good_steps.add_(1).copy_(torch.where(finite, self.good_steps, 0.0))
         grows = self.good_steps >= 2000
         after_good_step = torch.where(grows, self.scale * 2, self.scale)
-        self.scale = torch.where(finite, after_good_step, self.scale / 2)
-        self.good_steps = torch.where(grows, 0.0, self.good_steps)
+        self.scale.copy_(torch.where(finite, after_good_step, self.scale / 2))
+        self.good_steps.masked_fill_(grows, 0.0)
 
     def state_dict(self) -> dict:
         """Return what a checkpoint holds."""
@@ -195,6 +196,5 @@ class LossScale:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue with the scale of a checkpoint."""
-        device = self.scale.device
-        self.scale = state["scale"].to(device)
-        self.good_steps = state["good_steps"].to(device)
+        self.scale.copy_(state["scale"])
+        self.good_steps.copy_(state["good_steps"])
