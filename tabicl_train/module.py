@@ -7,6 +7,7 @@ logged steps. An optimizer that cannot leave this to the device, such as one of 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
@@ -21,6 +22,7 @@ from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.objectives import Objective
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, take_step
 from tabicl_train.precision import LossScale, Precision
@@ -36,7 +38,12 @@ RETRY = 1000
 class Gradients:
     """The gradients of a step in one flat tensor, followed by the loss, so that one exchange is enough."""
 
-    def __init__(self, trained: list[nn.Parameter], frozen: list[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        trained: list[nn.Parameter],
+        frozen: list[nn.Parameter],
+        without_effect: Iterable[tuple[nn.Parameter, slice]] = (),
+    ) -> None:
         """Make the `grad` of each trained parameter a view of the tensor, and that of the frozen ones None."""
         self.parameters = trained
         # Each starts at a multiple of 64 values, since kernels over many tensors need alignment.
@@ -50,6 +57,7 @@ class Gradients:
             self.views.append(view)
         for p in frozen:
             p.grad = None
+        self.rounding = [p.grad[part] for p, part in without_effect if p.grad is not None]
 
     def add(self, gradients: tuple[Tensor, ...], loss: Tensor) -> None:
         """Add the gradients of the trained parameters, and a loss."""
@@ -60,6 +68,12 @@ class Gradients:
         """Sum over all processes; the sums are bit-identical on all of them."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self.flat)
+
+    def remove_rounding(self) -> None:
+        """Set gradients to zero that are zero in exact arithmetic, see `Network.biases_without_effect`."""
+        # They are 1e-9 in fp32 and 1e-6 in bf16, of which AdamW makes steps of the full rate in random directions.
+        if self.rounding:
+            torch._foreach_zero_(self.rounding)
 
 
 class Pretraining(L.LightningModule):
@@ -175,6 +189,7 @@ class Pretraining(L.LightningModule):
             for k in range(len(item.packs)):
                 self.accumulate(gradients, item, k, stage.checkpoint_rows)
         gradients.exchange()
+        gradients.remove_rounding()
 
         views = gradients.views
         torch._foreach_div_(views, self.loss_scale.scale)
@@ -211,7 +226,9 @@ class Pretraining(L.LightningModule):
         # A network may have parameters outside of the parts that it names; they are always trained.
         in_parts = {id(p) for p in trained + frozen}
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
-        self.gradients = Gradients(trained, frozen)
+        # An objective of a plug-in may depend on the weights themselves.
+        is_own = self.objective is None or type(self.objective).__module__ == Objective.__module__
+        self.gradients = Gradients(trained, frozen, self.model.biases_without_effect() if is_own else ())
         self.trained_parts = trained_parts
         return self.gradients
 

@@ -207,6 +207,17 @@ class TabICL(Network):
             stage = type(self.col_embedder).__name__
             raise ValueError(f"col_attention_fp32 is {fp32} in a stage; the column stage {stage} has no such setting")
 
+    def biases_without_effect(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Yield the biases of the keys of columns and of in-context learning; see `Network`."""
+        # They add the same to all scores of a query, whatever a scaling rule makes of the query, and softmax does not
+        # see it. Signed averaging does, and so do rows, whose keys are rotated.
+        if type(self) is not TabICL:  # a variant may use its keys otherwise
+            return
+        for stage in (self.col_embedder, self.icl_predictor):
+            for layer in stage.modules():
+                if isinstance(layer, Attention) and not isinstance(layer.ssmax_layer, SSA):
+                    yield layer.in_proj_bias, slice(layer.dim, 2 * layer.dim)
+
     def named_attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the layers in which rows are keys: `column.0`, ..., of inducing points, and `icl.0`, ..., of rows."""
         for i, block in enumerate(self.col_embedder.tf_col["blocks"].children()):
