@@ -47,7 +47,7 @@ def test_every_yaml_composes(file):
     assert settings_without_effect(config) == []
 
 
-EXPERIMENTS_WITH_A_MODEL = ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]
+EXPERIMENTS_WITH_A_MODEL = ["base", "card", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS_WITH_A_MODEL)
