@@ -13,6 +13,7 @@ endpoint=$1 nodes=$2 ranks=$3 && shift 3
 errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$errors" >&2; exit 2; }
 # With a store that outlives a restart, ranks would look for those of before, and wait for the machine of rank 0.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240  # an option of torchrun only from torch 2.12 on
 if [ "$nodes" = 1 ]; then  # other machines cannot reach it
     torchrun=(tabicl_train.distributed.loopback --rdzv-backend loopback)
 else
@@ -21,5 +22,5 @@ fi
 # The checksum keeps machines with other settings apart.
 exec python -m "${torchrun[@]}" --rdzv-endpoint "$endpoint" --rdzv-id "tabicl-$(cksum <<< "$*" | cut -d " " -f 1)" \
     --nnodes "$nodes" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-10}" \
-    --rdzv-conf join_timeout=3600 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU --shutdown-timeout 240 \
+    --rdzv-conf join_timeout=3600 --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU \
     -m tabicl_train "$@"

@@ -7,7 +7,7 @@ logged steps. An optimizer that cannot leave this to the device, such as one of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.objectives import Objective
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, is_function_of_tensors, take_step
 from tabicl_train.precision import DTYPES, LossScale, Precision
@@ -45,6 +46,8 @@ class Gradients:
     ----------
     trained, frozen : list of Parameter
         The `grad` of each trained parameter becomes a view of the tensor, that of the others None.
+    without_effect : iterable of (Parameter, slice)
+        Parts of parameters whose gradient is zero but for rounding, see `Network.biases_without_effect`.
     casts : CastWeights, optional
         16-bit copies, which have gradients of their own.
 
@@ -60,7 +63,11 @@ class Gradients:
     """
 
     def __init__(
-        self, trained: list[nn.Parameter], frozen: list[nn.Parameter], casts: CastWeights | None = None
+        self,
+        trained: list[nn.Parameter],
+        frozen: list[nn.Parameter],
+        without_effect: Iterable[tuple[nn.Parameter, slice]] = (),
+        casts: CastWeights | None = None,
     ) -> None:
         self.parameters = trained
         self.flat = trained[0].new_zeros(aligned_size(trained) + 1)
@@ -70,6 +77,7 @@ class Gradients:
             p.grad = view
         for p in frozen:
             p.grad = None
+        self.rounding = [p.grad[part] for p, part in without_effect if p.grad is not None]
 
         self.casts = casts
         self.inputs: list[Tensor] = []
@@ -110,6 +118,12 @@ class Gradients:
         """Sum over all processes; the sums are bit-identical on all of them."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self.flat)
+
+    def remove_rounding(self) -> None:
+        """Set gradients to zero that are zero in exact arithmetic, see `Network.biases_without_effect`."""
+        # They are 1e-9 in fp32 and 1e-6 in bf16, of which AdamW makes steps of the full rate in random directions.
+        if self.rounding:
+            torch._foreach_zero_(self.rounding)
 
 
 class Pretraining(L.LightningModule):
@@ -229,7 +243,7 @@ class Pretraining(L.LightningModule):
             for k in range(len(item.packs)):
                 self.accumulate(gradients, item, k, stage.checkpoint_rows)
         gradients.exchange()
-
+        gradients.remove_rounding()
         self.seed_torch(step, "optimizer")  # the same on all ranks, whose weights would part otherwise
         if self.replay.enabled and is_function_of_tensors(optimizer):
             optimizer.set_rates()
@@ -280,9 +294,11 @@ class Pretraining(L.LightningModule):
         # A network may have parameters outside of the parts that it names; they are always trained.
         in_parts = {id(p) for p in trained + frozen}
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
+        # An objective of a plug-in may depend on the weights themselves.
+        is_own = self.objective is None or type(self.objective).__module__ == Objective.__module__
         places = [] if self.precision.name == "fp32" else list(self.model.products())
         casts = CastWeights(places, DTYPES[self.precision.name]) if places else None
-        self.gradients = Gradients(trained, frozen, casts)
+        self.gradients = Gradients(trained, frozen, self.model.biases_without_effect() if is_own else (), casts)
         self.made_for = made_for
         return self.gradients
 

@@ -305,13 +305,12 @@ class TrainerConfig:
     its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
     deterministic: bool = False
     """On a GPU, use only algorithms that give the same bits each time, so that a resumed run equals an undisturbed one
-    to the bit, as it does on a CPU in any case; the backward pass of attention is slower. Not yet run on a GPU."""
+    to the bit, as it does on a CPU in any case; the backward pass of attention is slower."""
     compile: bool = False
-    """Compile the blocks of the network, for all sizes of tables at once; the first steps take minutes longer."""
+    """Compile the blocks of the network, for all sizes of tables at once; the first step takes a minute longer."""
     triton: bool = False
     """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel instead of some forty of
-    torch's, except in column attention: it needs model.icl_scaling=qassmax or qassmax_elementwise. It was compared with
-    torch's operations in Triton's interpreter only, and not yet run on a GPU."""
+    torch's, except in column attention: it needs model.icl_scaling=qassmax or qassmax_elementwise."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     plan_memory_gb: float = field(default=80.0, metadata=FREE)

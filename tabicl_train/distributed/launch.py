@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
-from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, stop_signals
+from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, stop_signals
 from tabicl_train.run_dir.status import read_status
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     signals = stop_signals()
     logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
     run_id = OWN + uuid.uuid4().hex[:12]
+    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN))  # an argument only from torch 2.12 on
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -40,7 +42,6 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         rdzv_backend=loopback.BACKEND,
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in signals),
-        shutdown_timeout=SHUTDOWN,
     )
     signaled = False
     handlers = {number: signal.getsignal(number) for number in signals}

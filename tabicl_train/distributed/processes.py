@@ -37,6 +37,7 @@ PREEMPTED = os.EX_TEMPFAIL
 STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # by which torch's agent is told; that of torch 2.11 waits 30 s
 CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
 # A terminal that is closed sends SIGHUP. Batch systems announce a limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM, LSF,
 # Grid Engine) or SIGXCPU (limits of CPU time).

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SIGNALS
+from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, SIGNALS
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import naming
 
@@ -44,9 +44,8 @@ class Training:
         submitit_signal = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self.stop())
         # It has its own process group: ctrl-C together with the stop signal of the sweep would kill it.
-        self.process = subprocess.Popen(
-            self.command(), env=os.environ | self.variables, stdin=subprocess.DEVNULL, process_group=0
-        )
+        variables = {SHUTDOWN_VARIABLE: str(SHUTDOWN)} | os.environ | self.variables
+        self.process = subprocess.Popen(self.command(), env=variables, stdin=subprocess.DEVNULL, process_group=0)
         signal.signal(signal.SIGUSR2, submitit_signal)
         if self.stopped:  # before there was a process
             self.process.send_signal(signal.SIGTERM)
@@ -73,7 +72,6 @@ class Training:
             f"--rdzv-id={job.job_id}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={job.hostnames[0]}:{port}",
-            f"--shutdown-timeout={SHUTDOWN}",
             f"--signals-to-handle={','.join(number.name for number in SIGNALS)}",
         ]
         return [sys.executable, "-m", "torch.distributed.run", *agent, *run]

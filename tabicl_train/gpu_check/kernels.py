@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tabicl_train.gpu_check.launches import NOT_CHOSEN, attention_names, kernels_of
 from tabicl_train.gpu_check.place import CheckFailed, Place, distance
 from tabicl_train.model.attention import CUDA_GRID, FLASH_BACKWARD, attend, fits_one_launch
 from tabicl_train.model.pack import Spans, ends_of
@@ -108,6 +109,7 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     repeats = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     error = largest_error(case, spans, q, kv, first)
     del first, again
+    kernels = attention_names(k.name for k in kernels_of(place, lambda: forward_and_backward(q, kv, spans)))
     place.wait()
     started = time.perf_counter()
     for _ in range(REPEATS if place.is_cuda else 1):
@@ -116,6 +118,7 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     ms = 1e3 * (time.perf_counter() - started) / (REPEATS if place.is_cuda else 1)
 
     is_right = error <= LIMIT[dtype]  # not if it is nan
+    is_chosen = not any(NOT_CHOSEN in kernel for kernel in kernels)
     place.add(
         "attention",
         **row,
@@ -124,10 +127,12 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
             "largest error": error,
             "same bits again": yes(repeats),
             "ms, both passes": ms,
-            "result": "right" if is_right else "WRONG",
+            "kernels": ", ".join(kernels) if place.is_cuda else "none (CPU)",
+            "result": "right" if is_right and is_chosen else "WRONG",
         },
     )
-    return [] if is_right else [f"{case.name} in {name}: error {error:.1e}, {LIMIT[dtype]:.0e} is allowed"]
+    wrong = [] if is_right else [f"{case.name} in {name}: error {error:.1e}, {LIMIT[dtype]:.0e} is allowed"]
+    return wrong if is_chosen else [*wrong, f"{case.name} in {name}: runs {', '.join(kernels)}, which nobody chose"]
 
 
 def yes(value: bool) -> str:

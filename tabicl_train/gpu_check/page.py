@@ -12,7 +12,8 @@ from tabicl_train.outputs import write_atomically
 JSON, PAGE, LOG = "gpu-check.json", "gpu-check.md", "log.txt"
 NO_GPU = "torch finds no GPU: the checks run in small on the CPU, and nothing here is a figure of a GPU"
 TABLES = {  # by the names that checks use: title, and how to read it
-    "steps": ("Time of a step", "Steps of tabicl_v2, without drawing. A share is extrapolated to a step by its FLOPs."),
+    "steps": ("Time of a step", "Planned sizes with random values. A share is extrapolated to a step by its FLOPs."),
+    "kernels": ("Kernels", "Those that take most of a step."),
     "memory": ("Memory", "The peak of a step with the largest packs of each stage, by the plan."),
     "run": ("A real run", "tabicl-train experiment=tabicl_v2, stopped by SIGTERM in the middle and continued."),
     "preflight": ("Preflight", "The same steps in two precisions; the multiplier is the largest one of attention."),

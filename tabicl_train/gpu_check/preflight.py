@@ -38,7 +38,7 @@ STEPS = 50  # at most
 LOSS = 0.02  # largest relative difference between the mean losses over the second half of the steps
 NORM = 1.25  # largest ratio, either way, between the median gradient norms there
 MULTIPLIER = 1.25  # largest ratio, either way, between the largest multipliers there
-DEFAULT = (*SMOKE, "trainer.precision=bf16")
+DEFAULT = (*SMOKE, "prior=mlp_scm", "trainer.precision=bf16")
 
 
 class Measured(NamedTuple):

@@ -72,27 +72,28 @@ CHECKS = (
     Check("resumed_run", "a run goes on after SIGTERM as if undisturbed", runs.resumed_run),
     Check("deterministic_run", "so to the bit, with trainer.deterministic", runs.deterministic_run),
     Check("exchange", "two ranks exchange tensors of the device", runs.exchange, LONG),
-    Check("tables", "tables of the three stages are drawn", stages.tables, LONG),
     Check(
         "eager_bf16", "steps of the stages, eager in bf16", partial(stages.step_of_variant, variant="eager, bf16"), LONG
     ),
     Check("memory", "peak memory is within 15 % of the plan", stages.memory),
+    Check("small_steps", "steps of small networks", stages.small_steps),
     Check("real_run", "a run with all workers is stopped and continued", runs.real_run, LONG),
+    Check("drawing", "tables of the three stages are drawn", stages.drawing),
     Check(
         "eager_fp32", "steps of the stages, eager in fp32", partial(stages.step_of_variant, variant="eager, fp32"), LONG
     ),
     Check("two_gpus", "two GPUs train as one", runs.two_gpus, LONG),
-    Check("compiled_step", "a compiled step equals an eager one", steps.compiled_step, LONG),
-    Check(
-        "compiled_bf16",
-        "steps of the stages, compiled",
-        partial(stages.step_of_variant, variant="compiled, bf16"),
-        LONG,
-    ),
+    Check("compiled_step", "a compiled step equals an eager one", steps.compiled_step),
     Check(
         "compiled_triton",
         "steps of the stages, compiled with Triton",
         partial(stages.step_of_variant, variant="compiled with Triton, bf16"),
+        LONG,
+    ),
+    Check(
+        "compiled_bf16",
+        "steps of the stages, compiled",
+        partial(stages.step_of_variant, variant="compiled, bf16"),
         LONG,
     ),
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -16,20 +14,21 @@ import torch
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StageConfig, configured_prior
-from tabicl_train.curriculum import plan_step
+from tabicl_train.curriculum import Group, plan_step
+from tabicl_train.gpu_check.launches import Kernel, kernels_of
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack
 from tabicl_train.gpu_check.steps import compiler_of, module_of
 from tabicl_train.model.config import family_of
-from tabicl_train.model.pack import Shape
+from tabicl_train.model.family import random_tables
+from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
-from tabicl_train.planning import bytes_per_weight, count_parameters, extreme_tables, peak_bytes
+from tabicl_train.planning import bytes_per_weight, count_parameters, extreme_tables, peak_bytes, training_flops
 from tabicl_train.precision import choose, peak_flops, set_up_gpu
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Content, packed, unpacked
 
 EXPERIMENT = "tabicl_v2"
-# The share of a rank of so many is computed, since by estimate a step takes 0.5, 1.6 and 13 s on an H100.
+# The share of a rank of so many is computed, since an eager step takes 1.0, 2.7 and 15 s on an H100.
 RANKS = {"stage1": 1, "stage2": 4, "stage3": 32}
 ITEMS = 2  # steps of each stage
 LAPS = 4  # over these steps; the first one is not counted
@@ -43,6 +42,8 @@ VARIANTS = {
     "compiled, bf16": ("trainer.precision=bf16", "trainer.compile=true"),
     "compiled with Triton, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.triton=true"),
 }
+KERNELS, NAME = 12, 100  # kernels of a step on the page, and letters of their names
+SMALL_STEPS = (("mini", 4), ("mini", 64), ("base", 16), ("base", 64))  # networks and tables of a step
 # Sizes for a CPU: the network and tables of seconds
 SMALL = (
     "model=tiny",
@@ -51,14 +52,6 @@ SMALL = (
     *(f"curriculum.stages.stage{number}.features=[2,4]" for number in (1, 2, 3)),
     *(f"curriculum.stages.stage{number}.tables=4" for number in (1, 2, 3)),
 )
-
-
-class Drawn(NamedTuple):
-    """Steps of a stage, or the shares of a rank in them."""
-
-    items: list[StepItem]
-    flops: list[float]  # of each, forward and backward
-    whole: float  # mean FLOPs of a step of all ranks
 
 
 def config_of(place: Place, *more: str) -> RunConfig:
@@ -84,78 +77,49 @@ def ranks_of(place: Place, stage: str) -> int:
 
 
 class Share(NamedTuple):
-    """What rank 0 computes of a step."""
+    """What rank 0 computes of a step: tables of the planned sizes with random values, on which times do not depend."""
 
-    content: Content
+    item: StepItem
     flops: float  # forward and backward
     whole: float  # FLOPs of the step on all ranks
-    seconds: float  # of a core, to draw a table
 
 
-def draw_share(settings: list[str], step: int, ranks: int) -> Share:
-    """Draw the share of rank 0 in a step that is divided among so many ranks."""
-    torch.set_num_threads(1)
-    config = compose(settings)
-    prior = configured_prior(config.prior)
-    stream = StepStream(prior, config.curriculum, config.model, config.seed, range(config.total_steps), 0, ranks)
-    plan = plan_step(config.curriculum, config.model, config.seed, step, prior)
-    started = time.process_time()
-    item = stream.draw(step)
-    seconds = time.process_time() - started
-
-    groups = []
-    for groups_of_pack in plan.packs(0, ranks):
-        groups += groups_of_pack
-    tables = sum(len(group.tables) for group in groups)
-    # Costs are FLOPs of the forward pass; the backward pass takes twice as many.
-    flops = 3 * sum(group.cost for group in groups)
-    whole = 3 * sum(group.cost for group in plan.groups)
-    return Share(packed(item), flops, whole, seconds / tables)
+def planned_share(config: RunConfig, step: int, ranks: int = 1) -> Share:
+    """Plan a step that is divided among so many ranks, without a table that is drawn or a loop that is compiled."""
+    plan = plan_step(config.curriculum, config.model, config.seed, step)
+    generator = torch.Generator().manual_seed(step)
+    packs = []
+    flops = 0.0
+    for groups in plan.packs(0, ranks):
+        shapes = shapes_of(groups)
+        packs.append(Pack.of(random_tables(config.model, shapes, generator)))
+        flops += training_flops(config.model, shapes)
+    item = StepItem(step, plan.stage, plan.tables, packs)
+    return Share(item, flops, training_flops(config.model, shapes_of(plan.groups)))
 
 
-def tables(place: Place) -> None:
-    """Draw the tables of the three stages, on all cores, for the checks that follow."""
-    settings = [f"experiment={EXPERIMENT}", "run_dir=unused", "trainer.accelerator=cpu"]
-    settings += [] if place.is_cuda else list(SMALL)
+def shapes_of(groups: Iterable[Group]) -> list[Shape]:
+    """Return the shapes of all tables of some groups."""
+    shapes = []
+    for group in groups:
+        spec = group.spec
+        shapes += [(spec.num_rows, spec.train_size, spec.num_features)] * len(group.tables)
+    return shapes
+
+
+def drawing(place: Place) -> None:
+    """Draw tables of the three stages on one core, after others for which the loops of the priors are compiled."""
     config = config_of(place)
-    jobs = []
+    prior = configured_prior(config.prior)
+    steps = range(config.total_steps)
+    stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, 0, 32 if place.is_cuda else 1)
     for stage, first in first_steps(config).items():
-        for number in range(ITEMS):
-            jobs.append((stage, (settings, first + number, ranks_of(place, stage))))
-    if place.is_cuda:
-        cores = len(os.sched_getaffinity(0))
-        # Spawned, as this process may have a CUDA context. The long steps of stage 3 first.
-        with ProcessPoolExecutor(min(cores, len(jobs)), get_context("spawn")) as pool:
-            running = [(stage, pool.submit(draw_share, *job)) for stage, job in reversed(jobs)]
-            results = [(stage, future.result()) for stage, future in reversed(running)]
-    else:
-        results = [(stage, draw_share(*job)) for stage, job in jobs]
-
-    drawn = {}
-    for stage in config.curriculum.stages:
-        items = []
-        flops = []
-        whole = []
-        seconds = []
-        for name, share in results:
-            if name == stage:
-                items.append(unpacked(*share.content))
-                flops.append(share.flops)
-                whole.append(share.whole)
-                seconds.append(share.seconds)
+        stream.draw(first - 1)
+        started = time.process_time()
+        item = stream.draw(first)
+        seconds = (time.process_time() - started) / sum(len(pack) for pack in item.packs)
         # Beside one GPU only the time for each table counts; with 64 tables a step, it decides how many cores it needs.
-        place.add("figures", figure=f"seconds of a core for a table of {stage}", value=statistics.mean(seconds))
-        drawn[stage] = Drawn(items, flops, statistics.mean(whole))
-    torch.save({stage: tuple(content) for stage, content in drawn.items()}, place.folder / "tables.pt")
-
-
-def read_tables(place: Place) -> dict[str, Drawn]:
-    """Return what `tables` has drawn, and draw it first if need be."""
-    path = place.folder / "tables.pt"
-    if not path.exists():
-        tables(place)
-    # a file of this command, in a folder of its own
-    return {stage: Drawn(*content) for stage, content in torch.load(path, weights_only=False).items()}
+        place.add("figures", figure=f"seconds of a core for a table of {stage}", value=seconds)
 
 
 def step_of_variant(place: Place, variant: str) -> None:
@@ -163,27 +127,29 @@ def step_of_variant(place: Place, variant: str) -> None:
     settings = VARIANTS[variant]
     if place.is_cuda and "bf16" in variant and not torch.cuda.is_bf16_supported(False):
         raise CheckSkipped("the GPU has no bf16")
-    is_compiled = "trainer.compile=true" in settings
-    if is_compiled:
-        place.needs_cuda()  # on a CPU, `compiled_step` is enough
-    backend = compiler_of(place) if is_compiled else None
-    drawn = read_tables(place)
+    backend = compiler_of(place) if "trainer.compile=true" in settings else None
     config = config_of(place, *settings)
     set_up_gpu(config.trainer)  # TF32, as in training
     module = variant_of(place, config, backend)
     optimizer = module.configure_optimizers()
-    exact = None if variant == "eager, fp32" else gradient_of_first_step(place, drawn)
+    exact = None
     unfinished = []
-    for stage, content in drawn.items():
+    for stage, first in first_steps(config).items():
+        ranks = ranks_of(place, stage)
+        shares = [planned_share(config, first + number, ranks) for number in range(ITEMS)]
+        if stage == "stage1" and variant != "eager, fp32":
+            exact = gradient_of_step(place, shares[0].item)
         started = time.perf_counter()
-        laps = time_steps(place, module, optimizer, content)
+        laps = time_steps(place, module, optimizer, shares)
         if exact is not None:
             compare(place, variant, exact, laps)
             exact = None
         if not laps.times:
             unfinished.append(stage)
             continue
-        add_times(place, variant, stage, content, laps, time.perf_counter() - started, config)
+        add_times(place, f"{stage}, {variant}", ranks, shares, laps, time.perf_counter() - started, config)
+        if stage == "stage1":
+            add_kernels(place, f"{stage}, {variant}", laps.kernels)
     torch._dynamo.reset()
     if unfinished:
         raise CheckSkipped(f"no time was left for {', '.join(unfinished)}")
@@ -195,6 +161,7 @@ class Laps(NamedTuple):
     times: list[float]  # seconds, of each step after the first lap
     host: list[float]  # until the host had given the device all work
     flops: list[float]
+    kernels: list[Kernel]  # of one more step
     loss: torch.Tensor  # of the first step
     gradient: torch.Tensor  # of the first step, after clipping
     halved: bool  # whether a pack did not fit
@@ -210,20 +177,20 @@ def variant_of(place: Place, config: RunConfig, backend: str | None) -> Pretrain
     return module
 
 
-def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimizer, content: Drawn) -> Laps:
-    """Take the steps of a stage in several laps, as long as there is time."""
+def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimizer, shares: list[Share]) -> Laps:
+    """Take the steps of a stage in several laps, as long as there is time, and one more under the profiler."""
     times, host, flops = [], [], []
     loss, gradient = torch.zeros(()), torch.zeros(())
     if place.is_cuda:
         torch.cuda.reset_peak_memory_stats()
     for lap in range(LAPS):
-        for number, item in enumerate(content.items):
+        for number, share in enumerate(shares):
             if place.seconds_left() < 0:
                 break
-            moved = item.to(place.device)
+            moved = share.item.to(place.device)
             place.wait()
             started = time.perf_counter()
-            module.training_step(moved, item.step, 0, optimizer)
+            module.training_step(moved, moved.step, 0, optimizer)
             host_seconds = time.perf_counter() - started
             place.wait()
             seconds = time.perf_counter() - started
@@ -232,16 +199,18 @@ def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimiz
             if lap > 0:
                 times.append(seconds)
                 host.append(host_seconds)
-                flops.append(content.flops[number])
-    return Laps(times, host, flops, loss, gradient, module.too_large < math.inf)
+                flops.append(share.flops)
+    kernels = []
+    if times:
+        kernels = kernels_of(place, lambda: module.training_step(moved, moved.step, 0, optimizer))
+    return Laps(times, host, flops, kernels, loss, gradient, module.too_large < math.inf)
 
 
-def gradient_of_first_step(place: Place, drawn: dict[str, Drawn]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss and clipped gradient of the first step in eager fp32."""
+def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return loss and clipped gradient of a step in eager fp32."""
     config = config_of(place, "trainer.precision=fp32")
     module = module_of(config, place.device)
-    item = next(iter(drawn.values())).items[0].to(place.device)
-    module.training_step(item, item.step, 0, module.configure_optimizers())
+    module.training_step(item.to(place.device), item.step, 0, module.configure_optimizers())
     assert module.gradients is not None
     return module.loss.clone(), module.gradients.flat.clone()
 
@@ -256,21 +225,26 @@ def compare(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor]
 
 
 def add_times(
-    place: Place, variant: str, stage: str, content: Drawn, laps: Laps, seconds: float, config: RunConfig
+    place: Place, step: str, ranks: int, shares: list[Share], laps: Laps, seconds: float, config: RunConfig
 ) -> None:
-    """Add the row of a stage."""
+    """Add the row of a kind of steps, each divided among so many ranks."""
     rate = sum(laps.flops) / sum(laps.times)
     peak = peak_flops(place.device, choose(config.trainer).name, config.trainer.tf32)
-    ranks = ranks_of(place, stage)
+    whole = statistics.mean(share.whole for share in shares)
+    host = statistics.median(laps.host)
+    launches = sum(kernel.launches for kernel in laps.kernels)
     place.add(
         "steps",
         **{
-            "step": f"{stage}, {variant}",
+            "step": step,
             "share of the step": "all" if ranks == 1 else f"1/{ranks}",
             "ms, median": 1e3 * statistics.median(laps.times),
             "ms, fastest": 1e3 * min(laps.times),
-            "ms of the host": 1e3 * statistics.median(laps.host),
-            "ms, whole step by FLOPs": 1e3 * content.whole / rate,
+            "ms of the host": 1e3 * host,
+            "launches": launches or None,
+            "us of the host a launch": 1e6 * host / launches if launches else None,
+            "ms of kernels": sum(kernel.ms for kernel in laps.kernels) or None,
+            "ms, whole step by FLOPs": 1e3 * whole / rate,
             "TFLOP/s": rate / 1e12,
             "of the peak": None if peak is None else rate / peak,
             "memory, GB": torch.cuda.max_memory_allocated() / 1e9 if place.is_cuda else None,
@@ -278,6 +252,29 @@ def add_times(
             "packs": "halved" if laps.halved else "whole",
         },
     )
+
+
+def add_kernels(place: Place, step: str, kernels: list[Kernel]) -> None:
+    """Add a row for each of the kernels that take most of a step."""
+    for kernel in sorted(kernels, key=lambda kernel: -kernel.ms)[:KERNELS]:
+        place.add("kernels", step=step, ms=kernel.ms, launches=kernel.launches, kernel=kernel.name[:NAME])
+
+
+def small_steps(place: Place) -> None:
+    """Time steps of the small networks, whose time is that of the host, with few and with many tables."""
+    for name, tables in SMALL_STEPS if place.is_cuda else SMALL_STEPS[:1]:
+        settings = [f"experiment={name}", f"model={name}", "run_dir=unused", f"trainer.accelerator={place.device.type}"]
+        settings += [f"curriculum.stages.short.tables={tables}", "curriculum.stages.short.group_size=4"]
+        config = compose(settings)
+        set_up_gpu(config.trainer)
+        module = module_of(config, place.device)
+        shares = [planned_share(config, step) for step in range(1, 1 + (8 if place.is_cuda else 1))]
+        started = time.perf_counter()
+        laps = time_steps(place, module, module.configure_optimizers(), shares)
+        if not laps.times:
+            raise CheckSkipped(f"no time was left for {name} with {tables} tables")
+        seconds = time.perf_counter() - started
+        add_times(place, f"{name}, {tables} tables, {choose(config.trainer).name}", 1, shares, laps, seconds, config)
 
 
 def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:

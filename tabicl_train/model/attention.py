@@ -126,13 +126,11 @@ def launch(
     q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, most_queries: int, most_keys: int
 ) -> Tensor:
     """Call torch's kernel for sequences of various lengths: q (Q, H, d), k and v (K, H, d) -> (Q, H, d)."""
+    # The operators of the kernels, and not torch.nn.attention.varlen, which takes cuDNN from torch 2.14 on, whatever
+    # `enable_cudnn_sdp` says: its backward pass gave NaN in bf16 (pytorch issues 196678 and 187770).
     ends = query_ends, key_ends, most_queries, most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
-        from torch.nn.attention.varlen import varlen_attn  # takes 1.4 s to import
-
-        out = varlen_attn(q, k, v, *ends)
-        assert isinstance(out, Tensor)  # as nothing else was asked for
-        return out
+        return torch.ops.aten._flash_attention_forward(q, k, v, *ends, 0.0, False, False)[0]
     batches = (x[None] for x in (q, k, v))  # a batch of one, which the kernel divides at the ends
     return torch.ops.aten._efficient_attention_forward(*batches, None, *ends, 0.0, 0, torch.is_grad_enabled())[0][0]
 

@@ -6,6 +6,7 @@ N rows, of which n are labeled, M features, G feature groups, E embedding, T tok
 from __future__ import annotations
 
 from tabicl_train import register
+from tabicl_train.model.attention import FLASH_BACKWARD
 from tabicl_train.model.config import TabICLConfig
 
 
@@ -124,6 +125,15 @@ def block_values(
 def largest_block(config: TabICLConfig, num_rows: int, train_size: int, num_features: int) -> float:
     """Count the values that the largest block keeps."""
     return max(map(max, block_values(config, num_rows, train_size, num_features).values()))
+
+
+def flash_workspace(config: TabICLConfig, num_rows: int, num_features: int) -> float:
+    """Count the bytes in which the backward pass of flash attention adds up gradients of queries, of a table's rows."""
+    # They are float32, in heads of at least 32 values, and each sequence has 128 queries more. A launch has less than
+    # FLASH_BACKWARD of them; launches of several tables share the memory, which is counted for each.
+    queries = num_rows * (token_groups(config, num_features) + config.row_num_cls + 128)
+    width = config.row_num_heads * max(config.embed_dim // config.row_num_heads, 32)
+    return 4.0 * min(queries * width, FLASH_BACKWARD)
 
 
 def float32_values(

@@ -247,6 +247,13 @@ class Network(nn.Module, ABC):
         """Yield the attention layers that have a scaling rule, by names for logs; none unless the family has them."""
         return iter(())
 
+    def biases_without_effect(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Yield parts of biases that change no prediction, so that their gradients are nothing but rounding.
+
+        Training takes these gradients as zero. None unless the family names them.
+        """
+        return iter(())
+
     def named_attentions(self) -> Iterator[tuple[str, Attention]]:
         """Yield the attention layers in which rows are keys, by names such as icl.0; none unless the family names them.
 

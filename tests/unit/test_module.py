@@ -6,15 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import TINY, randomize, tiny_network
+from networks import TINY, randomize, small_network, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import THREE_STAGES, last_checkpoint, train_short_run
 
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
+from tabicl_train.gpu_check.small import random_pack
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import RETRY, Gradients, Pretraining, query_losses
+from tabicl_train.objectives import Objective
 from tabicl_train.precision import Precision
 from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepItem
@@ -338,3 +341,64 @@ def test_each_stage_recomputes_as_it_says_also_after_a_resume(tmp_path, monkeypa
     assert [step for step, _ in recomputed] == list(range(13))
     assert [step for step, count in recomputed if count] == [*range(6), 12]
     assert last_checkpoint(tmp_path / "run")["config"]["model"]["checkpoint_rows"] == 20_000
+
+
+class Shrinking(Objective):
+    """An objective of a plug-in, which depends on the weights themselves."""
+
+    def __call__(self, predictions, pack, network):
+        biases = [p.square().sum() for name, p in network.named_parameters() if name.endswith("in_proj_bias")]
+        return network.losses(predictions, pack) + sum(biases)
+
+
+class Variant(TabICL):
+    """A network of a plug-in, whose stages may use keys otherwise."""
+
+
+def step_on_biases(network, objective=None):
+    """The gradients of the biases of attention by autograd, those that a step takes, and the changes of the biases."""
+    curriculum = CurriculumConfig({"one": StageConfig(steps=1, warmup=0.0, clip=math.inf)})
+    module = Pretraining(network.config, curriculum, OptimizerConfig("adamw"), Precision("fp32", ""), 0, objective)
+    module.model = network
+    biases = {name: p for name, p in network.named_parameters() if name.endswith("in_proj_bias")}
+    pack = random_pack()
+    exact = torch.autograd.grad(query_losses(network, pack, None, objective).mean(), list(biases.values()))
+    before = {name: p.detach().clone() for name, p in biases.items()}
+    module.training_step(StepItem(0, "", len(pack), [pack]), 0, 0, module.configure_optimizers())
+    for gradient, (name, p) in zip(exact, biases.items(), strict=True):
+        yield name, gradient.chunk(3), p.grad.chunk(3), (p.detach() - before[name]).chunk(3)
+
+
+@pytest.mark.parametrize("rule", register.scaling)
+def test_biases_that_softmax_does_not_see_stay_as_they_are(rule):
+    """AdamW would make steps of the full rate of the rounding of their gradients. Signed averaging sees them."""
+    for name, exact, taken, change in step_on_biases(small_network(col_scaling=rule, icl_scaling=rule)):
+        in_rows = name.startswith("row")
+        averages = register.scaling[rule].averages and "multihead_attn2" not in name
+        if in_rows or averages:
+            assert exact[1].norm() > 1e-2 * exact[0].norm(), name
+            torch.testing.assert_close(taken, exact)
+            assert change[1].all(), name
+        else:
+            assert exact[1].norm() < 1e-3 * exact[0].norm(), name  # rounding
+            assert not taken[1].any() and not change[1].any(), name
+            assert change[0].all() and change[2].all(), name
+
+
+@pytest.mark.parametrize("objective", [None, Shrinking()])
+def test_biases_that_a_plug_in_may_see_are_trained(objective):
+    network = small_network() if objective else Variant(small_network().config)
+    randomize(network)
+    for name, exact, taken, change in step_on_biases(network, objective):
+        torch.testing.assert_close(taken, exact)
+        assert change[1].any(), name
+
+
+def test_frozen_biases_stay_without_gradient():
+    training = Training(StageConfig(steps=1, warmup=0.0, frozen=["column"]), StageConfig(steps=1, warmup=0.0))
+    for parts in (1, 3):
+        before = training.weights()
+        training.take_step()
+        changed = {name for name, weight in training.weights().items() if not torch.equal(weight, before[name])}
+        assert len({name.partition(".")[0] for name in changed}) == (2 if parts == 1 else 3)
+        assert len(training.module.gradients.rounding) == (2 if parts == 1 else 4)

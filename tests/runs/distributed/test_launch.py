@@ -98,6 +98,7 @@ def test_the_rank_that_failed_first_is_named(failures, expected, tmp_path):
 RANK = """import json, os, signal, sys, time
 from pathlib import Path
 assert sys.argv[1:4] == ["-m", "tabicl_train", "experiment=smoke"]
+assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "300"
 run, mode, rank = Path({run!r}), {mode!r}, os.environ["RANK"]
 def write(status):
     if rank == "0" and mode != "stopped before it began":

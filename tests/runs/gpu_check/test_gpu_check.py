@@ -6,11 +6,16 @@ import signal
 import time
 
 import pytest
+import torch
 from command_line import command
 
-from tabicl_train.gpu_check import run, steps
-from tabicl_train.gpu_check.place import CheckFailed
+from tabicl_train.config.compose import compose
+from tabicl_train.config.schema import configured_prior
+from tabicl_train.gpu_check import kernels, run, stages, steps
+from tabicl_train.gpu_check.launches import Kernel, attention_names
+from tabicl_train.gpu_check.place import CheckFailed, Place
 from tabicl_train.gpu_check.run import Check
+from tabicl_train.stream import StepStream
 
 
 def is_wrong(place) -> None:
@@ -76,3 +81,86 @@ def test_checks_that_fail_are_reported_and_the_others_run(few_checks, tmp_path):
 def test_without_time_a_check_is_skipped(tmp_path):
     entry = run.run_check(CHECKS[0], tmp_path, tmp_path, time.monotonic())
     assert (entry["result"], entry["why"], entry["rows"]) == ("skipped", "no time left", [])
+
+
+# as torch's profiler wrote them on an H100, and cuDNN's by its documentation
+KERNELS = {
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128, 4, false, false, cutlass::bfloat16_t>>"
+    "(pytorch_flash::Flash_fwd_params)": "flash_fwd_kernel",
+    "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<32>>": "flash_bwd_dot_do_o_kernel",
+    "fmha_cutlassB_f32_aligned_64x64_k32_sm80(PyTorchMemEffAttention::AttentionBackwardKernel<cutlass::arch::Sm80>)":
+    "fmha_cutlassB_f32_aligned_64x64_k32_sm80",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x64_4x1x1_kernel0_0":
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x64_4x1x1_kernel0_0",
+    "rows_backward": "rows_backward",  # a Triton kernel
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::O>": None,
+    "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>": None,
+    "nvjet_sm90_tst_128x288_64x4_1x2_h_bz_coopA_NNT": None,
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_32x6_nt_align4>(cutlass_80_tensorop)": None,
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off": None,
+    "Memcpy DtoD (Device -> Device)": None,
+    "Memset (Device)": None,
+}  # fmt: skip
+
+
+def test_the_kernels_of_attention_are_named():
+    assert attention_names(KERNELS) == sorted(name for name in KERNELS.values() if name)
+
+
+def test_a_kernel_that_nobody_chose_is_wrong_although_its_numbers_are_right(monkeypatch):
+    rows = []
+    place = Place(torch.device("cpu"), None, rows.append)
+    case = next(kernels.cases(10_000))
+    for names, problems in (("flash_fwd_kernel", 0), ("cudnn_generated_fort_native_sdpa_sm90", 1)):
+        monkeypatch.setattr(kernels, "kernels_of", lambda place, work, name=names: [Kernel(name, 1, 0.1)])
+        assert len(kernels.check(place, case, torch.float32)) == problems
+        assert rows[-1]["result"] == ("WRONG" if problems else "right")
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"), [("", ""), ("gradients", "the gradient of"), ("updates", "the update of")]
+)
+def test_a_step_is_compared_by_gradients_and_by_updates_of_equal_gradients(fault, problem, monkeypatch):
+    """Here the device is the CPU too; on another one, one value of a bias is wrong by a hundredth."""
+    name = "icl_predictor.tf_icl.blocks.0.norm2.bias"
+    functions = {"gradients": steps.gradients_of, "updates": steps.updates}
+    calls = {"gradients": 0, "updates": 0}
+
+    def wrapped(what, *arguments):
+        found = functions[what](*arguments)
+        calls[what] += 1
+        if what == fault and calls[what] == (2 if what == "gradients" else 1):
+            found[name][0] += 0.01 * found[name].norm()
+        return found
+
+    monkeypatch.setattr(steps, "gradients_of", lambda *arguments: wrapped("gradients", *arguments))
+    monkeypatch.setattr(steps, "updates", lambda *arguments: wrapped("updates", *arguments))
+    place = Place(torch.device("cpu"), None)
+    if not fault:
+        steps.step_beside_cpu(place)
+    else:
+        with pytest.raises(CheckFailed, match=f"{problem} {name} differs from that on the CPU by 1.0e-02"):
+            steps.step_beside_cpu(place)
+
+
+def test_steps_are_timed_at_the_planned_sizes_and_counted_in_flops():
+    """As drawn, although nothing is drawn; `rank_costs` are times and no FLOPs."""
+    settings = ["experiment=tabicl_v2", "run_dir=unused", "trainer.accelerator=cpu", *stages.SMALL]
+    config = compose([*settings, "prior=dummy"])
+    by_flops = compose([*settings, "curriculum.rank_costs=[]"])
+    for step in stages.first_steps(config).values():
+        for ranks in (1, 2):
+            found = stages.planned_share(config, step, ranks)
+            stream = StepStream(
+                configured_prior(config.prior), config.curriculum, config.model, config.seed, range(step + 1), 0, ranks
+            )
+            drawn = stream.draw(step)
+            assert [pack.shapes for pack in found.item.packs] == [pack.shapes for pack in drawn.packs]
+            assert (found.item.stage, found.item.tables) == (drawn.stage, drawn.tables)
+            assert (found.flops < found.whole) == (ranks > 1)
+        assert found.whole == stages.planned_share(by_flops, step).flops
+
+
+def test_a_step_of_tabicl_v2_has_27_tflop():
+    config = compose(["experiment=tabicl_v2", "run_dir=unused", "trainer.accelerator=cpu"])
+    assert stages.planned_share(config, 1).flops == pytest.approx(27.2e12, rel=0.01)  # counted by operators

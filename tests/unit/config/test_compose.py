@@ -47,7 +47,7 @@ def test_every_yaml_composes(file):
     assert settings_without_effect(config) == []
 
 
-EXPERIMENTS_WITH_A_MODEL = ["base", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]
+EXPERIMENTS_WITH_A_MODEL = ["base", "card", "demo", "demo_long", "medium", "mini", "smoke", "tabicl_v1", "tabicl_v2"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS_WITH_A_MODEL)
@@ -139,7 +139,7 @@ def test_the_recipe_of_tabicl_v2_is_the_published_one_but_for_the_corrections_of
         "optimizer.name": ("muon_all", "muon"),
         "optimizer.momentum": (0.9, 0.95),
         "optimizer.adamw_factor": (1.0, 0.125),
-        "curriculum.rank_costs": ([], [124, 800, 0.4]),
+        "curriculum.rank_costs": ([], [200, 2400, 0.38]),
         "guard.action": ("warn", "rewind"),
         "guard.after": (5000, 10_000),
         "trainer.log_every": (10, 50),

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tabicl_train.model import attention
 from tabicl_train.model.attention import Attention, Rotary, RowSpans, attend, attend_in_rows, batch_limit
@@ -173,3 +175,30 @@ def test_more_sequences_than_a_launch_takes_are_divided_at_their_boundaries(grid
     torch.testing.assert_close(attend(q, k, v, spans), expected)
     assert sum(sizes) == len(spans.query_ends) - 1 and max(sizes) <= grid
     assert (len(sizes) > 1) == (min(grid, elements) < 65_535)
+
+
+class Operators(TorchDispatchMode):
+    """Keeps the names of the operators that are called, also in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "flash"), (torch.float32, "efficient")])
+@pytest.mark.parametrize(("queries", "head_dim"), [(7, 16), (128, 16), (129, 64), (60_000, 64)])
+def test_no_other_attention_runs_on_cuda_than_the_one_that_was_chosen(queries, head_dim, dtype, kernel):
+    """On tensors without values: torch's own attention for various lengths would take cuDNN from 129 queries on."""
+    with FakeTensorMode(), Operators() as operators:
+        q = torch.empty(3 * queries, 2, head_dim, dtype=dtype, requires_grad=True)
+        kv = torch.empty(30, 2, 2, head_dim, dtype=dtype, requires_grad=True)
+        ends = torch.empty(4, dtype=torch.int32)
+        out = attention.launch(q, *kv.unbind(1), ends, ends, queries, 10)
+        gradients = torch.autograd.grad(out, (q, kv), torch.empty_like(out))
+    assert [x.shape for x in (out, *gradients)] == [q.shape, q.shape, kv.shape]
+    found = [name for name in operators.names if "attention" in name or "attn" in name]
+    assert found == [f"aten._{kernel}_attention_forward.default", f"aten._{kernel}_attention_backward.default"]
