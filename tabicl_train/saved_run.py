@@ -11,6 +11,7 @@ import pandas as pd
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import one_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -78,7 +79,7 @@ class SavedRun:
     def __repr__(self) -> str:
         """Return the folder, the status and the steps done."""
         state = self.status or {"status": "of unknown status", "step": 0}
-        return f"<run {self.folder}, {state['status']}, {state['step']:,} steps>"
+        return one_line(f"<run {self.folder}, {state['status']}, {state['step']:,} steps>")
 
     @property
     def settings(self) -> dict[str, Any] | None:
