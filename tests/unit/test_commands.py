@@ -85,6 +85,14 @@ def test_received_text_is_printed_without_line_breaks_and_escapes(tmp_path, monk
         assert not line.startswith("forged") and one_line(line) == line
 
 
+def test_nested_metadata_of_weights_are_one_line(tmp_path):
+    metadata = {"config": "[" * 10**5, "origin": "{}", "format_version": "1"}
+    (tmp_path / "deep.safetensors").write_bytes(safetensors.torch.save({"weight": torch.zeros(1)}, metadata))
+    done = command("export", f"checkpoint={tmp_path / 'deep.safetensors'}", f"output={tmp_path / 'x.ckpt'}")
+    assert done.returncode == 2 and done.stderr.startswith("error: weights are not read from ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_messages_of_errors_and_warnings_are_printed_without_escapes(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["tabicl-export"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
