@@ -35,6 +35,7 @@ from safetensors.numpy import save_file
 from priors.checksum import is_damaged, with_checksum
 from priors.finish import use_again
 from priors.folders import without_folders
+from priors.nesting import read_json
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.table import Largest, PriorError, Table, TableSpec
@@ -315,6 +316,17 @@ class Shard:
                 f"shard {path} holds tables of stream version {stream_version}, but the priors are at stream version "
                 f"{STREAM_VERSION} and draw others: dump the tables again into another folder"
             )
+        self.parsed(self.metadata.get("options", "{}"))
+
+    def parsed(self, text: str) -> dict[str, Any]:
+        """Return the JSON object in a text of the metadata."""
+        try:
+            values = read_json(text)
+        except ValueError as error:
+            raise self.damaged(f"its metadata are not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise self.damaged("its metadata are those of another program")
+        return values
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -350,7 +362,7 @@ class Shard:
         for name, text in self.tables.items():
             with self.reading():
                 rows, features = self.file.get_slice(f"{name}.X").get_shape()
-            sizes.append((rows, features, json.loads(text)["num_classes"]))
+            sizes.append((rows, features, self.parsed(text)["num_classes"]))
         return sizes
 
     def record(self, address: Address, spec: TableSpec) -> dict[str, Any] | None:
@@ -358,12 +370,12 @@ class Shard:
         text = self.metadata.get(table_name(address))
         if text is None:
             return None
-        record = json.loads(text)
+        record = self.parsed(text)
         requested = json.loads(json.dumps(asdict(spec)))  # with lists instead of tuples
-        if record["spec"] != requested:
+        if record.get("spec") != requested:
             raise PriorError(
                 f"table {address[2]} of step {address[1]} in shard {self.path} is from another curriculum: it is "
-                f"stored as {record['spec']}, but {requested} is requested"
+                f"stored as {record.get('spec')}, but {requested} is requested"
             )
         return record
 

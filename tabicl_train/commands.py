@@ -13,16 +13,18 @@ import shlex
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from itertools import zip_longest
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
 from tabicl_train import plugins
-from tabicl_train.console import first_line, info, print_line
+from tabicl_train.console import first_line, info, one_line, print_line
 from tabicl_train.distributed.processes import (
     PREEMPTED,
     die_with_launcher,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 EXIT_CONFIG = 2  # the configuration is wrong
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a used quota
 OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
+FORMAT_WARNING = warnings.formatwarning
 NOTHING_CHOSEN = (
     "there are no settings; tabicl-train experiment=demo trains a small model in four and a half minutes, and "
     "tabicl-train run_dir=runs/mine the default, stage 1 of TabICLv2 with 500,000 steps"
@@ -67,6 +70,8 @@ def plain_end() -> Iterator[None]:
     That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output. A name of a file that is
     too long is a wrong argument, too, in whatever option it is.
     """
+    sys.excepthook = print_trace
+    warnings.formatwarning = format_warning
     try:
         try:
             with safe_path(), foreign_exits():
@@ -75,7 +80,7 @@ def plain_end() -> Iterator[None]:
                 sys.argv[1:] = plugins.take(sys.argv[1:])
                 yield
         except ForeignExit as error:
-            sys.exit(f"error: {error}")
+            sys.exit(one_line(f"error: {error}"))
         except ConfigError as error:
             print_problems(error)
             sys.exit(EXIT_CONFIG)
@@ -85,7 +90,7 @@ def plain_end() -> Iterator[None]:
                 sys.exit(EXIT_CONFIG)
             if error.errno not in FULL:
                 raise
-            sys.exit(f"error: {error}")
+            sys.exit(one_line(f"error: {error}"))
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         finally:
@@ -93,6 +98,11 @@ def plain_end() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at the end
         sys.exit(128 + signal.SIGPIPE)
+
+
+def format_warning(message: Warning | str, *place: Any, **line: Any) -> str:
+    """Format a warning as Python does, but its message as `one_line`: it may name columns of a file of anyone."""
+    return FORMAT_WARNING(one_line(message), *place, **line)
 
 
 @contextlib.contextmanager
@@ -148,7 +158,8 @@ def train() -> None:
         from tabicl_train.planning import run_plan
 
         print(yaml.safe_dump(asdict(config), sort_keys=False), end="")
-        print("\n".join(run_plan(config)), file=sys.stderr)
+        for line in run_plan(config):
+            print_line(line)
         return
     devices = config.trainer.devices or 1
     if devices > 1 and not is_rank():
@@ -333,7 +344,7 @@ def report() -> None:
     folders = [Path(str(name)) for name in names]
     output = Path(args.output or folders[0] / PAGE)
     write_report(folders, output, overwrite=args.overwrite or args.output is None)
-    print(output)
+    print(one_line(output))
 
 
 @plain_end()
@@ -419,7 +430,7 @@ def lab() -> None:
     except Preempted:
         sys.exit(PREEMPTED)
     except Failed as error:
-        sys.exit(f"error: {error}")
+        sys.exit(one_line(f"error: {error}"))
 
 
 def arguments(name: str, prefix: str = "") -> Any:
@@ -468,21 +479,28 @@ def run_errors(folder: Path) -> Iterator[None]:
             if not is_known:
                 save_trace(folder, error)
             if not is_own_launch():  # whose launcher prints the first error of all ranks
-                print_line(f"error: rank {os.environ['RANK']} failed: " + "\n".join(lines))
+                for line in [f"error: rank {os.environ['RANK']} failed: {lines[0]}", *lines[1:]]:
+                    print_line(line)
             end_rank(1)
         if not is_known:
             raise
-        sys.exit("\n".join([f"error: {lines[0]}", *lines[1:]]))
+        sys.exit("\n".join(map(one_line, [f"error: {lines[0]}", *lines[1:]])))
 
 
 def save_trace(folder: Path, error: BaseException) -> None:
     """Append the stack trace of a rank's error to a file in the run directory, or print it if there is no folder."""
     trace = "".join(traceback.format_exception(error))
     if not folder.is_dir():
-        print_line(trace)
+        print_trace(type(error), error, error.__traceback__)
         return
     with open(folder / f"rank-{os.environ['RANK']}.log", "a") as file:
         file.write(trace + "\n")
+
+
+def print_trace(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+    """Print a stack trace as the interpreter does, but of its message only what `one_line` leaves."""
+    for line in "".join(traceback.format_exception(kind, error, place)).splitlines():
+        print_line(line)
 
 
 def end_rank(code: int) -> NoReturn:

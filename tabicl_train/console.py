@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
+
+# Line breaks, escapes and other control characters, and marks that change the direction of what follows.
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def one_line(text: object) -> str:
+    """Return a text as a terminal may show it on a line: control characters, line breaks among them, as `repr` does.
+
+    Names and messages can come from a file of anyone; raw, they could move the cursor or look like lines of ours.
+    """
+    return CONTROLS.sub(lambda control: repr(control[0])[1:-1], str(text))
 
 
 def info(line: str) -> None:
@@ -15,9 +27,9 @@ def info(line: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line, or drop it if that fails: a closed terminal must not end a run."""
+    """Print `one_line`, or drop it if that fails: a closed terminal must not end a run."""
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(one_line(line), file=sys.stderr, flush=True)
 
 
 def print_above_bar(line: str) -> None:
@@ -49,7 +61,7 @@ def first_line(error: BaseException) -> str:
 
 def text_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Format a table as text: the first column left-aligned, the others right-aligned."""
-    lines = [list(map(str, line)) for line in (header, *rows)]
+    lines = [list(map(one_line, line)) for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = []
     for first, *others in lines:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.console import one_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
@@ -22,6 +23,8 @@ from tabicl_train.run_dir.status import read_status
 from tabicl_train.weights.reader import load_model, load_network
 
 __all__ = ["SavedRun", "open_run"]
+
+TEXTS = ("stage", "data", "layer", "method", "trained_range", "weights")  # columns of text; a task may be called 61
 
 
 def open_run(run_dir: str | Path) -> SavedRun:
@@ -78,7 +81,7 @@ class SavedRun:
     def __repr__(self) -> str:
         """Return the folder, the status and the steps done."""
         state = self.status or {"status": "of unknown status", "step": 0}
-        return f"<run {self.folder}, {state['status']}, {state['step']:,} steps>"
+        return one_line(f"<run {self.folder}, {state['status']}, {state['step']:,} steps>")
 
     @property
     def settings(self) -> dict[str, Any] | None:
@@ -161,7 +164,7 @@ class SavedRun:
     @property
     def test(self) -> dict[str, Any] | None:
         """What a run with init_weights has gained, from test.json; None without such a test."""
-        return self.records.json("test.json")
+        return self.records.of_run("test.json")
 
     def table(self, name: str) -> pd.DataFrame:
         """Return any CSV file in the folder as a data frame, without an incomplete last line and repeated steps."""
@@ -172,8 +175,10 @@ class SavedRun:
             rows = []
             for rows_of_step in rows_by_step(self.folder, name).values():
                 rows += rows_of_step
-        columns = list(rows[0]) if rows else []
-        return pd.read_csv(io.StringIO(csv_text([columns, *(row.values() for row in rows)])))
+            if not rows:
+                return pd.DataFrame()
+        content = csv_text([rows[0], *(row.values() for row in rows)])
+        return pd.read_csv(io.StringIO(content), dtype=dict.fromkeys(TEXTS, str))
 
     @property
     def checkpoints(self) -> dict[int, Path]:

@@ -90,8 +90,8 @@ class TablePlan:
 
     def __str__(self) -> str:
         rows = f"{len(self.rows)} of {self.task.entry.rows} rows"
-        columns = f"{len(self.features)} columns ({', '.join(self.features)})"
-        return f"tables {self.task.entry.path}: {rows}, {columns}, normalization {self.norm_method}; {self.target}"
+        columns = f"{len(self.features)} columns ({', '.join(map(repr, self.features))})"
+        return f"tables {self.task.entry.path!r}: {rows}, {columns}, normalization {self.norm_method}; {self.target}"
 
 
 def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from priors.nesting import read_json
 from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
 from priors.table import MIN_ROWS, PriorError
@@ -195,9 +196,9 @@ def index_version(form: CsvFormat) -> int | list:
 def read_entries(folder: Path, form: CsvFormat) -> dict[str, Entry]:
     """Read the index; it is empty if it is damaged, of another version, or of files that were read in another form."""
     entries = {}
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever is in it
         for line in (folder / NAME).read_text(encoding="utf-8").splitlines():
-            values = json.loads(line)
+            values = read_json(line)
             if values.pop("index_version") == index_version(form):
                 values["columns"] = tuple(ColumnFacts(**facts) for facts in values["columns"])
                 values["remarks"] = tuple(values["remarks"])

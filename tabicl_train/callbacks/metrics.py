@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.console import counted, info
+from tabicl_train.console import counted, info, one_line
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.module import Pretraining
 from tabicl_train.planning import expected_work, training_flops
@@ -120,7 +120,7 @@ class Progress:
             self.started = time.perf_counter()
             self.first_work = self.work(row["step"])
         if self.bar is not None:
-            self.bar.set_postfix_str(f"{row['stage']}, {text}", refresh=False)
+            self.bar.set_postfix_str(one_line(f"{row['stage']}, {text}"), refresh=False)
             self.bar.update(row["step"] - self.bar.n)
         elif (
             self.rows <= 2  # the first row, and the first estimate of the time left

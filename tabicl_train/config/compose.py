@@ -39,6 +39,7 @@ from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
+from tabicl_train.run_dir.records import read_yaml
 from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]
@@ -179,7 +180,7 @@ class Composer:
                     wrong_values.append(problem)
 
             config, contradictions = to_config(tree)
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError([*line.problems, *self.unreadable(error)]) from None
 
         # A setting of a group whose choice is wrong may be right for the choice that was meant, and is not reported.
@@ -265,6 +266,8 @@ class Composer:
             return [" ".join(str(error).split())]
         if isinstance(error, UnicodeDecodeError):  # in a file that another one names
             return undecodable_files(self.folders, error)
+        if isinstance(error, RecursionError):
+            return ["the settings, or a file that another one names, are nested too deeply"]
         missing = re.search(r"Could not find 'model/schema/(\w+)'", str(error))
         if missing is not None:  # a file begins with the settings of a network that nobody has registered
             unknown = register.network.unknown(missing[1])
@@ -358,8 +361,8 @@ class Composer:
         if not path.is_relative_to(Path(self.config_dir).absolute()) or path.is_relative_to(CONFIG_DIR):
             return None
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
+            content = read_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        except (ValueError, yaml.constructor.ConstructorError) as error:  # the latter: it holds itself
             return unreadable_text(path, error)
         except yaml.YAMLError:  # Hydra's message names the file and the line
             return None
@@ -667,8 +670,8 @@ def read_value(text: str) -> Any:
     if len(text) == 1:  # YAML reads the separator | as the beginning of a block
         return text
     try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
+        return read_yaml(text, yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError):
         return text
 
 

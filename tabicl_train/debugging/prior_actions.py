@@ -20,7 +20,7 @@ from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, configured_prior
-from tabicl_train.console import counted
+from tabicl_train.console import counted, one_line
 from tabicl_train.curriculum import Group, StepPlan, plan_step, stage_at
 from tabicl_train.errors import ConfigError, install, is_installed, require_matplotlib
 from tabicl_train.outputs import (
@@ -65,7 +65,7 @@ def print_real_tables(config: RunConfig) -> bool:
     if real is None:
         return False
     lines = eligible_tables(config.curriculum, prior, config.model.is_regression)
-    print("\n".join([*real.describe(most=100), *lines]), flush=True)
+    print("\n".join(map(one_line, [*real.describe(most=100), *lines])), flush=True)
     return True
 
 
@@ -112,8 +112,11 @@ def show(config: RunConfig, args: Any) -> None:
         raise ConfigError([f"table is {args.table}; a step has the tables 0..{plan.tables - 1}"])
     spec = specs[0]
     table = draw_table(prior, spec, config.seed, plan.step, args.table)
-    print(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}")
-    print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n\n{table.plan}\n")
+    print(one_line(f"seed {config.seed}, step {args.step}, table {args.table} (stage {plan.stage}): {spec}"))
+    print(f"rejected draws before it: {dict(table.rejections) or 'none'}\n")
+    for line in str(table.plan).split("\n"):
+        print(one_line(line))
+    print()
     for row, target in zip(table.X[:5].tolist(), table.y[:5].tolist(), strict=True):
         values = " ".join(f"{value:8.3f}" for value in row[:12])
         more = " ..." if len(row) > 12 else ""

@@ -11,7 +11,7 @@ from priors.random import STREAM_VERSION
 from tabicl_train import plugins
 from tabicl_train.config.compose import from_values
 from tabicl_train.config.schema import configured_prior
-from tabicl_train.console import text_table
+from tabicl_train.console import one_line, text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
@@ -102,7 +102,7 @@ def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
     _, stage, _ = stage_at(stream.curriculum, step)
     module.set_column_precision(stage)
     non_finite = sum(int((~p.isfinite()).sum()) for p in module.model.parameters())
-    print(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}")
+    print(one_line(f"step {step} (stage {plan.stage}, seed {stream.seed}), {module.precision}"))
     print(f"non-finite weights: {non_finite}")
     lines = []
     trained = [p for p in module.model.parameters() if p.requires_grad]

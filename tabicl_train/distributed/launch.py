@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
+from tabicl_train.console import print_line
 from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, stop_signals
 from tabicl_train.run_dir.status import read_status
 
@@ -52,7 +53,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     except ChildFailedError as error:
         if any(failure.exitcode == 2 for failure in error.failures.values()):  # the reasons were printed
             return 2
-        print(f"error: {describe_cause(error.failures, run_dir)}", file=sys.stderr)
+        print_line(f"error: {describe_cause(error.failures, run_dir)}")
         return 1
     finally:
         for number, handler in handlers.items():
@@ -65,7 +66,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         if status["status"] == "preempted":
             return PREEMPTED
         if status["status"] == "failed":
-            print(f"error: {status['cause']}", file=sys.stderr)
+            print_line(f"error: {status['cause']}")
             return 1
     return PREEMPTED if signaled else 0  # before the run began
 

@@ -19,7 +19,7 @@ from scipy import stats
 
 from priors.real.tasks import shortened
 from tabicl_train.config.schema import judged_by
-from tabicl_train.console import counted, text_table
+from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS, differing_members
 from tabicl_train.run_dir.curves import OUTSIDE, UNKNOWN
@@ -445,17 +445,17 @@ def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     sentences = []
     for each in comparisons:
         sentences += [found.sentence for found in each.pairs]
-    parts.append("\n".join(sentences))
+    parts.append("\n".join(map(one_line, sentences)))
     spreads = [seeds_in_words(each) for each in comparisons]
     spreads = [line for line in spreads if line]  # empty without seeds
     if spreads:
-        parts.append("\n".join(spreads))
+        parts.append("\n".join(map(one_line, spreads)))
     if len(paired.seeds) == 2 and not comparisons[0].by_seed:
         # 3,000 simulated comparisons of 20 or 75 tasks each: 87 % if seeds vary as much as tasks, 95 % if a tenth.
         parts.append("two seeds say little of others: where seeds matter most, these intervals are of 87 % confidence")
     for each in comparisons:
         if each.ranks is not None:
-            parts.append(ranks_in_words(each))
+            parts.append(one_line(ranks_in_words(each)))
     return "\n\n".join(parts)
 
 
@@ -486,7 +486,7 @@ def scope(paired: Paired, comparisons: Sequence[Comparison]) -> str:
         if not_finite and not each.by_seed:  # validations of different tables have different metrics
             name = NAMES.get(each.metric, each.metric)
             lines.append(f"left out of {name}: {counted(not_finite, 'task')} where a score of an arm is not a number")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def lines_of_weights(paired: Paired) -> list[str]:

@@ -21,7 +21,7 @@ from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import one_of
-from tabicl_train.console import counted, first_line, info, print_above_bar
+from tabicl_train.console import counted, first_line, info, one_line, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, THIS_MODEL, as_text, bencheval_table
@@ -55,7 +55,7 @@ def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
     results, trained, tasks = scored(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
-    print(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}\n")
+    print(one_line(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}"), end="\n\n")
     print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:

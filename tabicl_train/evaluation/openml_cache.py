@@ -29,7 +29,7 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 from tqdm import tqdm
 
 from priors.real.preprocessing import as_numbers, reads_as_numbers
-from tabicl_train.console import counted, first_line, info
+from tabicl_train.console import counted, first_line, info, print_line
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.keel import read_arff
 from tabicl_train.evaluation.suites import Protocol, Source, Split, Task, make_features
@@ -390,7 +390,7 @@ def main(arguments: list[str]) -> None:
             raise ConfigError([f"usage: {usage}{'|'.join(PROTOCOLS)}|ID,ID"])
         download(**settings)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_line(f"error: {error}")
         sys.exit(2)
 
 

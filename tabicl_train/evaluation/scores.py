@@ -23,7 +23,7 @@ from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, r
 
 from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
-from tabicl_train.console import counted, text_table
+from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.model.quantiles import pinball
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL, UNKNOWN
@@ -314,7 +314,7 @@ def as_text(
         only_here = results[~results["data"].isin(elsewhere)]
         if not only_here.empty:
             parts.append(summary_text(only_here, f" that are not in {', '.join(sorted(suites))}"))
-    parts.append(standing(results, kind))
+    parts.append(one_line(standing(results, kind)))
     return "\n\n".join(parts)
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tabicl_train.config.compose import compose
+from tabicl_train.console import print_line
 from tabicl_train.curriculum import stage_at
 from tabicl_train.distributed.processes import read_launch
 from tabicl_train.distributed.ranks import Ranks
@@ -52,13 +53,13 @@ def main(backend: str, name: str) -> None:
     try:
         check_exchange(module, module.configure_optimizers(), stream, ranks)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_line(f"error: {error}")
         os._exit(1)
     # 28 million values, as in TabICLv2
     values = torch.ones(28_000_000 if device.type == "cuda" else 1_000, device=device)
     dist.all_reduce(values)
     if values[-1].item() != launch.size:
-        print(f"error: the sum of ones over {launch.size} ranks is {values[-1].item()}", file=sys.stderr, flush=True)
+        print_line(f"error: the sum of ones over {launch.size} ranks is {values[-1].item()}")
         os._exit(1)
     ranks.barrier()
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ from priors.checksum import with_checksum
 from priors.folders import without_folders
 from tabicl_train import register
 from tabicl_train.config.schema import PROBES, REAL, validation_kind
-from tabicl_train.console import first_line, info
+from tabicl_train.console import first_line, info, one_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
@@ -89,9 +89,9 @@ def export(
     if problems:
         raise ConfigError(problems)
     pretrained = read_weights(checkpoint, weights)
-    written = export_weights(pretrained, output, chosen)
+    written = one_line(export_weights(pretrained, output, chosen))
     if pretrained.origin.get("weights") == BEST:
-        written += f"\n{best_in_words(pretrained.origin)}"
+        written += f"\n{one_line(best_in_words(pretrained.origin))}"
     return written
 
 

@@ -10,7 +10,6 @@ import base64
 import dataclasses
 import datetime
 import io
-import math
 import numbers
 import os
 import shlex
@@ -38,10 +37,19 @@ from tabicl_train.config.schema import (
     judged_by,
     validation_kind,
 )
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.compare import Arm, compare, default_metrics, pair, scope, table_in_words
-from tabicl_train.evaluation.scores import judged, standing, summary_table, weights_of_first
+from tabicl_train.evaluation.scores import (
+    BUCKETS,
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    judged,
+    standing,
+    summary_table,
+    weights_of_first,
+)
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.comparison import draw_comparison, draw_ranks
@@ -57,15 +65,27 @@ from tabicl_train.report.figures import (
     inside,
 )
 from tabicl_train.run_dir.curves import OUTSIDE
-from tabicl_train.saved_run import SavedRun, holds_run
+from tabicl_train.saved_run import TEXTS, SavedRun, holds_run
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 DECIMALS = 3  # of scores; means over some dozen tasks vary by 0.01 between draws of tasks
+MOST_SECONDS = 1e10  # of training, three centuries
 MAX_INCIDENTS = 50  # shown; a run may have a thousand
 STAGES = "curriculum.stages."
 RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json"),
     *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
+)
+# The columns that the page needs of each file, and other columns of numbers that it shows.
+NEEDED = {
+    "metrics.csv": ("step", "stage", "loss", "grad_norm", "lr", "tables_per_s", "cells_per_s", "data_wait", "skipped"),
+    "scaling.csv": ("step", "layer", "n_smallest", "at_smallest", "n_largest", "at_largest", "gate_mean", "gate_std"),
+    "validation.csv": ("step", "data", "rows", "loss"),
+    "evaluation.csv": ("data", "split", "method"),
+}
+NUMBERS = (
+    *("guess_loss", "tflops_per_s", "accept_rate", "memory_gb", "possible", "is_best", "n_estimators"),
+    *(*BUCKETS, *CLASS_METRICS, *NUMBER_METRICS),
 )
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
@@ -111,9 +131,15 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         raise ConfigError(problems)
     check_output(output)
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    mark_together(runs)
-    with rc_context({"text.parse_math": False}):  # a run may be called $x
-        page = fill(TEMPLATE, runs=runs, **sections(runs))
+    try:
+        mark_together(runs)
+        with rc_context({"text.parse_math": False}):  # a run may be called $x
+            page = fill(TEMPLATE, runs=runs, **sections(runs))
+    except ConfigError:
+        raise
+    except Exception as error:  # files of others, or edited by hand, which may hold anything
+        files = f"the files of {', '.join(map(str, folders))} cannot be shown"
+        raise ConfigError([f"{files}: {type(error).__name__}: {first_line(error)}"]) from error
     try:
         write_atomically(output.resolve(), lambda file: file.write(page.encode()))
     except OSError as error:  # a full disk
@@ -133,26 +159,43 @@ def names_of(folders: list[Path]) -> list[str]:
 def read_run(folder: Path, name: str) -> RunContent:
     """Read the files of a run."""
     saved = SavedRun(folder)
+    status = saved.status
+    test = saved.test
+    for file, content in (("status.json", status), ("test.json", test)):
+        if content is None and (folder / file).exists():
+            info(f"warning   {folder / file} is left out: it is damaged, or was not written by a run")
     return RunContent(
         name=name,
         folder=folder,
         config=None if saved.settings is None else flatten(as_of_now(saved.settings)),
-        status=saved.status,
+        status=status,
         starts=saved.starts,
         incidents=saved.incidents,
         metrics=read_table(saved, "metrics.csv"),
         scaling=read_table(saved, "scaling.csv"),
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
-        test=saved.test,
+        test=test,
     )
 
 
 def read_table(saved: SavedRun, name: str) -> pd.DataFrame | None:
-    """Return a table of a run; None if it has no rows."""
+    """Return a table of a run; None if it has no rows.
+
+    Raises ConfigError if a column is missing, or holds something else than numbers.
+    """
     table = saved.table(name)
     if table.empty:
         return None
+    path = saved.folder / name
+    if missing := [column for column in NEEDED[name] if column not in table]:
+        raise ConfigError([f"{path} has no column {', '.join(missing)}"])
+    for column in {*NEEDED[name], *NUMBERS}.difference(TEXTS).intersection(table):
+        numbers = pd.to_numeric(table[column], errors="coerce")
+        wrong = table[column][numbers.isna() & table[column].notna()]
+        if len(wrong) or not pd.api.types.is_numeric_dtype(table[column]):
+            text = wrong.iloc[0] if len(wrong) else table[column].iloc[0]
+            raise ConfigError([f"{path}: the column {column} holds {text!r}, which is no number"])
     return table
 
 
@@ -262,7 +305,7 @@ def facts_of(run: RunContent) -> dict[str, Any]:
             facts["tables seen"] = tables
             facts["training time"] = str(datetime.timedelta(seconds=round(seconds)))
         facts["mean loss, last 10% of the steps"] = late["loss"].mean()
-        facts["skipped steps"] = int(run.metrics["skipped"].iloc[-1])
+        facts["skipped steps"] = run.metrics["skipped"].iloc[-1]
     facts["incidents"] = len(run.incidents)
     if run.validation is not None:
         facts["last validation: step"] = int(run.validation["step"].max())
@@ -284,12 +327,14 @@ def facts_of(run: RunContent) -> dict[str, Any]:
 
 def effort(metrics: pd.DataFrame, config: dict[str, Any]) -> tuple[int, float] | None:
     """Tables of the logged steps, and the seconds they took; None without a configuration."""
-    tables_per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables", math.nan))
+    tables_per_step = metrics["stage"].map(lambda stage: config.get(f"{STAGES}{stage}.tables"))
+    tables_per_step = pd.to_numeric(tables_per_step, errors="coerce")
     steps = metrics["step"].diff().fillna(metrics["step"])  # since the last logged step
     tables = steps * tables_per_step
-    if tables.isna().any():
+    seconds = (tables / metrics["tables_per_s"]).sum()
+    if tables.isna().any() or not seconds < MOST_SECONDS:
         return None
-    return int(tables.sum()), (tables / metrics["tables_per_s"]).sum()
+    return int(tables.sum()), seconds
 
 
 def settings(runs: list[RunContent]) -> dict[str, Any] | None:
@@ -347,7 +392,7 @@ def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
         if values.notna().any():
             best = values.idxmin() if "loss" in name else values.idxmax()
             rows[name] = {"last": values.iloc[-1], "best": values[best], "best at step": best}
-    warnings = [incident["reason"] for incident in run.incidents if "real data fell" in incident["reason"]]
+    warnings = [incident["reason"] for incident in run.incidents if "real data fell" in (incident.get("reason") or "")]
     return pd.DataFrame.from_dict(rows, orient="index"), warnings
 
 

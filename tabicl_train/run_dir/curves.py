@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tabicl_train.config.schema import REAL, validation_kind
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records, number
 
 # Where a task lies relative to the trained range: cells of the column trained_range in tables of scores.
@@ -38,6 +39,8 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
     kind, score = metric.split("/")
     means = []
     for step, rows in rows_by_step(run_dir, "validation.csv").items():
+        if "data" not in rows[0]:
+            raise ConfigError([f"{run_dir / 'validation.csv'} has no column data"])
         values = []
         for row in rows:
             if validation_kind(row["data"]) != kind:

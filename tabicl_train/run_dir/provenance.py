@@ -89,8 +89,8 @@ def drawing_changes(before: dict, now: dict) -> list[str]:
 
 def drawing_facts(start: dict) -> dict[str, str | None]:
     """Return what the bits of a table depend on, as a start recorded it: versions of packages, and kinds of CPUs."""
-    facts = {name: start["versions"].get(name) for name in DRAWING}
-    cpus = {machine["cpu"] for machine in start["machines"]}
+    facts = {name: (start.get("versions") or {}).get(name) for name in DRAWING}
+    cpus = {str(machine.get("cpu")) for machine in start.get("machines") or [] if isinstance(machine, dict)}
     facts["the CPU"] = " and ".join(sorted(cpus))
     return facts
 

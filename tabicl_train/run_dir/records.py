@@ -17,12 +17,14 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from priors.nesting import check_nesting, read_json
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.outputs import naming, write_atomically
@@ -30,6 +32,21 @@ from tabicl_train.outputs import naming, write_atomically
 __all__ = ["Records"]
 
 CONFIG = "config.yaml"
+# The kinds of what is read in JSON files of a run; what may be None may be missing, and so may [str], a list of texts.
+KINDS: dict[str, dict[str, Any]] = {
+    "status.json": {"status": str, "step": int, "saved": int | None, "time": str | None, "cause": str | None},
+    "test.json": {"step": int, "best_step": int | None, "sentences": [str]},
+    "incidents.jsonl": {"step": int | None, "back_to": int | None, "reason": str | None},
+    "provenance.jsonl": {
+        "step": int,
+        "time": str | None,
+        "commit": str | None,
+        "diff": str | None,
+        "versions": dict | None,
+        "command": [str],
+        "machines": list | None,
+    },
+}
 
 
 class Records:
@@ -102,25 +119,38 @@ class Records:
             write_atomically(path, lambda file: file.writelines(kept))
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """Return the complete rows of a CSV file, by column; none if it is missing."""
+        """Return the complete rows of a CSV file, by column; none if it is missing. Raises ConfigError."""
         with open_or_empty(self.folder / name) as file:
             lines = [line for line in file if line.endswith("\n")]
         if not lines:
             return []
-        header, *rows = csv.reader(lines)
+        try:
+            header, *rows = csv.reader(lines)
+        except csv.Error as error:
+            raise ConfigError([f"{self.folder / name} cannot be read: {error}"]) from None
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
     def lines(self, name: str) -> list[dict]:
-        """Return the complete lines of a JSON lines file; none if it is missing."""
+        """Return the complete lines of a JSON lines file; none if it is missing.
+
+        Raises ConfigError if a line holds values of other kinds than those of KINDS.
+        """
+        found = []
         with open_or_empty(self.folder / name) as file:
-            parsed_lines = [parsed(line) for line in file]
-        return [values for values in parsed_lines if values is not None]
+            for number, line in enumerate(file, 1):
+                values = parsed(line)
+                if values is None:
+                    continue
+                if wrong := wrong_kinds(values, KINDS.get(name, {})):
+                    raise ConfigError([f"{self.folder / name}: line {number} was not written by a run: {wrong}"])
+                found.append(values)
+        return found
 
     def config(self) -> dict[str, Any] | None:
         """Return the configuration in config.yaml; None if it is missing. Raises ConfigError if it cannot be read."""
         path = self.folder / CONFIG
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-01
@@ -135,6 +165,39 @@ class Records:
         """Return the content of a JSON file; None if it is missing or damaged."""
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
+
+    def of_run(self, name: str) -> dict | None:
+        """Return what `json` does if it is of the KINDS of this file, otherwise None."""
+        values = self.json(name)
+        return None if values is None or wrong_kinds(values, KINDS[name]) else values
+
+
+def read_yaml(text: str, loader: type = yaml.SafeLoader) -> Any:
+    """Parse YAML; raises yaml.YAMLError or ValueError for whatever is wrong with it, also if it holds itself."""
+    try:
+        content = yaml.load(text, loader)
+    except (yaml.YAMLError, ValueError):
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except Exception as error:  # such as an IndexError for !!int ""
+        raise ValueError(f"{type(error).__name__}: {first_line(error)}") from None
+    check_nesting(content)
+    return content
+
+
+def wrong_kinds(values: dict, kinds: Mapping[str, Any]) -> str:
+    """Say which values are not of their kinds; "" if all are."""
+    wrong = []
+    for key, kind in kinds.items():
+        value = values.get(key)
+        if isinstance(kind, list):
+            is_right = isinstance(value, list | None) and all(isinstance(item, kind[0]) for item in value or [])
+        else:
+            is_right = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_right:
+            wrong.append(f"{key} is {reprlib.repr(value)}")
+    return ", ".join(wrong)
 
 
 def number(text: str) -> int | float | str:
@@ -158,7 +221,7 @@ def open_or_empty(path: Path) -> io.TextIOBase:
 def parsed(text: str) -> dict | None:
     """Parse a JSON object; None if it is incomplete, or not an object."""
     try:
-        values = json.loads(text)
+        values = read_json(text)
     except ValueError:
         return None
     return values if isinstance(values, dict) else None
@@ -206,6 +269,9 @@ def kept_lines(lines: list[bytes], steps: int) -> list[bytes]:
     kept = []
     for line in lines:
         values = parsed(line.decode(errors="replace")) if line.endswith(b"\n") else None
-        if values is not None and values.get("step", -1) < steps:
+        if values is None:
+            continue
+        step = values.get("step", -1)
+        if not isinstance(step, int) or step < steps:
             kept.append(line)
     return kept

@@ -31,7 +31,6 @@ from tabicl_train.run_dir.records import Records
 
 LOCK = "lock"
 STATUS = "status.json"
-TYPES = {"status": str, "step": int, "saved": int, "time": str, "cause": str | None}  # of what is read in status.json
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # a file system without locks
 TIMEOUT = 1.0  # seconds to wait for the lock, which `is_in_use` of another process may hold for a moment
 RESTARTED = 120.0  # the same after a restart, when a dead machine may hold it
@@ -125,13 +124,7 @@ class RunStatus:
 
 def written_status(folder: Path) -> dict | None:
     """Return the content of status.json; None if it is missing or is not the status of a run."""
-    values = Records(folder).json(STATUS)
-    if values is None or not {"status", "step"} <= values.keys():
-        return None
-    for key, kind in TYPES.items():
-        if key in values and not isinstance(values[key], kind):
-            return None
-    return values
+    return Records(folder).of_run(STATUS)
 
 
 def read_status(folder: Path) -> dict | None:

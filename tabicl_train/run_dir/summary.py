@@ -24,19 +24,21 @@ SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 def runs_table(folder: Path) -> str:
     """List the runs in a folder and its subfolders, newest first; raises ConfigError if there is none."""
-    statuses = {run: read_status(run) for run in find_runs(folder)}
-    if not statuses:
-        raise ConfigError([f"{folder}: there is no run; tabicl-train experiment=demo run_dir={folder}/demo starts one"])
-    rows = []
-    for run in sorted(statuses, key=lambda run: last_change(statuses[run]), reverse=True):
-        status = statuses[run]
+    rows = []  # with the time of the last change
+    for run in find_runs(folder):
+        changed = 0.0
         try:
-            rows.append([run, *columns_of(run, status)])
+            status = read_status(run)
+            changed = last_change(status)
+            rows.append((changed, [run, *columns_of(run, status)]))
         except Exception as error:  # files of others, or edited by hand, which may hold anything
             reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {first_line(error)}"
             info(f"warning   {run} cannot be read: {reason}")
-            rows.append([run, DAMAGED, "-", "-", "-", "-"])
-    return text_table(("run", "status", "step", "loss", "score", "age"), rows)
+            rows.append((changed, [run, DAMAGED, "-", "-", "-", "-"]))
+    if not rows:
+        raise ConfigError([f"{folder}: there is no run; tabicl-train experiment=demo run_dir={folder}/demo starts one"])
+    rows.sort(key=lambda row: row[0], reverse=True)
+    return text_table(("run", "status", "step", "loss", "score", "age"), [cells for _, cells in rows])
 
 
 def columns_of(run: Path, status: dict | None) -> list[str]:
@@ -80,7 +82,7 @@ def last_change(status: dict | None) -> float:
     """Return the time of a status in seconds since 1970, or 0."""
     try:
         return datetime.strptime((status or {})["time"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return 0.0
 
 

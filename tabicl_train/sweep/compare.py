@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train.config.options import CompareOptions
-from tabicl_train.console import info
+from tabicl_train.console import info, one_line
 from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 from tabicl_train.evaluation.arms import arms_of, distinct, names_of_baselines, paths_of, with_scores
@@ -44,7 +44,7 @@ class Compared:
         """The tables and sentences for the terminal, without the warnings."""
         parts = [as_text(self.paired, self.comparisons)]
         if self.shared is not None:
-            parts.append(self.shared)
+            parts.append(one_line(self.shared))
         return "\n\n".join(parts)
 
 
@@ -64,9 +64,10 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     else:
         compared = compare_on_tasks(words, sweeps, options, output)
     for warning in all_warnings(compared.comparisons):
-        print(f"warning   {warning}")
+        print(one_line(f"warning   {warning}"))
     print(compared.text)
-    info(write(output, compared, overwrite=options.overwrite or is_one_sweep))
+    for line in write(output, compared, overwrite=options.overwrite or is_one_sweep):
+        info(line)
     return compared
 
 
@@ -150,19 +151,19 @@ def compare_all(
     return paired, comparisons
 
 
-def write(folder: Path, compared: Compared, overwrite: bool) -> str:
+def write(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
     make_folder("output", folder)
     write_tables(folder, compared.comparisons, overwrite)
     files = ["comparison.csv", "comparison.tex", "comparison_tasks.csv"]
-    no_figures = ""
+    no_figures = []
     if is_installed("matplotlib"):
         from tabicl_train.report.comparison import write_figures
 
         files += [f"{name}.pdf and .png" for name in write_figures(folder, compared.comparisons[0])]
     else:
-        no_figures = f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}\n"
-    return f"{no_figures}written   {', '.join(files)} in {folder}"
+        no_figures = [f"figures   none, since they need matplotlib: {install('matplotlib', 'plots')}"]
+    return [*no_figures, f"written   {', '.join(files)} in {folder}"]
 
 
 def compare_points(sweep: Sweep) -> Compared | None:

@@ -22,7 +22,7 @@ from optuna.visualization import matplotlib as plots
 from tabicl_train import plugins
 from tabicl_train.config.compose import hydra_text
 from tabicl_train.config.removed import words_as_of_now
-from tabicl_train.console import counted, text_table
+from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.comparison import save as save_figure
 from tabicl_train.report.page import fill
@@ -204,9 +204,9 @@ class Sweep:
 
     def text(self) -> str:
         """Format the results for the terminal."""
-        parts = [f"{self.name}: {self.summary}"]
+        parts = [one_line(f"{self.name}: {self.summary}")]
         if (warning := self.warning(self.metric)) is not None:
-            parts.append(f"warning   {warning}")
+            parts.append(one_line(f"warning   {warning}"))
         for table in (self.ranking(), self.without_result()):
             if len(table):
                 shown = table.reset_index()
@@ -215,7 +215,7 @@ class Sweep:
         if best is not None:
             train, export = best.commands
             title = f"best run of the best point: {best.name} ({best.value:.4f})"
-            parts.append(f"{title}\n  {train}\nexport it with\n  {export}")
+            parts.append("\n".join(map(one_line, [title, f"  {train}", "export it with", f"  {export}"])))
         return "\n\n".join(parts)
 
     def write_csv(self) -> None:

@@ -302,6 +302,7 @@ def show_comparison(sweep: Sweep, announce: bool) -> None:
             print(f"\n{compared.text}")
             written = write_comparison(sweep.folder, compared, overwrite=True)
             if announce:
-                info(written)
+                for line in written:
+                    info(line)
     except ConfigError as error:
         info(f"warning   the points cannot be compared: {first_line(error)}")

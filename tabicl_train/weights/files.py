@@ -9,7 +9,6 @@ tensors, the rest in its metadata, with a checksum that is verified when it is r
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
 from priors.checksum import is_damaged
+from priors.nesting import read_json
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.public_config import from_public
@@ -53,7 +53,7 @@ def read_safetensors(path: Path) -> dict:
     if is_damaged(metadata, tensors, lambda name: tensors[name].float().numpy()):
         raise ConfigError([f"{path} is damaged: its content does not match its checksum; export or copy it again"])
     try:
-        description = {key: json.loads(metadata[key]) for key in ("config", "format_version", "origin")}
+        description = {key: read_json(metadata[key]) for key in ("config", "format_version", "origin")}
     except (KeyError, ValueError):
         why = f"it has no configuration; of a hub folder, name the folder, {str(path.parent)!r}"
         raise ConfigError([f"weights are not read from {path}: {why}"]) from None

@@ -79,8 +79,8 @@ def start_before(step: int, starts: list[dict]) -> dict:
 def validation_rows(records: Records, step: int) -> list[dict]:
     """Return the rows of the last validation up to this step."""
     rows = records.rows("validation.csv")
-    steps = [int(row["step"]) for row in rows]
-    last = max((done for done in steps if done <= step), default=None)
+    steps = [number(row.get("step", "")) for row in rows]
+    last = max((done for done in steps if isinstance(done, int) and done <= step), default=None)
     found = []
     for done, row in zip(steps, rows, strict=True):
         if done == last:

@@ -4,9 +4,10 @@ import errno
 import io
 import sys
 
+import pytest
 from tqdm import tqdm
 
-from tabicl_train.console import markdown_table, print_above_bar, text_table
+from tabicl_train.console import info, markdown_table, one_line, print_above_bar, text_table
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
@@ -16,6 +17,15 @@ def test_columns_are_as_wide_as_their_widest_cell():
         "long name      2",
     ]
     assert markdown_table(["a", "b"], [["x|y", 1]]).splitlines() == ["| a | b |", "| --- | --- |", r"| x\|y | 1 |"]
+
+
+@pytest.mark.parametrize("control", ["\n", "\r", "\t", "\x1b[2J", "\x9b", "\x7f", "\x85", "\u2028", "\u202e", "\u2066"])
+def test_what_is_printed_has_no_control_characters(capsys, control):
+    text = f"name{control}of a column, caf\u00e9 \u4e2d"
+    info(text)
+    assert capsys.readouterr().err == repr(text)[1:-1] + "\n" == one_line(text) + "\n"
+    first, second = text_table(["name", "n"], [[text, 1]]).split("\n")
+    assert len(first) == len(second) and one_line(second) == second
 
 
 def test_a_line_stands_above_the_progress_bar(monkeypatch):

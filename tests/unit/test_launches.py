@@ -87,4 +87,4 @@ def test_a_capture_that_fails_is_said_and_the_step_is_taken(monkeypatch, capsys)
     monkeypatch.setattr(replay, "capture", fail)
     results = [replay(lambda: (torch.ones(()),), ()) for _ in range(EAGER_CALLS + 1)]
     assert len(results) == EAGER_CALLS + 1
-    assert "not replayed as a CUDA graph: operation not permitted" in capsys.readouterr().out
+    assert "not replayed as a CUDA graph: operation not permitted" in capsys.readouterr().err

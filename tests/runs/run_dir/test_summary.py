@@ -58,6 +58,8 @@ CONFIGS = {
     "list": b"[1, 2]\n",
     "other": b"curriculum: {stages: [1]}\n",
     "date": b"a: 2024-13-01\n",
+    "itself": b"curriculum: &a {stages: *a}\ntrainer: {max_steps: 3}\n",
+    "tag": b"a: !!bool x\n",
 }
 STATUSES = {
     "array": b"[1, 2]",
@@ -66,6 +68,10 @@ STATUSES = {
     "nulls": b'{"status": null, "step": null, "time": null}',
     "object": b"{}",
     "bytes": b'{"status": "\xe9"',
+    "nested": b'{"status": "finished", "step": 7, "x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
+    "levels": b'{"status": "finished", "step": 7, "x": ' + b'{"x": ' * 200 + b"0" + b"}" * 201,
+    "bool": b'{"status": "finished", "step": true}',
+    "digits": b'{"status": "finished", "step": ' + b"9" * 5000 + b"}",
 }
 
 

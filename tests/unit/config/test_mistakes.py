@@ -111,6 +111,8 @@ OWN_FILES = {  # content, and what is said about it
     "comment": (b"# a note\n", "has no settings"),
     "list": (b"- a\n", "has no settings"),
     "latin": (b"# caf\xe9\na: 1\n", "is not UTF-8 text: line 1 has the byte 0xe9"),
+    "nested": (b"a: " + b"[" * 2000 + b"]" * 2000, "cannot be read: it is nested too deeply"),
+    "itself": (b"a: &a {b: *a}", "is not valid YAML: found unconstructable recursive node in line 1"),
 }
 
 
@@ -125,6 +127,14 @@ def test_a_file_of_ones_own_that_is_empty_or_not_in_utf8_is_named(name, tmp_path
         with pytest.raises(ConfigError) as caught:
             compose_group([f"{group}=mine"])
         assert caught.value.problems[0].startswith(f"{tmp_path}/{group}/mine.yaml {words}")
+
+
+def test_settings_that_are_nested_too_deeply_are_one_line(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/nested.yaml").write_text("# @package _global_\nname: " + "[" * 2000 + "]" * 2000)
+    (tmp_path / "experiment/e.yaml").write_text("# @package _global_\ndefaults: [smoke, nested]\n")
+    with pytest.raises(ConfigError, match=r"^the settings, or a file .* are nested too deeply$"):
+        compose(["experiment=e"], str(tmp_path))
 
 
 def test_a_file_that_another_one_names_is_named(tmp_path):

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from priors import Prior, PriorError, TableSpec, build_prior
 from priors.checksum import KEY, is_damaged
-from priors.disk import Shard, dump
+from priors.disk import FORMAT, FORMAT_VERSION, Shard, dump
 from priors.random import STREAM_VERSION, rng_at
 from tabicl_train.config.compose import compose
 from tabicl_train.config.prior_checks import missing_steps
@@ -168,7 +169,17 @@ def test_a_folder_holds_one_dump(prior, message, dumped):
     assert stamps(dumped) == before
 
 
-SPOILERS = {"truncated": lambda content: content[:-100], "other file": lambda _: b"steps"}
+def with_options(options: str) -> bytes:
+    head = {"format": f"{FORMAT} {FORMAT_VERSION}", "stream_version": str(STREAM_VERSION), "options": options}
+    return save({"a": np.zeros(1)}, head)
+
+
+SPOILERS = {
+    "truncated": lambda content: content[:-100],
+    "other file": lambda _: b"steps",
+    "nested": lambda _: with_options("[" * 10**5),
+    "no object": lambda _: with_options("[1]"),
+}
 
 
 @pytest.mark.parametrize("spoil", SPOILERS)

@@ -19,6 +19,7 @@ from command_line import command
 from html_page import Page
 
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.compare import compare, pair
 from tabicl_train.evaluation.scores import CLASS_METRICS, standing, summarize
@@ -323,6 +324,54 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
                  "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
         assert what in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metrics.csv", "step,loss\n1,2\n", "has no column stage, grad_norm, lr, "),
+        ("metrics.csv", "a,b\n1,2\n", "has no column step, stage"),
+        ("metrics.csv", METRICS_CSV.assign(memory_gb="1 GB").to_csv(), "the column memory_gb holds '1 GB'"),
+        ("metrics.csv", f"step,stage\n1,{'x' * 10**6}\n", "cannot be read: field larger"),
+        ("validation.csv", VALIDATION_CSV.drop(columns="data").to_csv(), "has no column data"),
+        ("validation.csv", VALIDATION_CSV.assign(roc_auc="good").to_csv(), "the column roc_auc holds 'good'"),
+        ("scaling.csv", SCALING_CSV.drop(columns="at_largest").to_csv(), "has no column at_largest"),
+        ("evaluation.csv", "data,method,split\niris,this model,first\n", "the column split holds 'first'"),
+        ("provenance.jsonl", '{"step": 0, "time": 5}\n', "line 1 was not written by a run: time is 5"),
+        ("incidents.jsonl", '{"step": 0, "reason": ["x"]}\n', "line 1 was not written by a run: reason is"),
+    ],
+)
+def test_a_file_that_no_run_writes_is_one_line_that_names_it(runs, tmp_path, name, content, words):
+    for kept in ("config.yaml", "status.json"):
+        shutil.copy(runs[0] / kept, tmp_path)
+    METRICS_CSV.to_csv(tmp_path / "metrics.csv", index=False)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(words)) as error:
+        write_report([tmp_path], tmp_path / "page.html")
+    assert str(error.value).startswith(str(tmp_path / name)) and "\n" not in str(error.value)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_values_that_cannot_be_shown_are_one_line_that_names_the_run(runs, tmp_path):
+    shutil.copy(runs[0] / "metrics.csv", tmp_path)
+    (tmp_path / "evaluation.csv").write_text("data,split,method,other\niris,0,this model,1\n")
+    with pytest.raises(ConfigError, match=f"^the files of {tmp_path} cannot be shown: .*") as error:
+        write_report([tmp_path], tmp_path / "page.html")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("status.json", '{"status": "finished", "step": ' + "[" * 10**5),
+        ("test.json", '{"step": 1, "sentences": "none"}'),
+    ],
+)
+def test_a_damaged_status_or_test_is_named_and_left_out(runs, tmp_path, name, content):
+    shutil.copy(runs[0] / "metrics.csv", tmp_path)
+    (tmp_path / name).write_text(content)
+    result = command("report", f"run_dir={tmp_path}")
+    assert result.returncode == 0 and f"{name} is left out" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):

@@ -1,10 +1,12 @@
 import json
 import os
+import re
 import resource
 
 import pytest
 from command_line import command
 
+from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records
 
 
@@ -29,6 +31,11 @@ def records(tmp_path) -> Records:
         (b"# only this\n", "is empty"),
         (b"a: [1\nb: }", "is not valid YAML: expected ',' or ']', but got ':' in line 2"),
         (b"- seed\n", "is not the configuration of a run"),
+        (b"a: " + b"[" * 3000 + b"]" * 3000, "cannot be read: it is nested too deeply"),
+        (b"a: " + b"{b: " * 150 + b"0" + b"}" * 150, "cannot be read: it is nested too deeply"),
+        (b"a: &a {b: [1, *a]}", "cannot be read: it is nested too deeply"),
+        (b"a: &a [*a, *a, *a]", "cannot be read: it holds more than 1,000,000 values"),
+        (b"a: !!int ''", "cannot be read: IndexError: string index out of range"),
     ],
 )
 def test_a_damaged_configuration_is_one_line_in_every_command_that_reads_it(content, words, records, monkeypatch):
@@ -97,6 +104,22 @@ def test_empty_and_torn_files_are_begun_again(content, records):
     records.rewind("metrics.csv", 5)
     records.append_rows("metrics.csv", {"step": 6, "loss": 0.5})
     assert path.read_bytes() == b"step,loss\r\n6,0.5\r\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("provenance.jsonl", '{"step": 0, "time": "now", "versions": [], "command": [1]}', "versions is [], command"),
+        ("provenance.jsonl", '{"step": true, "time": "now", "versions": {}, "command": []}', "step is True"),
+        ("incidents.jsonl", '{"step": "3", "reason": "none"}', "step is '3'"),
+        ("incidents.jsonl", '{"step": 3, "reason": {"a": 1}}', "reason is {'a': 1}"),
+    ],
+)
+def test_values_of_wrong_kinds_are_an_error_that_names_the_line(records, name, content, words):
+    (records.folder / name).write_text(f"not JSON\n{'[' * 10**5}\n{content}\n")
+    with pytest.raises(ConfigError, match=rf"{name}: line 3 was not written by a run: {re.escape(words)}"):
+        records.lines(name)
+    records.rewind(name, 3)  # a rewound run keeps what it does not know
 
 
 def test_what_is_missing_or_damaged_reads_as_nothing(records):
