@@ -99,6 +99,14 @@ class OpenMLSource(Source):
     place: Path = Path()
     task: int = 0
 
+    @property
+    def files(self) -> list[Path]:
+        """The table, what describes it and the task, and the folds."""
+        dataset, _, _ = read_task(self.place, self.task)
+        description = self.place / "datasets" / str(dataset) / "description.xml"
+        described = [self.place / "tasks" / str(self.task) / "task.xml", description]
+        return [*super().files, *described, folds_path(self.place, self.task)]
+
     def load(self, rows: int | None) -> FoldedTask:
         """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
         protocol = self.protocol
