@@ -18,8 +18,8 @@ storage name other files.
 The loaders of nanoTabPFN and TFM-Playground take the labeled rows of the first table of a batch for all of it, and rows
 of padding for rows of the table. So `dump` writes only files whose batches have tables of equal rows and labeled rows.
 
-In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors. Those of other
-programs are clamped and standardized here, since networks expect that.
+In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors; a table that is
+not standardized there is refused. Those of other programs are clamped and standardized here, as networks expect it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from priors.disk import Request, fixed_order, passes_in_words, portable, start_process
+from priors.disk import Request, fixed_order, is_raw, passes_in_words, portable, start_process
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
@@ -50,6 +50,8 @@ from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 __all__ = ["HDF5"]
 
 FORMAT = "tabicl-train tables 1"
+DELETE_FORMAT = "delete that attribute, and tables are standardized here"
+MOST_SIZE = 3.0  # of the values of a column, if the table is said to be standardized
 PAGE = "priors/README.md says what such a file holds"
 NUMBERS = "biuf"  # kinds of NumPy types: truth values, whole numbers, floats
 TEXTS = "SO"
@@ -86,6 +88,8 @@ class Contents:
         No label is this or more.
     is_finished : bool
         Whether tables are used as they are.
+    is_standardized : bool
+        Whether they must be standardized already: those of a file of ours, unless its prior leaves them raw.
     fingerprint : str
         A hash of the sizes, and of the values of some tables.
     fixed_order : str or None
@@ -96,6 +100,7 @@ class Contents:
     kind: str | None
     most_classes: int
     is_finished: bool
+    is_standardized: bool
     fingerprint: str
     fixed_order: str | None
 
@@ -228,6 +233,8 @@ class HDF5(Prior):
             X = needed(file, "X", self.file)[number, :N, :M].astype(np.float32)
             y = needed(file, "y", self.file)[number, :N]
         name = f"table {number} of {self.file}"
+        if self.contents.is_standardized:
+            check_standardized(X, y if spec.max_classes == 0 else None, name)
         if spec.max_classes == 0:
             labels = numbers(y, name)
             num_classes = 0
@@ -416,15 +423,41 @@ def contents_of(file: Any, path: str) -> Contents:
         most_classes = 0
     elif most_classes is None:
         most_classes = classes_of_labels(y, path)
-    is_ours = file.attrs.get("format") == FORMAT
+    attributes = own_attributes(file, path)
     return Contents(
         sizes=sizes,
         kind=kind,
         most_classes=most_classes,
-        is_finished=is_ours,
+        is_finished=attributes is not None,
+        is_standardized=attributes is not None and not is_raw(attributes),
         fingerprint=fingerprint(file, sizes),
-        fixed_order=fixed_order(file.attrs) if is_ours else None,
+        fixed_order=None if attributes is None else fixed_order(attributes),
     )
+
+
+def own_attributes(file: Any, path: str) -> dict[str, str] | None:
+    """Return the attributes that `dump` has written; None for a file of another program. Raises PriorError."""
+    if file.attrs.get("format") != FORMAT:
+        return None
+    attributes = {name: str(value) for name, value in file.attrs.items()}
+    try:
+        if isinstance(json.loads(attributes["options"]), dict) and "prior" in attributes:
+            return attributes
+    except (KeyError, ValueError):
+        pass
+    raise PriorError(f"{path} has the attribute format of tabicl-prior dump, but not its others; {DELETE_FORMAT}")
+
+
+def check_standardized(X: np.ndarray, y: np.ndarray | None, name: str) -> None:
+    """Raise PriorError for a table whose features, or whose numbers y, cannot have been standardized."""
+    # Of a finished column the root mean square is 1, or some more where cells that were missing hold a mean. Numbers of
+    # a real table are standardized by its labeled rows, and others may be far away.
+    sizes = np.sqrt(np.mean(X.astype(np.float64) ** 2, axis=0))
+    if y is not None:
+        sizes = np.append(sizes, np.median(np.abs(y)))
+    if not (sizes <= MOST_SIZE).all():
+        problem = f"{name} is not standardized (the size of a value is {np.max(sizes):.3g})"
+        raise PriorError(f"{problem}, as the attribute format says that it is; {DELETE_FORMAT}")
 
 
 def whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | None:

@@ -338,6 +338,29 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(changes, message, tmp
         build_prior("hdf5", file=str(tmp_path / "text.h5"))
 
 
+@pytest.mark.parametrize(
+    ("attributes", "changes", "max_classes", "message"),
+    [
+        ({}, {}, 10, "has the attribute format of tabicl-prior dump, but not its others; delete that attribute"),
+        ({"prior": "mlp_scm", "options": "[]"}, {}, 10, "but not its others"),
+        ({"prior": "mlp_scm", "options": "{}"}, {}, 10, "table 0 of .* is not standardized .* delete that attribute"),
+        ({"prior": "unknown", "options": "{}"}, {}, 10, "table 0 of .* is not standardized"),
+        ({"prior": "mlp_scm", "options": "{}"}, {"X": np.full((6, 40, 3), np.nan)}, 10, "is not standardized"),
+        (
+            {"prior": "mlp_scm", "options": "{}"},
+            {"X": np.ones((6, 40, 3)), "y": np.full((6, 40), 1e4), "problem_type": "regression"},
+            0,
+            "is not standardized .the size of a value is 1e.04",
+        ),
+    ],
+)
+def test_a_file_that_says_it_is_standardized_must_be(attributes, changes, max_classes, message, tmp_path):
+    with h5py.File(write(tmp_path / "raw.h5", **changes), "r+") as file:
+        file.attrs.update({"format": "tabicl-train tables 1"} | attributes)
+    with pytest.raises(PriorError, match=message):
+        read(tmp_path / "raw.h5", 0, max_classes)
+
+
 NAMES = ("X", "y", "single_eval_pos", "num_features", "problem_type")
 ELSEWHERE = ("external storage", "external link", "soft link", "virtual dataset", "group", "datatype")
 
