@@ -244,14 +244,29 @@ def fixed_order(metadata: Mapping[str, str]) -> str | None:
 
     if REAL_TABLES in metadata:
         return "labeled and query rows of real tables may have to stay apart"
-    names = [metadata.get("name", metadata["prior"]), *json.loads(metadata["options"]).get("components", ())]
-    for name in names:
+    for name in names_of_priors(metadata):
         try:
             if prior_class(name).raw:
                 return f"columns and rows of prior {name} have an order"
         except PriorError:  # of a plug-in that was not named
             return f"it is not known whether columns and rows of prior {name} have an order; name its plug-in"
     return None
+
+
+def is_raw(metadata: Mapping[str, str]) -> bool:
+    """Whether the prior that drew stored tables, or a component of it, leaves them as they are computed."""
+    from priors import prior_class
+
+    for name in names_of_priors(metadata):
+        with contextlib.suppress(PriorError):  # of a plug-in that was not named
+            if prior_class(name).raw:
+                return True
+    return False
+
+
+def names_of_priors(metadata: Mapping[str, str]) -> list[str]:
+    """Return the names of the prior that drew stored tables, and of its components."""
+    return [metadata.get("name", metadata["prior"]), *json.loads(metadata["options"]).get("components", ())]
 
 
 def write_shard(

@@ -12,11 +12,14 @@ problem_type             text: classification or regression
 max_num_classes          (1,): no label is this or more; 0 for regression
 original_batch_size      (1,): consecutive tables, from the first on, that have the same rows and labeled rows
 
+Files may come from anyone, so only plain datasets of the file itself are read: links, virtual datasets and external
+storage name other files.
+
 The loaders of nanoTabPFN and TFM-Playground take the labeled rows of the first table of a batch for all of it, and rows
 of padding for rows of the table. So `dump` writes only files whose batches have tables of equal rows and labeled rows.
 
-In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors. Those of other
-programs are clamped and standardized here, since networks expect that.
+In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors; a table that is
+not standardized there is refused. Those of other programs are clamped and standardized here, as networks expect it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -36,7 +40,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from priors.disk import Request, fixed_order, passes_in_words, portable, start_process
+from priors.disk import Request, fixed_order, is_raw, passes_in_words, portable, start_process
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
@@ -46,12 +50,18 @@ from priors.table import MIN_ROWS, PriorError, Table, TableSpec
 __all__ = ["HDF5"]
 
 FORMAT = "tabicl-train tables 1"
+DELETE_FORMAT = "delete that attribute, and tables are standardized here"
+MOST_SIZE = 3.0  # of the values of a column, if the table is said to be standardized
+PAGE = "priors/README.md says what such a file holds"
+NUMBERS = "biuf"  # kinds of NumPy types: truth values, whole numbers, floats
+TEXTS = "SO"
 KINDS = ("classification", "regression")
 SPLITS = ("train_test_split_index", "single_eval_pos")
 CHUNK_BYTES = 2**20  # of a piece that is compressed and read as a whole; all of it fits into the cache of an open file
 # Of an open file: TFM-Playground compresses whole batches, each of which would be read again for each of its tables.
 CACHE_BYTES = 2**26
 HASHED = 64  # tables, at equal distances, whose values enter the hash of a file
+MOST_COMPRESSED = 2**10  # times smaller; gzip reaches 1032 with zeros alone
 BLOCK = 2**24  # labels that are read at a time
 
 Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, int]  # X, y and labeled rows of a table
@@ -78,6 +88,8 @@ class Contents:
         No label is this or more.
     is_finished : bool
         Whether tables are used as they are.
+    is_standardized : bool
+        Whether they must be standardized already: those of a file of ours, unless its prior leaves them raw.
     fingerprint : str
         A hash of the sizes, and of the values of some tables.
     fixed_order : str or None
@@ -88,6 +100,7 @@ class Contents:
     kind: str | None
     most_classes: int
     is_finished: bool
+    is_standardized: bool
     fingerprint: str
     fixed_order: str | None
 
@@ -217,9 +230,11 @@ class HDF5(Prior):
         M = spec.num_features
         with reading(self.file):
             file = self.opened()
-            X = file["X"][number, :N, :M].astype(np.float32)
-            y = file["y"][number, :N]
+            X = needed(file, "X", self.file)[number, :N, :M].astype(np.float32)
+            y = needed(file, "y", self.file)[number, :N]
         name = f"table {number} of {self.file}"
+        if self.contents.is_standardized:
+            check_standardized(X, y if spec.max_classes == 0 else None, name)
         if spec.max_classes == 0:
             labels = numbers(y, name)
             num_classes = 0
@@ -292,7 +307,9 @@ def reading(path: str) -> Iterator[None]:
     except ImportError:
         advice = "pip install h5py, or pip install -e '.[hdf5]' in the project's folder"
         raise PriorError(f"{path}: HDF5 files need h5py: {advice}") from None
-    except (OSError, RuntimeError) as error:
+    except PriorError:
+        raise
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # h5py raises any of them
         raise PriorError(f"{path} cannot be read as an HDF5 file ({first_line(error)})") from None
 
 
@@ -305,32 +322,90 @@ def read_contents(path: str) -> Contents:
             return contents_of(file, path)
 
 
+def plain_dataset(file: Any, name: str, path: str, kinds: str = NUMBERS, count: int | None = None) -> Any | None:
+    """Return a dataset of the file itself, unread; None if nothing has the name.
+
+    Parameters
+    ----------
+    file : h5py.File
+        The open file.
+    name, path : str
+        What is looked for, and what messages call the file.
+    kinds : str
+        Kinds of NumPy types, of which its values must be.
+    count : int, optional
+        How many values it must have; a file of a few bytes can say that it has 2^40.
+
+    Raises
+    ------
+    PriorError
+        For anything else. Links, virtual datasets and external storage can name any file of this machine, and none of
+        them is followed.
+    """
+    import h5py
+
+    links = file.id.links
+    if not links.exists(name.encode()):
+        return None
+    if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        what = "a link"
+    elif not isinstance(found := file[name], h5py.Dataset):
+        what = f"a {type(found).__name__.lower()}"
+    elif found.is_virtual or found.external:
+        what = "stored in other files"
+    elif found.shape is None:
+        what = "empty"
+    elif found.dtype.kind not in kinds:
+        what = f"of the type {found.dtype}"
+    elif count is not None and math.prod(found.shape) != count:
+        values = "one is needed" if count == 1 else f"there are {count} tables"
+        raise PriorError(f"{name} of {path} has {math.prod(found.shape)} values; {values}")
+    else:
+        return found
+    values = "numbers" if kinds == NUMBERS else "text"
+    raise PriorError(f"{name} of {path} is {what}; it must be a dataset of {values} in the file itself")
+
+
+def needed(file: Any, name: str, path: str) -> Any:
+    """Return what `plain_dataset` does; raises PriorError if nothing has the name."""
+    found = plain_dataset(file, name, path)
+    if found is None:
+        raise PriorError(f"{path} has no {name}; {PAGE}")
+    return found
+
+
 def contents_of(file: Any, path: str) -> Contents:
     """Check an open file; see `read_contents`."""
-    split = next((name for name in SPLITS if name in file), " or ".join(SPLITS))
-    missing = [name for name in ("X", "y", split) if name not in file]
-    if missing:
-        raise PriorError(f"{path} has no {', no '.join(missing)}; priors/README.md says what such a file holds")
-    X = file["X"]
-    y = file["y"]
+    X = needed(file, "X", path)
+    y = needed(file, "y", path)
     if X.ndim != 3 or y.shape != X.shape[:2] or len(X) == 0:
         raise PriorError(
             f"X of {path} has the shape {X.shape}, and y {y.shape}; they must be (tables, rows, features) and "
             "(tables, rows)"
         )
+    stored = X.id.get_storage_size()
+    if math.prod(X.shape) * X.dtype.itemsize > MOST_COMPRESSED * stored:
+        raise PriorError(f"X of {path} has the shape {X.shape}, but only {stored:,} bytes are stored")
 
-    def read(name: str, otherwise: int) -> np.ndarray:
-        """Read a number of each table."""
-        if name not in file:
-            return np.full(len(X), otherwise)
-        values = file[name][()].reshape(-1)
-        if len(values) != len(X):
-            raise PriorError(f"{path} has {len(X)} tables, but {name} has {len(values)} values")
-        return values.astype(np.int64)
+    def read(name: str) -> np.ndarray | None:
+        """Read a number of each table; None if the file lacks them."""
+        return whole_numbers(file, name, path, len(X))
 
-    rows = read("num_datapoints", X.shape[1])
-    features = read("num_features", X.shape[2])
-    labeled = read(split, 0)
+    splits = {name: values for name in SPLITS if (values := read(name)) is not None}
+    if not splits:
+        raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
+    labeled = splits[min(splits)]
+    other = splits[max(splits)]  # the same one, if there are not both
+    if (labeled != other).any():
+        number = int(np.argmax(labeled != other))
+        raise PriorError(
+            f"{min(splits)} and {max(splits)} of {path} contradict each other: {labeled[number]} and {other[number]} "
+            f"labeled rows of table {number}"
+        )
+    rows = read("num_datapoints")
+    features = read("num_features")
+    rows = np.full(len(X), X.shape[1]) if rows is None else rows
+    features = np.full(len(X), X.shape[2]) if features is None else features
     sizes = np.stack([rows, labeled, features], axis=1)
     is_possible = (rows >= MIN_ROWS) & (rows <= X.shape[1])
     is_possible &= (labeled >= 1) & (labeled < rows)
@@ -342,36 +417,94 @@ def contents_of(file: Any, path: str) -> Contents:
             f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
             f"{MIN_ROWS}..{X.shape[1]} rows, some of them labeled and some not, and 1..{X.shape[2]} features"
         )
-    kind = problem_type(file)
-    is_ours = file.attrs.get("format") == FORMAT
+    most_classes = stored_classes(file, path)
+    kind = problem_type(file, path, most_classes)
+    if kind == "regression":
+        most_classes = 0
+    elif most_classes is None:
+        most_classes = classes_of_labels(y, path)
+    attributes = own_attributes(file, path)
     return Contents(
         sizes=sizes,
         kind=kind,
-        most_classes=0 if kind == "regression" else most_classes(file),
-        is_finished=is_ours,
+        most_classes=most_classes,
+        is_finished=attributes is not None,
+        is_standardized=attributes is not None and not is_raw(attributes),
         fingerprint=fingerprint(file, sizes),
-        fixed_order=fixed_order(file.attrs) if is_ours else None,
+        fixed_order=None if attributes is None else fixed_order(attributes),
     )
 
 
-def problem_type(file: Any) -> str | None:
-    """Return classification or regression, or None if the file does not say it."""
-    if "problem_type" in file:
-        value = file["problem_type"][()]
-        text = value.decode() if isinstance(value, bytes) else str(value)
-        return text if text in KINDS else None
-    if "max_num_classes" not in file:
+def own_attributes(file: Any, path: str) -> dict[str, str] | None:
+    """Return the attributes that `dump` has written; None for a file of another program. Raises PriorError."""
+    if file.attrs.get("format") != FORMAT:
         return None
-    return "classification" if most_classes(file) > 0 else "regression"
+    attributes = {name: str(value) for name, value in file.attrs.items()}
+    try:
+        if isinstance(json.loads(attributes["options"]), dict) and "prior" in attributes:
+            return attributes
+    except (KeyError, ValueError):
+        pass
+    raise PriorError(f"{path} has the attribute format of tabicl-prior dump, but not its others; {DELETE_FORMAT}")
 
 
-def most_classes(file: Any) -> int:
-    """Return how many classes the tables have at most, by their labels if the file does not say it."""
-    if "max_num_classes" in file:
-        return int(np.max(file["max_num_classes"][()]))
-    y = file["y"]
+def check_standardized(X: np.ndarray, y: np.ndarray | None, name: str) -> None:
+    """Raise PriorError for a table whose features, or whose numbers y, cannot have been standardized."""
+    # Of a finished column the root mean square is 1, or some more where cells that were missing hold a mean. Numbers of
+    # a real table are standardized by its labeled rows, and others may be far away.
+    sizes = np.sqrt(np.mean(X.astype(np.float64) ** 2, axis=0))
+    if y is not None:
+        sizes = np.append(sizes, np.median(np.abs(y)))
+    if not (sizes <= MOST_SIZE).all():
+        problem = f"{name} is not standardized (the size of a value is {np.max(sizes):.3g})"
+        raise PriorError(f"{problem}, as the attribute format says that it is; {DELETE_FORMAT}")
+
+
+def whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | None:
+    """Read so many whole numbers, int64; None if nothing has the name. Raises PriorError."""
+    found = plain_dataset(file, name, path, count=count)
+    if found is None:
+        return None
+    values = np.asarray(found[()]).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        numbers = values.astype(np.int64)
+    if (numbers != values).any():
+        wrong = values[np.argmax(numbers != values)]
+        raise PriorError(f"{name} of {path} has the value {wrong}; it must hold whole numbers")
+    return numbers
+
+
+def stored_classes(file: Any, path: str) -> int | None:
+    """Return max_num_classes; None if the file does not say it."""
+    found = whole_numbers(file, "max_num_classes", path, 1)
+    if found is None:
+        return None
+    if found[0] < 0:
+        raise PriorError(f"max_num_classes of {path} is {found[0]}; it must be at least 0")
+    return int(found[0])
+
+
+def problem_type(file: Any, path: str, most_classes: int | None) -> str | None:
+    """Return classification or regression, or None if the file does not say it."""
+    by_classes = None if most_classes is None else KINDS[0 if most_classes > 0 else 1]
+    found = plain_dataset(file, "problem_type", path, TEXTS, count=1)
+    if found is None:
+        return by_classes
+    value = np.asarray(found[()]).reshape(-1)[0]
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if text not in KINDS:
+        raise PriorError(f"problem_type of {path} is {text[:40]!r}; it must be {' or '.join(KINDS)}")
+    if by_classes not in (None, text):
+        raise PriorError(f"problem_type and max_num_classes of {path} contradict each other: {text}, {most_classes}")
+    return text
+
+
+def classes_of_labels(y: Any, path: str) -> int:
+    """Return one more than the largest label."""
     size = max(1, BLOCK // y.shape[1])
-    largest = max(np.nanmax(y[start : start + size]) for start in range(0, len(y), size))
+    largest = max(np.fmax.reduce(y[start : start + size], axis=None) for start in range(0, len(y), size))
+    if not np.isfinite(largest):
+        raise PriorError(f"y of {path} has no values, or infinite ones")
     return int(largest) + 1
 
 

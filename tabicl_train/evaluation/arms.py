@@ -15,6 +15,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from glob import glob
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -27,13 +28,13 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.evaluation.evaluate import (
     TEXTS,
-    identity,
     scored,
     short_name,
     stored_scores,
     unfinished,
     warn_of_version,
 )
+from tabicl_train.evaluation.identity import changes, identity
 from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
@@ -219,22 +220,37 @@ def results_of(settings: EvaluateOptions, baselines: Collection[str], output: Pa
     checkpoint = settings.checkpoint
     # weights=ema is for the runs among the arms; others, such as mini, hold one set.
     pretrained = read_weights(checkpoint, settings.weights, accept_single_set=True)
-    # The name of the file holds a digest of what decides its content: weights, settings, code of plug-ins, data.
+    # The name of the file holds a digest of what decides its content, which a JSON file of the same name has in full.
     form = csv_format(settings.separator, settings.decimal, settings.missing_words)
     numbers = pretrained.config.is_regression
     tasks = sources(settings.suite, settings.folder, numbers, form, settings.tasks)
     check_baselines(baselines, settings, numbers)
-    content = identity(settings, pretrained.config, pretrained.tensors, tasks)
-    content |= {"baselines": sorted(baselines)}
+    content = identity(settings, pretrained, tasks, baselines) | {"baselines": sorted(baselines)}
     digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
     folder = output / SCORES
     name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
     path = folder / f"{name}-{digest}.csv"
     if not path.exists() or unfinished(path).exists():
         make_folder("output", folder)
-        info(f"score     {checkpoint}")
+        info(f"score     {checkpoint}{reason_to_score_again(folder, name, checkpoint, content)}")
+        Records(folder).replace(f"{path.stem}.json", json.dumps({"checkpoint": checkpoint, **content}))
         scored(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
     return read_results(path), [task.name for task in tasks]
+
+
+def reason_to_score_again(folder: Path, name: str, checkpoint: str, content: Mapping[str, Any]) -> str:
+    """Say why the scores of a network that are in the folder are not used; an empty text if there are none."""
+    reasons: list[list[str]] = []  # for each of them
+    for path in sorted(folder.glob(f"{name}-*.csv")):
+        if re.fullmatch("[0-9a-f]{8}", path.stem.removeprefix(f"{name}-")) is None:
+            continue  # of a network with a longer name
+        before = Records(folder).json(f"{path.stem}.json")
+        if before is None:
+            reasons.append([f"what decided {path.name} is not known"])
+        elif before.pop("checkpoint", None) == checkpoint:
+            reasons.append(changes(before, content))
+    nearest = min(reasons, key=len, default=[])
+    return f" again: {'; '.join(nearest)}" if nearest else ""
 
 
 def check_baselines(names: Collection[str], settings: EvaluateOptions, numbers: bool) -> None:

@@ -33,6 +33,7 @@ WITHOUT_DIRECTION = [*SIZES, "n_estimators", "coverage", "width"]
 NAMES = {name: title for name, (title, _) in FORMATS.items()} | {"rmse": "RMSE", "loss": "training loss"}
 DEFAULT_METRICS = {"roc_auc": ("roc_auc", "log_loss"), "r2": ("r2", "pinball")}
 TABLE = "comparison.csv"
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # begin a formula in a spreadsheet
 LEAST_TASKS = 6  # with fewer, the signed-rank test has no p value below 0.05
 COLUMNS = (
     *("metric", "a", "b", "mean_a", "mean_b", "lead", "low", "high", "smallest_shown"),
@@ -564,19 +565,26 @@ def as_latex(comparisons: Sequence[Comparison]) -> str:
             lead = lead.replace("-", "$-$").replace("+", "$+$")
             lines.append(f"{latex(found.b)} & {found.mean_b:.4f} & {lead} & {wins} & {p} & {smallest} \\\\")
         lines += ["\\bottomrule", "\\end{tabular}", f"% {each.pairs[0].where}; 95 % confidence intervals", ""]
-    return "\n".join(lines)
+    # A name of a file may hold a line break, after which a comment would go on as commands.
+    return "\n".join("".join(character if character.isprintable() else " " for character in line) for line in lines)
 
 
 def latex(text: str) -> str:
     """Escape a text for LaTeX."""
     special = {character: f"\\{character}" for character in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"[": "{[}", "*": "{*}"}  # after the end of a row they would be its options
     return "".join(special.get(character, character) for character in text)
+
+
+def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """Put an apostrophe before texts that a spreadsheet would compute, such as a name that begins with =."""
+    return table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell)
 
 
 def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: bool = False) -> None:
     """Write comparison.csv, .tex and comparison_tasks.csv; raises ConfigError if other arms are compared there."""
-    table = table_of(comparisons)
+    table = without_formulas(table_of(comparisons))
     records = Records(folder)
     path = folder / TABLE
     if path.exists() and not overwrite:
@@ -585,4 +593,4 @@ def write_tables(folder: Path, comparisons: Sequence[Comparison], overwrite: boo
             raise ConfigError([f"{path} compares other arms: set overwrite=true, or another output"])
     records.replace(TABLE, table.to_csv(index=False))
     records.replace("comparison.tex", as_latex(comparisons))
-    records.replace("comparison_tasks.csv", table_of_tasks(comparisons).to_csv(index=False))
+    records.replace("comparison_tasks.csv", without_formulas(table_of_tasks(comparisons)).to_csv(index=False))

@@ -7,13 +7,11 @@ import json
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from torch import Tensor
 from tqdm import tqdm
 
 from priors.real.csv_format import csv_format, format_problems
@@ -24,6 +22,7 @@ from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted, first_line, info, one_line, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
+from tabicl_train.evaluation.identity import changes, identity
 from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, THIS_MODEL, as_text, bencheval_table
 from tabicl_train.evaluation.suites import (
     DATA_PACKAGES,
@@ -34,12 +33,10 @@ from tabicl_train.evaluation.suites import (
     score_task,
     sources,
 )
-from tabicl_train.model.config import named_parts
-from tabicl_train.model.family import Network, NetworkConfig
+from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.register import plugins_used
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.choice import say_once
 from tabicl_train.run_dir.records import Records, number
@@ -109,7 +106,7 @@ def scored(
     try:
         scores: list[dict] = []
         if output:
-            scores = begin(output, options, identity(options, pretrained.config, pretrained.tensors, tasks))
+            scores = begin(output, options, identity(options, pretrained, tasks, baselines))
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
@@ -149,39 +146,6 @@ def members_of_method(method: str, options: EvaluateOptions) -> float:
     return options.n_estimators if method in (THIS_MODEL, TABICL_PACKAGE) else float("nan")
 
 
-def identity(
-    options: EvaluateOptions, config: NetworkConfig, weights: dict[str, Tensor], tasks: Sequence[Source]
-) -> dict[str, Any]:
-    """Return what decides the scores of a command: settings, digests of weights and data, and code of plug-ins."""
-    code = {
-        record["module"]: record["sha256"] for record in plugins_used([("suite", options.suite), *named_parts(config)])
-    }
-    of_weights = blake2b(digest_size=16)
-    for name in sorted(weights):
-        of_weights.update(weights[name].detach().cpu().float().numpy().tobytes())
-    # Digests stand for checkpoint, weights and, if there are any, tabicl_weights.
-    digests = {"weights": of_weights.hexdigest(), "data": data_digest(options, tasks)}
-    if options.tabicl_weights is not None:
-        digests["tabicl_weights"] = blake2b(Path(options.tabicl_weights).read_bytes(), digest_size=16).hexdigest()
-    left_out = ("checkpoint", "output", "figure")
-    kept = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {**kept, **digests, "plugins": code, "overwrite": False}
-
-
-def data_digest(options: EvaluateOptions, tasks: Sequence[Source]) -> str:
-    """Return a digest that changes with tasks.csv, the files of the tasks, and the package with the data of a suite."""
-    known: list[Any] = [data_version(options.suite)]
-    if options.folder is not None:
-        table = Path(options.folder, TASKS)
-        if table.is_file():  # openml has none
-            known.append(table.read_bytes().hex())
-    for task in tasks:
-        if task.path is not None and task.path.exists():
-            stat = task.path.stat()  # reading gigabytes would take longer than a call that has all scores already
-            known.append([task.name, str(task.path), stat.st_size, stat.st_mtime_ns])
-    return blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
-
-
 def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
     """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
     before = Records(output.parent).json(unfinished(output).name)
@@ -190,8 +154,8 @@ def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> l
         return [from_text(row) for row in rows]
     if output.exists() and not options.overwrite:
         held = "other scores or is finished"
-        if before is not None and {**before, "data": settings["data"]} == settings:
-            held = f"scores of an earlier version, or of other data ({TASKS}, a table or the package has changed)"
+        if before is not None:
+            held = f"unfinished scores of something else ({'; '.join(changes(before, settings))})"
         raise ConfigError([f"output is {options.output!r}, which holds {held}: set overwrite=true"])
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))
@@ -252,7 +216,7 @@ def replaced_inputs(options: EvaluateOptions, tasks: list[Source]) -> list[str]:
     """List the inputs that a file to write would replace."""
     inputs: list[tuple[str, str | Path | None]] = [("tabicl_weights", options.tabicl_weights)]
     inputs += [("checkpoint", path) for path in files_of_weights(options.checkpoint)]
-    inputs += [("folder", task.path) for task in tasks]
+    inputs += [("folder", path) for task in tasks for path in task.files]
     if options.folder is not None:
         inputs.append(("folder", Path(options.folder, TASKS)))
     problems = []

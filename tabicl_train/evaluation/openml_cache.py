@@ -15,6 +15,7 @@ code of whoever made them, and it deletes the files of a task that it cannot rea
 from __future__ import annotations
 
 import csv
+import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,14 @@ class OpenMLSource(Source):
     place: Path = Path()
     task: int = 0
 
+    @property
+    def files(self) -> list[Path]:
+        """The table, what describes it and the task, and the folds."""
+        dataset, _, _ = read_task(self.place, self.task)
+        description = self.place / "datasets" / str(dataset) / "description.xml"
+        described = [self.place / "tasks" / str(self.task) / "task.xml", description]
+        return [*super().files, *described, folds_path(self.place, self.task)]
+
     def load(self, rows: int | None) -> FoldedTask:
         """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
         protocol = self.protocol
@@ -113,7 +122,7 @@ class OpenMLSource(Source):
         elif protocol == CC18_D3:
             sample = sample_of_cc18_d3(y, frame.shape[1], limit, self.task)
         else:
-            folds = read_folds(self.place, self.task)
+            folds = read_folds(self.place, self.task, len(y))
             sample = sample_of_openml(y, frame.shape[1], limit, [fold for _, fold in folds])
             if splits is None:
                 splits = sum(repeat == 0 for repeat, _ in folds)
@@ -237,7 +246,10 @@ def read_task(place: Path, task: int) -> tuple[int, str, str]:
     data = root.find(f".//{TAG}data_set")
     if data is None:
         raise ConfigError([f"{path} names no data set"])
-    return int(data.findtext(f"{TAG}data_set_id", "")), data.findtext(f"{TAG}target_feature", ""), kind
+    number = data.findtext(f"{TAG}data_set_id", "")
+    if not number.strip().isdecimal():
+        raise ConfigError([f"{path} names the data set {number!r}, which is no number"])
+    return int(number), data.findtext(f"{TAG}target_feature", ""), kind
 
 
 def read_xml(path: Path) -> ElementTree.Element:
@@ -281,18 +293,51 @@ def read_arff_table(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_folds(place: Path, task: int) -> list[tuple[int, Fold]]:
-    """Return the folds of a task in the order of repeats, each with the number of its repeat."""
+def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
+    """Return the folds of a task in the order of repeats, each with the number of its repeat.
+
+    Raises
+    ------
+    ConfigError
+        If a fold has no labeled or no query rows, a row that the table lacks, or a row twice, or if a row is a query
+        row of two folds of a repeat.
+    """
     path = folds_path(place, task)
     try:
         table = read_arff(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+    if missing := [name for name in ("type", "rowid", "repeat", "fold") if name not in table]:
+        raise ConfigError([f"{path} has no column {', '.join(missing)}"])
+    for name, most in (("rowid", num_rows - 1), ("repeat", math.inf), ("fold", math.inf)):
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        wrong = table[name][~((numbers >= 0) & (numbers <= most) & (numbers % 1 == 0))]
+        if len(wrong):
+            allowed = f"0..{most}" if name == "rowid" else "0, 1, ..."
+            raise ConfigError([f"{path} has the {name} {wrong.iloc[0]}; it must be one of {allowed}"])
+        table[name] = numbers.astype(int)
+    wrong = table["type"][~table["type"].isin(["TRAIN", "TEST"])]
+    if len(wrong):
+        raise ConfigError([f"{path} has the type {wrong.iloc[0]}; it must be TRAIN or TEST"])
     folds = []
-    for (repeat, _), rows in table.groupby(["repeat", "fold"]):
+    for (repeat, fold), rows in table.groupby(["repeat", "fold"]):
         is_labeled = (rows["type"] == "TRAIN").to_numpy()
-        index = rows["rowid"].to_numpy(int)
+        index = rows["rowid"].to_numpy()
+        problem = None
+        if is_labeled.all() or not is_labeled.any():
+            problem = f"no {'query' if is_labeled.all() else 'labeled'} rows"
+        elif rows["rowid"].duplicated().any():
+            problem = f"the row {rows['rowid'][rows['rowid'].duplicated()].iloc[0]} twice"
+        if problem is not None:
+            raise ConfigError([f"{path}: fold {fold} of repeat {repeat} has {problem}"])
         folds.append((int(repeat), (index[is_labeled], index[~is_labeled])))
+    if not folds:
+        raise ConfigError([f"{path} has no folds"])
+    tested = table[table["type"] == "TEST"]
+    again = tested[tested.duplicated(["repeat", "rowid"])]
+    if len(again):
+        which = f"row {again['rowid'].iloc[0]}"
+        raise ConfigError([f"{path}: {which} is a query row of two folds of repeat {again['repeat'].iloc[0]}"])
     return folds
 
 

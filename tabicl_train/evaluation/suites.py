@@ -226,6 +226,11 @@ class Source:
     takes_rows: bool = True
     protocol: Protocol | None = None
 
+    @property
+    def files(self) -> list[Path]:
+        """All files that it is read from; scores of an earlier state of one are not continued."""
+        return [] if self.path is None else [self.path]
+
     def for_validation(self, numbers: bool) -> Task | None:
         """Read what `validation.suites` scores during training: at most VALIDATION_ROWS rows; None for nothing."""
         self.numbers = numbers

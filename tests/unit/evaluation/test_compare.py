@@ -11,7 +11,16 @@ from training_runs import UNTRAINED_STEP, write_untrained_run
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import arms as evaluated_arms
 from tabicl_train.evaluation import evaluate as evaluation
-from tabicl_train.evaluation.compare import Arm, as_latex, as_text, compare, default_metrics, groups_of, pair
+from tabicl_train.evaluation.compare import (
+    Arm,
+    as_latex,
+    as_text,
+    compare,
+    default_metrics,
+    groups_of,
+    pair,
+    write_tables,
+)
 from tabicl_train.prediction.export import save_public
 from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.statistics import mean_interval
@@ -196,6 +205,32 @@ def test_arms_can_have_any_name_in_latex():
     assert r"\toprule" in text
     assert text.count("&") - text.count(r"\&") == 3 * 5
     assert "a_b & 50%" in as_text(paired, [comparison])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\f", "\v", "\x1c", "\x85", "\u2028", "\x00"])
+def test_no_name_leaves_its_line_of_latex(end):
+    name = f"a{end}\\immediate\\write18{{id}}"
+    arms = [Arm(name, {None: drawn(0, trained_range="unknown")}), Arm(f"[4pt]{end}*", {None: drawn(1)})]
+    text = as_latex([compare(pair(arms), "roc_auc")])
+    assert len(text.splitlines()) == 11 and text.isascii()
+    assert not {chr(code) for code in range(32)} & set(text.replace("\n", ""))
+    for line in text.splitlines():
+        assert line.startswith("%") or r"\immediate" not in line
+        assert not line.startswith(("[", "*"))
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_name_is_a_formula_in_a_table(first, tmp_path):
+    name = f"{first}1+1|x"
+    scores = drawn(0).rename(index={"task0": name})
+    arms = [Arm(name, {None: scores}), Arm("-b", {None: scores}), Arm("c-d", {None: scores + 0.1})]
+    for _ in range(2):  # the second time, the same arms are found there
+        write_tables(tmp_path, [compare(pair(arms), "roc_auc")])
+    table = pd.read_csv(tmp_path / "comparison.csv", lineterminator="\n")
+    assert table[["a", "b"]].to_numpy().tolist() == [[f"'{name}", "'-b"], [f"'{name}", "c-d"]]
+    assert table["lead"].iloc[1] == pytest.approx(-0.1)
+    tasks = pd.read_csv(tmp_path / "comparison_tasks.csv", lineterminator="\n")
+    assert tasks["data"].iloc[0] == f"'{name}" and set(tasks["arm"]) == {f"'{name}", "'-b", "c-d"}
 
 
 def write_scores(path, shift: float, method: str = "this model", tasks=TASKS, **columns) -> None:

@@ -29,6 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, stored_scores
+from tabicl_train.evaluation.identity import identity
 from tabicl_train.evaluation.keel import KEEL_NUMBERS, KEEL_TASKS
 from tabicl_train.evaluation.scores import CLASS_METRICS, LEVELS, score_numbers
 from tabicl_train.evaluation.suites import (
@@ -41,7 +42,7 @@ from tabicl_train.evaluation.suites import (
 from tabicl_train.prediction.export import save_public
 from tabicl_train.report import figures
 from tabicl_train.run_dir.choice import say_once
-from tabicl_train.weights.pretrained import TrainedRange, trained_range
+from tabicl_train.weights.pretrained import Pretrained, TrainedRange, trained_range
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]
 NUMBER_METHODS = ["this model", "ridge regression", "random forest", "gradient boosting", "marginal quantiles"]
@@ -293,9 +294,11 @@ def test_an_interrupted_command_continues_and_other_scores_are_kept(checkpoint, 
         evaluate(**settings, n_estimators=1)
     before = pd.read_csv(tmp_path / "rows.csv", dtype={"data": str})
     refused = r"rows\.csv', which holds other scores or is finished: set overwrite=true"
-    for other in ({"n_estimators": 2}, {"n_estimators": 1, "checkpoint": "mini"}):
-        with pytest.raises(ConfigError, match=refused):
-            evaluate(**settings | other)
+    other_members = r"which holds unfinished scores of something else \(n_estimators was 1, is 2\)"
+    with pytest.raises(ConfigError, match=other_members):
+        evaluate(**settings, n_estimators=2)
+    with pytest.raises(ConfigError, match=r"else \(weights changed; network changed; trained_range was None, is "):
+        evaluate(**settings | {"n_estimators": 1, "checkpoint": "mini"})
     results = evaluate(**settings, n_estimators=1)
     assert scored == ["61", "62", "62", "63"]
     assert list(results["data"][::2]) == ["61", "62", "63"]
@@ -327,7 +330,7 @@ def test_scores_of_other_data_are_not_continued(checkpoint, tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         evaluate(**settings)
     monkeypatch.setattr(evaluation, "score_task", score_task)
-    refused = r"rows\.csv', which holds .* of other data \(tasks\.csv, a table or .* set overwrite=true"
+    refused = r"rows\.csv', which holds .* \(the data changed \(tasks\.csv, a file .* set overwrite=true"
     tasks = (tmp_path / "tasks.csv").read_text()
     without_c0 = "task,item,target,drop\none,one.csv,label,c0\ntwo,two.csv,label,c0"
     for edited in (without_c0, tasks.replace("two,", "three,")):
@@ -348,7 +351,7 @@ def test_weights_of_the_tabicl_package_count_by_their_content(tmp_path):
     found = []
     for content in (b"a", b"b", b"a"):
         path.write_bytes(content)
-        found.append(evaluation.identity(options, TINY, {}, []))
+        found.append(identity(options, Pretrained(TINY, {}), []))
     assert found[0] == found[2] != found[1]
 
 

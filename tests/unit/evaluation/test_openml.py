@@ -238,6 +238,57 @@ def test_what_is_missing_or_wrong_is_one_line(tmp_path, checkpoint):
         sources("sklearn", None, tasks="nano")
 
 
+def replaced(old: str, new: str):
+    return lambda lines: [line.replace(old, new) for line in lines]
+
+
+def of_type(name: str):
+    return lambda lines: [line for line in lines if line.startswith(name)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda lines: [*lines, *replaced("TEST", "TRAIN")(of_type("TEST")(lines))],
+            "fold 0 of .* has the row .* twice",
+        ),
+        (lambda lines: [*lines, *of_type("TRAIN")(lines)], "fold 0 of repeat 0 has the row .* twice"),
+        (
+            lambda lines: [*lines, *(f"{line}1" for line in lines if line.endswith(",0,1"))],
+            "row .* is a query row of two folds of repeat 0",
+        ),
+        (of_type("TRAIN"), "fold 0 of repeat 0 has no query rows"),
+        (of_type("TEST"), "fold 0 of repeat 0 has no labeled rows"),
+        (of_type("OTHER"), "has no folds"),
+        (replaced("TEST", "CHECK"), "has the type CHECK; it must be TRAIN or TEST"),
+        (replaced(",7,", ",30,"), r"has the rowid 30; it must be one of 0\.\.29"),
+        (replaced(",7,", ",-7,"), "has the rowid -7"),
+        (replaced(",7,", ",7.5,"), "has the rowid 7.5"),
+        (replaced(",7,", ",?,"), "has the rowid nan"),
+        (replaced(",7,", ",seven,"), "has the rowid seven"),
+        (replaced(",0,1", ",0,1.5"), r"has the fold 1.5; it must be one of 0, 1, \.\.\."),
+    ],
+)
+def test_impossible_folds_are_refused(change, words, tmp_path):
+    write_task(tmp_path, 5, table(30, 2, 2, seed=5))
+    path = tmp_path / SERVER / "tasks/5/datasplits.arff"
+    heading, _, lines = path.read_text().partition("@DATA\n")
+    path.write_text("\n".join([heading + "@DATA", *change(lines.split()), ""]))
+    (source,) = listed(tmp_path, "5")
+    with pytest.raises(ConfigError, match=words):
+        source.load(None)
+
+
+@pytest.mark.parametrize("number", ["many", "-5", "1005.5", "../../etc", ""])
+def test_a_data_set_without_a_number_is_refused(number, tmp_path):
+    write_task(tmp_path, 5, table(30, 2, 2, seed=5))
+    path = tmp_path / SERVER / "tasks/5/task.xml"
+    path.write_text(path.read_text().replace(">1005<", f">{number}<"))
+    with pytest.raises(ConfigError, match=rf"task\.xml names the data set '{re.escape(number)}', which is no number"):
+        listed(tmp_path, "5")
+
+
 def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch, capsys):
     write_task(tmp_path, 5, table(30, 2, 2, seed=5))
     asked = []

@@ -21,9 +21,10 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.evaluate import identity
+from tabicl_train.evaluation.identity import changes, identity
 from tabicl_train.model import TabICLConfig
 from tabicl_train.table_stream import TableStream
+from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import load_network
 
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
@@ -271,5 +272,5 @@ def test_scores_are_those_of_the_code_of_the_suite(fresh):
             f"from tabicl_train import register\n@register.suite('made')\ndef made(folder, numbers): return [{value}]\n"
         )
         plugins.load("./mine.py")
-        found.append(identity(EvaluateOptions(suite="made"), TabICLConfig(), {}, []))
-    assert found[0]["plugins"].keys() == {"mine"} and found[0] != found[1]
+        found.append(identity(EvaluateOptions(suite="made"), Pretrained(TabICLConfig(), {}), []))
+    assert changes(*found) == ["the code of mine changed"]

@@ -297,20 +297,121 @@ FRACTIONS = np.full((6, 40), 0.5, np.float32)
         ({"X": None}, "wrong.h5 has no X; priors/README.md says"),
         ({"single_eval_pos": None}, "wrong.h5 has no train_test_split_index or single_eval_pos"),
         ({"y": np.zeros((6, 39))}, r"X of .* has the shape \(6, 40, 3\), and y \(6, 39\)"),
-        ({"num_features": np.full(5, 3)}, "has 6 tables, but num_features has 5 values"),
+        ({"num_features": np.full(5, 3)}, "num_features of .* has 5 values; there are 6 tables"),
         (
             {"num_datapoints": np.array([40, 40, 41, 40, 40, 40])},
             "table 2 of .* has 41 rows, 25 of them labeled",
         ),
-        ({"train_test_split_index": np.full(6, 40)}, "table 0 of .* has 40 rows, 40 of them labeled"),
+        ({"single_eval_pos": np.full(6, 40)}, "table 0 of .* has 40 rows, 40 of them labeled"),
         ({"y": FRACTIONS}, "the target of table 0 of .* has the value 0.5; labels are 0, 1, ..., 0"),
         ({"max_num_classes": np.array([1])}, "the target of table 0 of .* has the value 1; labels are 0, 1, ..., 0"),
         ({"X": np.ones((6, 40, 3))}, "all features of table 0 of .* are constant"),
+        ({"X": np.ones((6, 40, 3), complex)}, "X of .* is of the type complex128; it must be a dataset of numbers"),
+        ({"single_eval_pos": np.full(6, 19.9)}, "single_eval_pos of .* has the value 19.9; it must hold whole numbers"),
+        ({"num_features": np.full(6, np.nan)}, "num_features of .* has the value nan; it must hold whole"),
+        (
+            {"num_datapoints": np.full(6, b"40")},
+            "num_datapoints of .* is of the type .*S2; it must be a dataset",
+        ),
+        ({"max_num_classes": np.array([2.5])}, "max_num_classes of .* has the value 2.5"),
+        ({"max_num_classes": np.array([2, 3])}, "max_num_classes of .* has 2 values; one is needed"),
+        ({"max_num_classes": np.array([-1])}, "max_num_classes of .* is -1"),
+        (
+            {"train_test_split_index": np.array([25, 25, 25, 20, 25, 25])},
+            "contradict each other: 25 and 20 labeled rows of table 3",
+        ),
+        ({"problem_type": "ranking"}, "problem_type of .* is 'ranking'; it must be classification or regression"),
+        ({"problem_type": 1}, "problem_type of .* is of the type int64; it must be a dataset of text"),
+        (
+            {"problem_type": "regression", "max_num_classes": np.array([3])},
+            "problem_type and max_num_classes of .* contradict each other: regression, 3",
+        ),
+        ({"y": np.full((6, 40), np.nan)}, "y of .* has no values, or infinite ones"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(changes, message, tmp_path):
-    with pytest.raises(PriorError, match=message):
+    with pytest.raises(PriorError, match=message) as error:
         read(write(tmp_path / "wrong.h5", **changes), 0)
+    assert "\n" not in str(error.value)
     (tmp_path / "text.h5").write_text("X")
     with pytest.raises(PriorError, match=r"text.h5 cannot be read as an HDF5 file \("):
         build_prior("hdf5", file=str(tmp_path / "text.h5"))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "changes", "max_classes", "message"),
+    [
+        ({}, {}, 10, "has the attribute format of tabicl-prior dump, but not its others; delete that attribute"),
+        ({"prior": "mlp_scm", "options": "[]"}, {}, 10, "but not its others"),
+        ({"prior": "mlp_scm", "options": "{}"}, {}, 10, "table 0 of .* is not standardized .* delete that attribute"),
+        ({"prior": "unknown", "options": "{}"}, {}, 10, "table 0 of .* is not standardized"),
+        ({"prior": "mlp_scm", "options": "{}"}, {"X": np.full((6, 40, 3), np.nan)}, 10, "is not standardized"),
+        (
+            {"prior": "mlp_scm", "options": "{}"},
+            {"X": np.ones((6, 40, 3)), "y": np.full((6, 40), 1e4), "problem_type": "regression"},
+            0,
+            "is not standardized .the size of a value is 1e.04",
+        ),
+    ],
+)
+def test_a_file_that_says_it_is_standardized_must_be(attributes, changes, max_classes, message, tmp_path):
+    with h5py.File(write(tmp_path / "raw.h5", **changes), "r+") as file:
+        file.attrs.update({"format": "tabicl-train tables 1"} | attributes)
+    with pytest.raises(PriorError, match=message):
+        read(tmp_path / "raw.h5", 0, max_classes)
+
+
+NAMES = ("X", "y", "single_eval_pos", "num_features", "problem_type")
+ELSEWHERE = ("external storage", "external link", "soft link", "virtual dataset", "group", "datatype")
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+@pytest.mark.parametrize("name", NAMES)
+def test_only_datasets_of_the_file_itself_are_read(name, kind, tmp_path):
+    with h5py.File(write(tmp_path / "other.h5", num_features=np.full(6, 3))) as file:
+        values = file["X"][()]
+    (tmp_path / "other.bin").write_bytes(values.tobytes())
+    with h5py.File(write(tmp_path / "wrong.h5", **({name: None} if name != "problem_type" else {})), "r+") as file:
+        if kind == "external storage":
+            file.create_dataset(name, values.shape, "f4", external=[(str(tmp_path / "other.bin"), 0, values.nbytes)])
+        elif kind == "external link":
+            file[name] = h5py.ExternalLink("other.h5", f"/{name}")
+        elif kind == "soft link":
+            file["aside"] = values
+            file[name] = h5py.SoftLink("/aside")
+        elif kind == "virtual dataset":
+            layout = h5py.VirtualLayout(values.shape, "f4")
+            layout[:] = h5py.VirtualSource("other.h5", "X", values.shape)
+            file.create_virtual_dataset(name, layout)
+        elif kind == "group":
+            file.create_group(name)
+        else:
+            file[name] = np.dtype("f4")
+    what = {"group": "a group", "datatype": "a datatype"}.get(kind, "a link" if "link" in kind else "stored in other")
+    with pytest.raises(PriorError, match=rf"^prior hdf5: {name} of .*wrong.h5 is {what}.*; it must be a dataset of "):
+        read(tmp_path / "wrong.h5", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("X", (2**40, 40, 3)),
+        ("X", (6, 2**40, 3)),
+        ("X", (2**33, 2**33, 2**33)),
+        ("single_eval_pos", (2**40,)),
+        ("max_num_classes", (2**40,)),
+        ("problem_type", (2**40,)),
+    ],
+)
+def test_a_shape_of_a_terabyte_allocates_nothing(name, shape, tmp_path):
+    with h5py.File(write(tmp_path / "wrong.h5", single_eval_pos=None, y=None, X=None), "r+") as file:
+        shapes = {"X": (6, 40, 3), "single_eval_pos": (6,)} | {name: shape}
+        for each, size in shapes.items():
+            kind = "S9" if each == "problem_type" else "i4"
+            dataset = file.create_dataset(each, size, kind, chunks=tuple(min(length, 40) for length in size))
+            if size != shape:
+                dataset[:] = 20
+        file.create_dataset("y", shapes["X"][:2], "f4", chunks=(6, 40))
+    message = "but only 0 bytes are stored" if name == "X" else f"{name} of .* has {2**40} values"
+    with pytest.raises(PriorError, match=message):
+        read(tmp_path / "wrong.h5", 0)
