@@ -161,10 +161,18 @@ def check_predictions_and_losses(module: Pretraining, ranks: Ranks) -> None:
     ------
     ConfigError
         On all ranks, if `encode` and `decode` predict something else than `forward`, if the loss of a table depends on
-        the other tables of its pack, or if a pass changes what checkpoints hold of the network.
+        the other tables of its pack, if checkpoints cannot hold the network, or a pass changes what they hold, or if a
+        trained parameter is not float32.
     """
 
     def check() -> list[str]:
+        problem = checkpoint.state_dict_problem(module.model.state_dict())
+        if problem is not None:  # its checkpoints could not be read
+            return [f"{type(module.model).__name__}: {problem}"]
+        for name, parameter in module.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                problem = f"{name} is {parameter.dtype}; parameters that are trained must be torch.float32"
+                return [f"{type(module.model).__name__}: {problem}"]
         shapes = shapes_of_weights(module.model)
         found = [
             disagreement(module.model, perturbed=True),

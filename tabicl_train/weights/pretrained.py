@@ -228,6 +228,11 @@ def network_config(source: Path, settings: Any) -> Any:
     return config
 
 
+def as_float32(tensor: Tensor) -> Tensor:
+    """Return a weight as exports hold it: floats in float32, and others, such as a buffer of indices, as they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
     """List why the network of the configuration cannot have these weights: their names, their shapes, their values."""
     with torch.device("meta"):  # the network without memory for its weights
