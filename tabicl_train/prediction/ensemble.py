@@ -39,7 +39,7 @@ from priors.real.preprocessing import (
 from tabicl_train import NO_FINE_TUNE, plugins, register
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import named_parts
+from tabicl_train.model.config import family_name, named_parts
 from tabicl_train.model.encoding import CPU_PART
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
@@ -398,6 +398,9 @@ class Ensemble(BaseEstimator):
             if isinstance(value, Network):
                 classes = {type(part) for part in value.modules()}
                 needed += plugins.defining([*classes, type(value.config)])
+                # A network of `dense` is found by its registration, which may be in another file than its classes.
+                registered_by = register.network.plugin(family_name(type(value.config)))
+                needed += [plugin for plugin in plugins.named() if plugin == registered_by]
         return list(dict.fromkeys(needed))
 
     def _named_plugins(self) -> list[Plugin]:
