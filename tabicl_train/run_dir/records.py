@@ -32,6 +32,18 @@ __all__ = ["Records"]
 CONFIG = "config.yaml"
 
 
+class WithoutAliases(yaml.SafeLoader):
+    """Refuses aliases, which no run writes, since a short text could unfold to billions of values by them."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the node of the next event."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="an alias (*name), which no run writes,", problem_mark=self.peek_event().start_mark
+            )
+        return super().compose_node(parent, index)
+
+
 class Records:
     """The small files in a run directory, and the loggers of a run.
 
@@ -120,10 +132,10 @@ class Records:
         """Return the configuration in config.yaml; None if it is missing. Raises ConfigError if it cannot be read."""
         path = self.folder / CONFIG
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = yaml.load(path.read_text(encoding="utf-8"), WithoutAliases)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-01
+        except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no date
             raise ConfigError([unreadable_text(path, error)]) from None
         if values is None:
             raise ConfigError([f"{path} is empty"])

@@ -28,6 +28,10 @@ def records(tmp_path) -> Records:
         (b"", "is empty"),
         (b"# only this\n", "is empty"),
         (b"a: [1\nb: }", "is not valid YAML: expected ',' or ']', but got ':' in line 2"),
+        (b"a: &a [1]\nb: *a", "is not valid YAML: an alias (*name), which no run writes, in line 2"),
+        (b"a: &a {b: 1}\n<<: *a", "is not valid YAML: an alias (*name), which no run writes, in line 2"),
+        (b"a: &a [*a]", "is not valid YAML: an alias (*name), which no run writes, in line 1"),
+        (b"[" * 5000, "cannot be read: it is nested too deeply"),
         (b"- seed\n", "is not the configuration of a run"),
     ],
 )
