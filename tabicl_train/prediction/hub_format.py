@@ -81,7 +81,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     try:
         card = model_card(name, pretrained).encode()
-    except (KeyError, jinja2.UndefinedError) as error:  # an older file, or one that was edited
+    except (LookupError, TypeError, AttributeError, ValueError, jinja2.TemplateError) as error:  # older, or edited
         lacks = f"the origin of the weights lacks what the model card needs ({error})"
         raise ConfigError([f"{lacks}; export them from their run, or to FILE.safetensors"]) from None
     description = {
