@@ -46,6 +46,7 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
+from tabicl_train.run_dir.checkpoint import non_finite, state_dict_problem
 from tabicl_train.weights import resolve
 from tabicl_train.weights.reader import load_model
 
@@ -485,6 +486,10 @@ def load(model: str | Path | Network, regression: bool) -> Network:
     """Load the network in a file, or copy one, since it may be trained further; raises ValueError for another task."""
     if isinstance(model, Network):
         network = copy.deepcopy(model).float()
+        weights = network.state_dict()
+        problem = state_dict_problem(weights) or non_finite(weights)
+        if problem is not None:  # as for files
+            raise ConfigError([f"model: {problem}; take others, such as an earlier checkpoint of the run"])
     else:
         try:
             network = load_model(resolve(model, regression))
