@@ -57,6 +57,16 @@ def exit_of_foreign_code(error: SystemExit) -> str | None:
 
 
 @contextlib.contextmanager
+def wrong_records(source: object) -> Iterator[None]:
+    """Turn errors about records of a file that are missing or have other types than ours into a ConfigError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError([f"{source} cannot be read: its records are not those of tabicl-train ({reason})"]) from error
+
+
+@contextlib.contextmanager
 def foreign_exits() -> Iterator[None]:
     """Raise ForeignExit in place of a SystemExit of code outside this package; one of ours passes."""
     try:
@@ -86,6 +96,8 @@ def unreadable_text(path: Path | str, error: Exception) -> str:
         return f"{path} is not UTF-8 text: line {line} has the byte {error.object[error.start]:#04x}; save it as UTF-8"
     if isinstance(error, OSError) and error.strerror:
         return f"{path} cannot be read: {error.strerror}"
+    if isinstance(error, RecursionError):
+        return f"{path} cannot be read: it is nested too deeply"
     mark = getattr(error, "problem_mark", None)  # of yaml.MarkedYAMLError, whose text has six lines
     if mark is not None:
         return f"{path} is not valid YAML: {getattr(error, 'problem', None)} in line {mark.line + 1}"

@@ -29,7 +29,7 @@ from tabicl_train.config.removed import without_removed
 from tabicl_train.config.schema import CurriculumConfig, RunConfig, StageConfig
 from tabicl_train.console import info
 from tabicl_train.curriculum import learning_rate, stage_at
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.model.config import NetworkSettings, family_name, settings_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.run_dir import checkpoint
@@ -97,8 +97,9 @@ def find_resume_point(
         check_beginning(folder, values["seed"])
         return ResumePoint(0, values["seed"], real_tables), None
     path, content = newest
-    content = content | {"config": without_removed(path, content["config"])}
-    refuse_changes(content, values, real_tables, plugins_now)
+    with wrong_records(path):
+        content = content | {"config": without_removed(path, content["config"])}
+        refuse_changes(content, values, real_tables, plugins_now)
     checkpoint.refuse_non_finite(path, content)
     return ResumePoint(content["global_step"], values["seed"], real_tables), content
 

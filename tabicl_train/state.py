@@ -12,13 +12,14 @@ from tabicl_train import compiling
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import build_objective
 from tabicl_train.precision import choose
 from tabicl_train.resume import initial_weights
 from tabicl_train.stream import StepItem
+from tabicl_train.weights.pretrained import is_of_kind
 
 __all__ = ["TrainState"]
 
@@ -104,12 +105,20 @@ def build_module(
 
 def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
     """Load weights and optimizer from the content of a checkpoint."""
-    module.on_load_checkpoint(content)
-    module.load_state_dict(content["state_dict"])
+    with wrong_records("the checkpoint"):
+        module.on_load_checkpoint(content)
+        for name, weight in module.state_dict().items():
+            saved = content["state_dict"][name]
+            if saved.shape != weight.shape:
+                shapes = f"{tuple(saved.shape)}, not {tuple(weight.shape)}"
+                raise ConfigError([f"{name} in the checkpoint has the shape {shapes}"])
+            if not is_of_kind(saved, weight.dtype):
+                raise ConfigError([f"{name} in the checkpoint is of type {saved.dtype}, not {weight.dtype}"])
+        module.load_state_dict(content["state_dict"])
     for state in content["optimizer_states"]:
         try:
             optimizer.load_state_dict(state)
-        except ValueError as error:  # the network or the optimizer, of a plug-in, has changed
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # that of a plug-in has changed
             what = f"the checkpoint's state of optimizer={content['config']['optimizer']['name']} does not fit"
             raise ConfigError([f"{what}: {first_line(error)}; choose a new run_dir"]) from None
 

@@ -16,6 +16,7 @@ from tabicl_train.console import info
 from tabicl_train.distributed.processes import Launch, Stop, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import mixing_problem
 from tabicl_train.planning import memory_problems
@@ -160,20 +161,38 @@ def check_predictions_and_losses(module: Pretraining, ranks: Ranks) -> None:
     Raises
     ------
     ConfigError
-        On all ranks, if `encode` and `decode` predict something else than `forward`, or if the loss of a table depends
-        on the other tables of its pack.
+        On all ranks, if `encode` and `decode` predict something else than `forward`, if the loss of a table depends on
+        the other tables of its pack, if checkpoints cannot hold the network, or a pass changes what they hold, or if a
+        trained parameter is not float32.
     """
 
     def check() -> list[str]:
+        problem = checkpoint.state_dict_problem(module.model.state_dict())
+        if problem is not None:  # its checkpoints could not be read
+            return [f"{type(module.model).__name__}: {problem}"]
+        for name, parameter in module.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                problem = f"{name} is {parameter.dtype}; parameters that are trained must be torch.float32"
+                return [f"{type(module.model).__name__}: {problem}"]
+        shapes = shapes_of_weights(module.model)
         found = [
             disagreement(module.model, perturbed=True),
             mixing_problem(module.model, module.objective, module.auxiliary),
         ]
-        return [problem for problem in found if problem is not None]
+        problems = [problem for problem in found if problem is not None]
+        for name in sorted(dict(shapes.items() ^ shapes_of_weights(module.model).items())):
+            advice = "keep it as an attribute, or as a buffer with persistent=False"
+            what = f"a pass changes the shape of {name} in the state_dict, which could not be loaded again"
+            problems.append(f"{type(module.model).__name__}: {what}; {advice}")
+        return problems
 
     problems = ranks.from_first(check)
     if problems:
         raise ConfigError(problems)
+
+
+def shapes_of_weights(network: Network) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in network.state_dict().items()}
 
 
 def build_loader(

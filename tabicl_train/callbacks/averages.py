@@ -36,4 +36,7 @@ class Averages(Callback):
         steps = state.step - self.since
         # A smaller decay in the first steps reduces the weight of the initial weights.
         decay = min(self.context.config.averages.ema, (1 + steps) / (10 + steps))
-        torch._foreach_lerp_(list(self.ema.values()), list(weights.values()), 1 - decay)
+        averaged = [name for name, tensor in weights.items() if tensor.is_floating_point()]
+        torch._foreach_lerp_([self.ema[name] for name in averaged], [weights[name] for name in averaged], 1 - decay)
+        for name in weights.keys() - averaged:  # such as a buffer of indices
+            self.ema[name].copy_(weights[name])

@@ -16,7 +16,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.curriculum import largest_tables
 from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
@@ -203,7 +203,8 @@ class Callbacks:
         """Load the states in the content of a checkpoint."""
         for callback, state in saved_states(content, self.callbacks):
             if state is not None:
-                callback.load_state_dict(state)
+                with wrong_records(f"the state of the callback {state_name(callback)} in the checkpoint"):
+                    callback.load_state_dict(state)
 
     def start(self, state: TrainState) -> None:
         for method in self._methods("start"):

@@ -15,7 +15,7 @@ from tabicl_train.console import one_line, text_table
 from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.module import Gradients, Pretraining
 from tabicl_train.process import device_of, open_fabric, set_up_process
 from tabicl_train.run_dir import checkpoint
@@ -34,7 +34,8 @@ def replay(run_dir: str, step: int) -> None:
     # It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
     # ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be reproduced.
     values, content = find_content(Path(run_dir), step)
-    config = from_values(replay_values(values, content is not None))
+    with wrong_records(run_dir):
+        config = from_values(replay_values(values, content is not None))
     if not 0 <= step < config.total_steps:
         raise ConfigError([f"step is {step}; the run has steps 0..{config.total_steps - 1}"])
     steps = range(0 if content is None else content["global_step"], step + 1)
@@ -60,9 +61,10 @@ def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
         values = Records(run_dir).config()
     else:
         path, content = newest
-        values = content["config"]
-        plugins.require(content["run"].get("plugins", []), KINDS, run_dir)
-        version = content["run"]["stream_version"]
+        with wrong_records(path):
+            values = content["config"]
+            plugins.require(content["run"].get("plugins", []), KINDS, run_dir)
+            version = content["run"]["stream_version"]
         if version != STREAM_VERSION:
             why = f"the version of the table stream was {version}, is {STREAM_VERSION}; its tables would be others"
             raise ConfigError([f"{path} cannot be replayed: {why}"])

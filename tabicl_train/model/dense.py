@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack, Shape
 
@@ -58,9 +60,27 @@ def dense(
                 predictions.append(predicted.flatten(0, 1))
             return torch.cat(predictions)
 
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Let a pickle name the settings or, if they are not registered, what makes the class."""
+            # In its module, the name of the class is that of `build`.
+            if type(self) is not DenseNetwork:  # a subclass, which has a name of its own
+                return super().__reduce_ex__(protocol)
+            try:
+                is_registered = family_of(self.config) is DenseNetwork
+            except ConfigError:
+                is_registered = False
+            found_by = (family_of, self.config) if is_registered else (dense, build, call)
+            return empty_network, found_by, self.__getstate__()
+
     DenseNetwork.__name__ = DenseNetwork.__qualname__ = getattr(build, "__name__", "DenseNetwork")
     DenseNetwork.__module__ = build.__module__
     return DenseNetwork
+
+
+def empty_network(find_class: Callable[..., type[Network]], *arguments: Any) -> Network:
+    """Return a network without content, which unpickling fills."""
+    cls = find_class(*arguments)
+    return cls.__new__(cls)
 
 
 def shape_of_table(table: tuple[Tensor, Tensor, int]) -> Shape:

@@ -7,6 +7,7 @@ settings, `forward` and nothing else.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import FlatLayout, Pack, Shape
@@ -73,6 +75,25 @@ class Network(nn.Module, ABC):
     def __init__(self, config: Any) -> None:
         """Build it with random weights; raises ValueError with every problem of the settings."""
         super().__init__()
+
+    def __deepcopy__(self, memo: dict) -> Network:
+        """Copy the network; one that keeps what has no copy, such as an activation, is built from settings and weights.
+
+        Raises ConfigError if that fails, too.
+        """
+        tried = dict(memo)
+        try:  # what copy.deepcopy does
+            tried[id(self)] = twin = type(self).__new__(type(self))
+            twin.__setstate__(copy.deepcopy(self.__getstate__(), tried))
+        except Exception as reason:  # of any type: it depends on what the network keeps
+            try:
+                twin = rebuilt(self)
+            except Exception as error:
+                why = f"{first_line(reason)}; from settings and weights: {' '.join(str(error).split())}"
+                raise ConfigError([f"{type(self).__name__} cannot be copied: {why}"]) from None
+            tried = {**memo, id(self): twin}
+        memo.update(tried)
+        return twin
 
     @abstractmethod
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
@@ -260,6 +281,21 @@ class Network(nn.Module, ABC):
         They are those whose weights `tabicl_train.prediction.attention_weights` returns.
         """
         return iter(())
+
+
+def rebuilt(network: Network) -> Network:
+    """Build a network like this one from its settings, its weights and its switches, such as `training`."""
+    with torch.random.fork_rng(devices=[]):  # the random weights, which are replaced, are drawn from a copy
+        twin = type(network)(copy.deepcopy(network.config))
+    twin.load_state_dict(network.state_dict())
+    values = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for name, value in (*twin.named_parameters(), *twin.named_buffers()):
+        value.data = values[name].detach().clone()  # with its type and device
+    for module, its_twin in zip(network.modules(), twin.modules(), strict=True):
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str):
+                setattr(its_twin, name, value)
+    return twin
 
 
 def encodes(cls: type[Network]) -> bool:

@@ -39,13 +39,14 @@ from priors.real.preprocessing import (
 from tabicl_train import NO_FINE_TUNE, plugins, register
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.config import named_parts
+from tabicl_train.model.config import family_name, named_parts
 from tabicl_train.model.encoding import CPU_PART
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
 from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
+from tabicl_train.run_dir.checkpoint import non_finite, state_dict_problem
 from tabicl_train.weights import resolve
 from tabicl_train.weights.reader import load_model
 
@@ -398,6 +399,9 @@ class Ensemble(BaseEstimator):
             if isinstance(value, Network):
                 classes = {type(part) for part in value.modules()}
                 needed += plugins.defining([*classes, type(value.config)])
+                # A network of `dense` is found by its registration, which may be in another file than its classes.
+                registered_by = register.network.plugin(family_name(type(value.config)))
+                needed += [plugin for plugin in plugins.named() if plugin == registered_by]
         return list(dict.fromkeys(needed))
 
     def _named_plugins(self) -> list[Plugin]:
@@ -482,6 +486,10 @@ def load(model: str | Path | Network, regression: bool) -> Network:
     """Load the network in a file, or copy one, since it may be trained further; raises ValueError for another task."""
     if isinstance(model, Network):
         network = copy.deepcopy(model).float()
+        weights = network.state_dict()
+        problem = state_dict_problem(weights) or non_finite(weights)
+        if problem is not None:  # as for files
+            raise ConfigError([f"model: {problem}; take others, such as an earlier checkpoint of the run"])
     else:
         try:
             network = load_model(resolve(model, regression))

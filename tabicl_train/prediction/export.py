@@ -39,7 +39,7 @@ from tabicl_train.prediction.predict import outputs_of
 from tabicl_train.run_dir.choice import BEST
 from tabicl_train.run_dir.curves import OUTSIDE
 from tabicl_train.weights.files import PUBLIC_VERSION, public_weights, read_safetensors
-from tabicl_train.weights.pretrained import Pretrained, mismatches, plugins_argument
+from tabicl_train.weights.pretrained import Pretrained, as_float32, mismatches, plugins_argument
 from tabicl_train.weights.reader import build_network, files_of_weights, load_model, load_network, read_weights
 
 __all__ = ["export", "load_model", "load_network"]  # the loaders are of weights/reader.py, and have been here before
@@ -159,7 +159,7 @@ def save_public(
 ) -> None:
     """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
     # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
-    weights = {name: weight.detach().to("cpu", torch.float32, copy=True) for name, weight in weights.items()}
+    weights = {name: as_float32(weight.detach().to("cpu", copy=True)) for name, weight in weights.items()}
     problems = mismatches(config, weights)
     if problems:
         raise ConfigError([f"{path} is not written: {problem}" for problem in problems])

@@ -21,7 +21,6 @@ from typing import Any
 
 import jinja2
 import safetensors.torch
-import torch
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
@@ -41,7 +40,7 @@ from tabicl_train.weights.files import (
     read_description,
     recorded_checksum,
 )
-from tabicl_train.weights.pretrained import NEEDED, Pretrained, plugins_argument, plugins_in
+from tabicl_train.weights.pretrained import NEEDED, Pretrained, as_float32, plugins_argument, plugins_in
 
 CARD = "README.md"
 
@@ -78,11 +77,11 @@ def put_in_place(temporary: Path, folder: Path) -> None:
 
 def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
     """Return the content of the files of a folder; `name` is the title of the card."""
-    tensors = {key: tensor.to(torch.float32, copy=True).contiguous() for key, tensor in pretrained.tensors.items()}
+    tensors = {key: as_float32(tensor).clone().contiguous() for key, tensor in pretrained.tensors.items()}
     weights = safetensors.torch.save(tensors, {"format": "pt", **pretrained.summary})
     try:
         card = model_card(name, pretrained).encode()
-    except (KeyError, jinja2.UndefinedError) as error:  # an older file, or one that was edited
+    except (LookupError, TypeError, AttributeError, ValueError, jinja2.TemplateError) as error:  # older, or edited
         lacks = f"the origin of the weights lacks what the model card needs ({error})"
         raise ConfigError([f"{lacks}; export them from their run, or to FILE.safetensors"]) from None
     description = {

@@ -28,6 +28,17 @@ from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
 """Increased with a release that changes the content of checkpoints or its meaning."""
+KINDS = {
+    "callbacks": dict,
+    "optimizer_states": list,
+    "run": dict,
+    "largest_tables": dict,
+    "loss_scale": dict,
+    "inherited_range": dict,
+}
+"""Types of records; each may be missing or None."""
+DEEPEST = 100
+"""The deepest level at which records are in each other."""
 
 
 class DamagedCheckpoint(Exception):
@@ -41,6 +52,10 @@ def read(path: Path) -> dict:
     verify(path)
     with damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
+    if is_too_nested(content, path.stat().st_size):
+        raise DamagedCheckpoint(
+            f"{path} is not a checkpoint: its records contain each other, or unfold to more than a file holds"
+        )
     if is_run_checkpoint(content):
         check_version(path, content, FORMAT_VERSION)
         problem = content_problem(content)
@@ -54,13 +69,34 @@ def is_run_checkpoint(content: Any) -> bool:
     return isinstance(content, dict) and "global_step" in content
 
 
+def is_too_nested(value: Any, size: int) -> bool:
+    """Whether records of a file of so many bytes contain themselves, or unfold to far more values than it can hold."""
+    values = 0
+    unseen = [(value, 0)]
+    while unseen:
+        value, depth = unseen.pop()
+        values += 1
+        if depth > DEEPEST or values > size + 100_000:
+            return True
+        if isinstance(value, dict):
+            unseen += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list | tuple | set):
+            unseen += [(inner, depth + 1) for inner in value]
+    return False
+
+
 def content_problem(content: dict) -> str | None:
     """Return what keeps a file's content from being a run's, such as a dictionary of another program; or None."""
-    if not isinstance(content["global_step"], int):
-        return "its global_step is not a number"
+    if type(content["global_step"]) is not int or content["global_step"] < 0:
+        return "its global_step is not a number of steps"
     if not isinstance(content.get("config"), dict):
         return "it has no config"
-    return state_dict_problem(content.get("state_dict"))
+    for name, kind in KINDS.items():
+        if not isinstance(content.get(name), kind | None):
+            return f"its {name} is of type {type(content[name]).__name__}"
+    if not isinstance((content.get("callbacks") or {}).get("Averages", {}), dict):
+        return "the state of its callback Averages is not a dictionary"
+    return state_dict_problem(content.get("state_dict")) or state_dict_problem(averaged(content))
 
 
 def state_dict_problem(weights: Any) -> str | None:
@@ -70,7 +106,16 @@ def state_dict_problem(weights: Any) -> str | None:
     for name, tensor in weights.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor)):
             return f"{name!r} in its state_dict is not a tensor with a name"
+        if not holds_its_values(tensor):
+            return f"{name!r} in its state_dict is not a dense tensor with all of its values"
     return None
+
+
+def holds_its_values(tensor: Tensor) -> bool:
+    """Whether a tensor is dense and has memory for each of its values; others could be of any size."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def check_version(path: Path | str, content: dict, known: int) -> None:
@@ -89,6 +134,13 @@ def verify(path: Path) -> None:
     with damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
+        # torch.save neither compresses nor stores a record twice, so that reading takes no more memory than the file.
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise DamagedCheckpoint(
+                f"{path} is not a checkpoint: its records are compressed, and torch.save never compresses"
+            )
+        if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
+            raise DamagedCheckpoint(f"{path} is not a checkpoint: its records are larger than the file")
         damaged_record = archive.testzip()
         if damaged_record is not None:
             raise DamagedCheckpoint(f"{path}: the checksum of {damaged_record} is wrong")
@@ -131,7 +183,7 @@ def non_finite(weights: dict[str, Tensor]) -> str | None:
 
 def averaged(content: dict) -> dict[str, Tensor]:
     """Return the average of the weights in a run's checkpoint; empty if it keeps none."""
-    return content["callbacks"].get("Averages", {}).get("ema", {})
+    return (content.get("callbacks") or {}).get("Averages", {}).get("ema", {})
 
 
 def saved(folder: Path) -> list[Path]:

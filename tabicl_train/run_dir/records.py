@@ -49,6 +49,18 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class WithoutAliases(yaml.SafeLoader):
+    """Refuses aliases, which no run writes, since a short text could unfold to billions of values by them."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the node of the next event."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="an alias (*name), which no run writes,", problem_mark=self.peek_event().start_mark
+            )
+        return super().compose_node(parent, index)
+
+
 class Records:
     """The small files in a run directory, and the loggers of a run.
 
@@ -150,10 +162,10 @@ class Records:
         """Return the configuration in config.yaml; None if it is missing. Raises ConfigError if it cannot be read."""
         path = self.folder / CONFIG
         try:
-            values = read_yaml(path.read_text(encoding="utf-8"))
+            values = read_yaml(path.read_text(encoding="utf-8"), WithoutAliases)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-01
+        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no date
             raise ConfigError([unreadable_text(path, error)]) from None
         if values is None:
             raise ConfigError([f"{path} is empty"])

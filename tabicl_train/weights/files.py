@@ -27,6 +27,7 @@ from tabicl_train.weights import no_such_weights
 from tabicl_train.weights.pretrained import (
     NEEDED,
     Pretrained,
+    as_float32,
     check_weights,
     checked_origin,
     network_config,
@@ -50,7 +51,7 @@ def read_safetensors(path: Path) -> dict:
         raise ConfigError([no_such_weights("checkpoint", path)]) from None
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
-    if is_damaged(metadata, tensors, lambda name: tensors[name].float().numpy()):
+    if is_damaged(metadata, tensors, lambda name: as_float32(tensors[name]).numpy()):
         raise ConfigError([f"{path} is damaged: its content does not match its checksum; export or copy it again"])
     try:
         description = {key: read_json(metadata[key]) for key in ("config", "format_version", "origin")}

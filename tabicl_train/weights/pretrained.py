@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +12,20 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from tabicl_train import plugins
 from tabicl_train.config.removed import without_removed
 from tabicl_train.config.schema import steps_of_stages
+from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
-from tabicl_train.model.family import NetworkConfig
-from tabicl_train.run_dir.checkpoint import non_finite
+from tabicl_train.model.family import Network, NetworkConfig
+from tabicl_train.run_dir.checkpoint import non_finite, state_dict_problem
 from tabicl_train.run_dir.choice import TRAINED, weights_in_words
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
 
@@ -228,11 +235,21 @@ def network_config(source: Path, settings: Any) -> Any:
     return config
 
 
+def as_float32(tensor: Tensor) -> Tensor:
+    """Return a weight as exports hold it: floats in float32, and others, such as a buffer of indices, as they are."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
-    """List why the network of the configuration cannot have these weights: their names, their shapes, their values."""
-    with torch.device("meta"):  # the network without memory for its weights
-        network = family_of(config)(config)
-    expected = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    """List why the network of the configuration cannot have these weights: their names, types, shapes and values."""
+    problem = state_dict_problem(weights)
+    if problem is not None:
+        return [problem]
+    try:
+        needed = build_without_memory(config, 1000 + 20 * len(weights)).state_dict()
+    except Exception as error:  # of any type, in a network of a plug-in
+        return [f"its settings and its {len(weights):,} weights do not fit: {first_line(error)}"]
+    expected = {name: tuple(weight.shape) for name, weight in needed.items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     problems = []
     missing = sorted(expected.keys() - shapes.keys())
@@ -247,10 +264,47 @@ def mismatches(config: NetworkConfig, weights: dict[str, Tensor]) -> list[str]:
             break  # one example is enough
     if problems:
         return problems
-    problem = non_finite(weights)
+    for name, weight in weights.items():
+        if not is_of_kind(weight, needed[name].dtype):
+            return [f"{name} is of type {weight.dtype}, the network needs {needed[name].dtype}"]
+    problem = non_finite({name: weight.to(needed[name].dtype) for name, weight in weights.items()})
     if problem is not None:
         problems.append(f"{problem}; take others, such as an earlier checkpoint of the run")
     return problems
+
+
+def build_without_memory(config: NetworkConfig, most: int) -> Network:
+    """Build a network without memory for its weights; raises ValueError once it has more parts than `most`."""
+    parts = 0
+    thread = threading.get_ident()
+
+    def count(*_: Any) -> None:
+        nonlocal parts
+        parts += threading.get_ident() == thread  # other threads may build networks, too
+        if parts > most:
+            raise ValueError(f"the network has more than {most:,} parts")
+
+    hooks = [
+        register_module_module_registration_hook(count),
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ]
+    try:
+        with torch.device("meta"):
+            return family_of(config)(config)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def is_of_kind(weight: Tensor, needed: torch.dtype) -> bool:
+    """Whether a weight of a file is a value of the type that the network needs."""
+    if weight.dtype == needed:
+        return True
+    if not weight.is_floating_point() or needed.is_complex:
+        return False
+    # Exports of version 0.2.0 hold integers as floats.
+    return needed.is_floating_point or torch.equal(weight.to(needed).to(weight.dtype), weight)
 
 
 def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, Tensor]) -> None:

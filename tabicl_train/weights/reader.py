@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tabicl_train import plugins as plugins_module
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.family import Network
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint
@@ -48,6 +48,12 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_sing
     problems = choice_problems(weights)
     if problems:
         raise ConfigError(problems)
+    with wrong_records(checkpoint):
+        return read_records(checkpoint, weights, accept_single_set)
+
+
+def read_records(checkpoint: str | Path, weights: str | None, accept_single_set: bool) -> Pretrained:
+    """See `read_weights`; records of wrong types raise errors of any type."""
     path = resolve(checkpoint)
     if path.suffix == ".onnx":
         raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])

@@ -15,7 +15,14 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import averaged
 from tabicl_train.run_dir.choice import BEST, TRAINED, no_average
 from tabicl_train.run_dir.records import Records, number
-from tabicl_train.weights.pretrained import NEEDED, Pretrained, check_weights, network_config, trained_range
+from tabicl_train.weights.pretrained import (
+    NEEDED,
+    Pretrained,
+    check_weights,
+    checked_origin,
+    network_config,
+    trained_range,
+)
 
 SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "pinball", "coverage")}  # by judged_by
 
@@ -30,7 +37,7 @@ def run_weights(path: Path, content: dict, kind: str) -> Pretrained:
     config = network_config(path, content["config"]["model"])
     tensors = tensors_of(path, content, kind)
     check_weights(path, config, tensors)
-    return Pretrained(config, tensors, origin_of(path, content, kind))
+    return Pretrained(config, tensors, checked_origin(path, origin_of(path, content, kind)))
 
 
 def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:

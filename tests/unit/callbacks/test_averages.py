@@ -16,12 +16,17 @@ def averaging(config: AveragesConfig) -> Averages:
 
 
 def train(averages: Averages, steps: range) -> Averages:
-    """Steps (counted with each one) of a network whose weight after step t is t."""
+    """Steps (counted with each one) of a network whose weight after step t is t, as are its buffers."""
     network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    for name, dtype in (("steps", torch.int64), ("odd", torch.bool), ("phase", torch.complex64)):
+        network.register_buffer(name, torch.zeros(2, dtype=dtype))
     module = SimpleNamespace(model=network, device=torch.device("cpu"))
     for step in steps:
         with torch.no_grad():
             network.weight.fill_(step)
+            network.steps.fill_(step)
+            network.odd.fill_(step % 2)
+            network.phase.fill_(step * 1j)
         averages.after_step(SimpleNamespace(step=step, module=module), None)
     return averages
 
@@ -44,6 +49,7 @@ def test_an_ema_that_starts_late_resumes_its_start(stopped):
         decay = min(0.9, (1 + steps) / (10 + steps))
         expected = decay * expected + (1 - decay) * weight
     assert averages.ema["weight"].item() == pytest.approx(expected, rel=1e-12)
+    assert [averages.ema[name].tolist() for name in ("steps", "odd", "phase")] == [[110] * 2, [False] * 2, [110j] * 2]
 
 
 def test_an_average_that_a_checkpoint_lacks_starts_anew():

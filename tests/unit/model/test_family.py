@@ -1,5 +1,7 @@
 """Training, planning and export ask nothing of a network but the interface of a family."""
 
+import copy
+import threading
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.curriculum import plan_step
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model.config import family_of, settings_of
@@ -20,8 +23,11 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.module import Gradients
 from tabicl_train.planning import run_plan
 from tabicl_train.prediction.export import save_public
+from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.state import untrained_module
-from tabicl_train.training import train
+from tabicl_train.training import check_predictions_and_losses, train
+from tabicl_train.weights.files import read_safetensors
+from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import load_network
 
 
@@ -124,6 +130,98 @@ def test_another_family_is_trained_planned_and_exported(line, tmp_path):
     content = torch.load(tmp_path / "line.ckpt", weights_only=True)
     assert content["config"] == {"family": "line"}
     assert content["state_dict"].keys() == dict(module.model.named_parameters()).keys()
+
+
+class Keeping(Line):
+    """Keeps its last predictions, and what the test gives it."""
+
+    factor = 1.0
+
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        self.kept = [{"last": super().forward(pack)}]
+        return self.kept[0]["last"] * self.factor
+
+
+class Buffered(Line):
+    """Keeps its last predictions in a buffer."""
+
+    def __init__(self, config: LineConfig):
+        super().__init__(config)
+        self.register_buffer("last", None)
+
+    def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
+        self.last = super().forward(pack)
+        return self.last
+
+
+@pytest.mark.parametrize("thing", [None, threading.Lock(), torch.Generator(), (i for i in range(3))])
+def test_a_network_that_keeps_what_has_no_copy_is_copied_without_it(thing):
+    network = Keeping(LineConfig()).eval().double()
+    network.thing, network.factor = thing, 2.0  # an attribute that decides what it computes
+    X = torch.randn(9, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pack = Pack.of([(X, X[:, 0], 5)])
+    expected = network(pack)
+    before = torch.random.get_rng_state()
+    twin, head = copy.deepcopy([network, network])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert twin is head and twin.slope is not network.slope and not twin.training
+    assert torch.equal(twin(pack), expected)
+    with torch.no_grad():
+        twin.slope.weight.zero_()
+    assert torch.equal(network(pack), expected)
+
+
+def test_a_network_that_can_neither_be_copied_nor_built_is_named():
+    network = Keeping(LineConfig())
+    network.thing, network.intercept = threading.Lock(), nn.Linear(1, 2)  # other weights than those of its settings
+    with pytest.raises(
+        ConfigError, match=r"Keeping cannot be copied: .*lock.*; from settings and weights: .*intercept"
+    ):
+        copy.deepcopy(network)
+
+
+def test_a_pass_that_changes_what_checkpoints_hold_is_refused():
+    module = untrained_module(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    module.model = Buffered(LineConfig())
+    with pytest.raises(ConfigError, match="Buffered: a pass changes the shape of last in the state_dict"):
+        check_predictions_and_losses(module, Ranks())
+    module.model = Line(LineConfig())
+    module.model.register_buffer("matrix", torch.eye(2).to_sparse())
+    with pytest.raises(ConfigError, match="Line: 'matrix' in its state_dict is not a dense tensor"):
+        check_predictions_and_losses(module, Ranks())
+
+
+def test_a_trained_parameter_that_is_not_float32_is_refused():
+    module = untrained_module(compose(["experiment=smoke", "trainer.accelerator=cpu"]))
+    module.model = Line(LineConfig())
+    module.model.slope.double()
+    with pytest.raises(
+        ConfigError, match=r"Line: slope\.weight is torch\.float64; parameters that are trained must be"
+    ):
+        check_predictions_and_losses(module, Ranks())
+
+
+@dataclass
+class IndexedConfig(LineConfig):
+    num_quantiles: int = 1
+
+
+class Indexed(Line):
+    """Has a buffer of indices that float32 cannot hold."""
+
+    def __init__(self, config: IndexedConfig):
+        super().__init__(config)
+        self.register_buffer("ids", torch.tensor([2**60 + 1]))
+
+
+def test_a_buffer_of_integers_is_exported_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
+    register.network("line", Indexed, settings=IndexedConfig)
+    weights = Indexed(IndexedConfig()).state_dict()
+    save_hub(Pretrained(IndexedConfig(), weights, {}), tmp_path / "hub", check=lambda path: None)
+    save_public(IndexedConfig(), weights, tmp_path / "line.safetensors")
+    assert torch.equal(load_network(tmp_path / "hub").ids, weights["ids"])
+    assert torch.equal(read_safetensors(tmp_path / "line.safetensors")["state_dict"]["ids"], weights["ids"])
 
 
 def test_an_unknown_family_is_refused_with_the_list_of_families():

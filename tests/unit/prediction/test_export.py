@@ -1,9 +1,11 @@
 """Exports: weights survive every format, others read them as we do, and what cannot be written or read is named."""
 
+import copy
 import io
 import itertools
 import re
 import signal
+import zipfile
 from pathlib import Path
 
 import forked
@@ -401,6 +403,135 @@ def test_damaged_and_foreign_files_are_named(file, tmp_path):
         "1 weights do not belong to the network",
         "row_interactor.out_ln.bias has shape (5",
     ]
+
+
+NAME = "icl_predictor.ln.weight"
+OTHER_TENSORS = {
+    "truth values": (lambda weight: weight > 0, r"is of type torch\.bool, the network needs torch\.float32"),
+    "integers": (lambda weight: weight.to(torch.int8), r"is of type torch\.int8, the network needs torch\.float32"),
+    "complex": (lambda weight: weight + 1j, r"is of type torch\.complex64, the network needs torch\.float32"),
+    "too large": (lambda weight: weight.double() + 1e300, "weights are not finite, the first in"),
+    "sparse": (torch.Tensor.to_sparse, "is not a dense tensor with all of its values"),
+    "meta": (lambda weight: weight.to("meta"), "is not a dense tensor with all of its values"),
+    "expanded": (lambda weight: weight[:1].expand(2**40), "is not a dense tensor with all of its values"),
+    "quantized": (
+        lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "is not a dense tensor with all of its values|cannot be read|is not a checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_TENSORS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls them experimental
+def test_weights_that_are_other_tensors_than_the_networks_are_refused(kind, file, made, tmp_path):
+    change, words = OTHER_TENSORS[kind]
+    bad = tmp_path / "bad.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["state_dict"][NAME] = change(content["state_dict"][NAME])
+    torch.save(content, bad)
+    with pytest.raises(ConfigError, match=words):
+        read_weights(bad)
+    for where in ("trained", "ema"):
+        content = torch.load(made[0] / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt", weights_only=True)
+        weights = content["state_dict"] if where == "trained" else content["callbacks"]["Averages"]["ema"]
+        name = f"model.{NAME}" if where == "trained" else NAME
+        weights[name] = change(weights[name])
+        torch.save(content, bad)
+        with pytest.raises(ConfigError, match=words):
+            read_weights(bad, where)
+
+
+def test_a_network_with_more_blocks_than_weights_in_its_file_is_not_built(file, tmp_path):
+    content = torch.load(file, weights_only=True)
+    torch.save(content | {"config": content["config"] | {"icl_num_blocks": 10_000}}, tmp_path / "bad.ckpt")
+    export(str(file), str(tmp_path / "hub"))
+    text = (tmp_path / "hub/config.json").read_text()
+    (tmp_path / "hub/config.json").write_text(text.replace('"col_num_blocks": 1', '"col_num_blocks": 10000'))
+    for name in ("bad.ckpt", "hub"):
+        with pytest.raises(ConfigError, match=r"its settings and its .* weights do not fit: .* more than .* parts"):
+            read_weights(tmp_path / name)
+
+
+def rewritten(source: Path, target: Path, compression: int, repeated: int) -> None:
+    """A copy of a zip archive with another compression, and with records that are repeated without their content."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", compression) as new:
+        for record in old.infolist():
+            new.writestr(record.filename, old.read(record))
+        for number in range(repeated):
+            again = copy.copy(max(new.infolist(), key=lambda record: record.file_size))
+            again.filename = again.orig_filename = f"{again.filename}{number}"
+            new.filelist.append(again)
+
+
+@pytest.mark.parametrize(
+    ("compression", "repeated", "words"),
+    [
+        (zipfile.ZIP_DEFLATED, 0, "its records are compressed"),
+        (zipfile.ZIP_STORED, 100, "its records are larger than the file"),
+    ],
+)
+def test_a_small_file_that_takes_much_memory_is_refused(compression, repeated, words, tmp_path):
+    torch.save({"config": {}, "state_dict": {"a": torch.zeros(1000)}}, tmp_path / "whole.ckpt")
+    rewritten(tmp_path / "whole.ckpt", tmp_path / "bad.ckpt", compression, repeated)
+    with pytest.raises(ConfigError, match=rf"bad\.ckpt is not a checkpoint: {words}"):
+        read_weights(tmp_path / "bad.ckpt")
+
+
+def nested(depth: int, width: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+CYCLE: list = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize("value", [nested(40, 2), nested(90, 9), nested(150, 1), CYCLE], ids=range(4))
+@pytest.mark.parametrize("key", ["config", "origin"])
+def test_records_in_each_other_are_refused(value, key, file, tmp_path):
+    content = torch.load(file, weights_only=True)
+    content[key]["versions"] = {"torch": value}
+    torch.save(content, tmp_path / "bad.ckpt")
+    with pytest.raises(ConfigError, match=r"bad\.ckpt is not a checkpoint|bad\.ckpt is damaged"):
+        read_weights(tmp_path / "bad.ckpt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"callbacks": 3},
+        {"callbacks": {"Averages": [1]}},
+        {"callbacks": {"Averages": {"ema": [1]}}},
+        {"run": "x"},
+        {"run": {"plugins": 3}},
+        {"run": {"command": [1, 2]}},
+        {"run": {"command": 1.5}},
+        {"run": {"versions": "x"}},
+        {"run": {"stream_version": "x"}},
+        {"largest_tables": {"smoke": 3}},
+        {"largest_tables": {"smoke": {"rows": "x"}}},
+        {"inherited_range": {"rows": 1}},
+        {"global_step": -1},
+        {"global_step": True},
+        {"config": {"run_dir": 3}},
+        {"config": {"curriculum": {}}},
+        {"config": {"curriculum": {"stages": [1]}}},
+        {"config": {"curriculum": {"stages": {"smoke": {"steps": "x"}}}}},
+        {"config": {"trainer": {}}},
+        {"config": {"model": {"max_classes": None}}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_with_records_of_other_types_is_refused_in_one_line(change, made, tmp_path):
+    content = torch.load(made[0] / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt", weights_only=True)
+    if "config" in change:
+        change = {"config": content["config"] | change["config"]}
+    torch.save(content | change, tmp_path / "bad.ckpt")
+    with pytest.raises(ConfigError, match=r"bad\.ckpt") as caught:
+        read_weights(tmp_path / "bad.ckpt")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_changed_bits_in_a_safetensors_file_are_noticed(file, tmp_path):

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from networks import TINY
 from sklearn.model_selection import cross_val_score
 from tiny_classifier import NETWORK, ROWS, classifier, table
 
-from tabicl_train import TabICLClassifier
+from tabicl_train import TabICLClassifier, TabICLRegressor
+from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL
 
 X, Y = table()
@@ -179,6 +181,22 @@ def test_a_network_that_predicts_numbers_is_refused():
     network = TabICL(replace(TINY, max_classes=0))
     with pytest.raises(ValueError, match="predicts numbers"):
         TabICLClassifier(network).fit(X, Y)
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e300])  # the last one is too large for float32
+@pytest.mark.parametrize("estimator", [TabICLClassifier, TabICLRegressor])
+def test_a_network_whose_weights_are_not_finite_is_refused(estimator, value):
+    network = TabICL(replace(TINY, max_classes=0 if estimator is TabICLRegressor else 10)).double()
+    with torch.no_grad():
+        network.icl_predictor.ln.weight[0] = value
+    with pytest.raises(
+        ConfigError, match=r"^model: 1 of .* weights are not finite, the first in icl_predictor\.ln\.wei"
+    ):
+        estimator(network).fit(X, np.arange(len(X)) % 2)
+    with pytest.raises(
+        ConfigError, match=r"^model: '.*' in its state_dict is not a dense tensor with all of its values"
+    ):
+        estimator(network.to("meta")).fit(X, np.arange(len(X)) % 2)
 
 
 @pytest.mark.parametrize(

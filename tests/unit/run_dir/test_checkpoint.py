@@ -127,6 +127,29 @@ def test_the_newest_good_checkpoint_is_from_before_any_skipped_step(tmp_path):
     assert checkpoint.newest_good(tmp_path).name == "step-00000004.ckpt"
 
 
+def test_a_run_whose_checkpoint_holds_other_types_is_not_continued_in_one_line(tmp_path):
+    settings = [*SHORT_RUN, f"run_dir={tmp_path}/run"]
+    train_short_run(tmp_path / "run", "trainer.max_steps=1")
+    (path,) = saved(tmp_path / "run/checkpoints")
+    whole = torch.load(path, weights_only=True)
+    name, weight = next(iter(whole["state_dict"].items()))
+    for change in (
+        {"state_dict": whole["state_dict"] | {name: weight > 0}},
+        {"state_dict": whole["state_dict"] | {name: weight[:1]}},
+        {"callbacks": whole["callbacks"] | {"Guard": [1]}},
+        {"callbacks": whole["callbacks"] | {"Averages": {"ema": {"a": 1}}}},
+        {"optimizer_states": [{"state": 3}]},
+        {"run": {}},
+        {"skipped": 3},
+        {"config": {"curriculum": 3}},
+    ):
+        torch.save(whole | change, path)
+        result = command("train", *settings, "trainer.max_steps=2")
+        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert result.returncode == 2 and len(errors) == 1, result.stderr
+        assert result.stderr.endswith(f"{errors[0]}\n")
+
+
 @pytest.mark.parametrize("other", [torch.ones(3), {"a": 1}, {"global_step": 9, "state_dict": {}}])
 def test_a_file_of_another_program_is_passed_over_like_a_damaged_one(other, tmp_path, capsys):
     torch.save(content(8), tmp_path / "step-00000008.ckpt")
