@@ -87,10 +87,10 @@ class Gradients:
             casts.refresh(set(places))
             self.flat_of_casts = torch.zeros_like(self.flat, dtype=casts.dtype)
             views = aligned_views(trained, self.flat_of_casts)
-            for p, leaf in zip(casts.parameters, casts.leaves, strict=True):
-                if id(p) in places:
+            for parameter, leaf in zip(casts.parameters, casts.leaves, strict=True):
+                if id(parameter) in places:
                     self.inputs.append(leaf)
-                    self.views_of_casts.append(views[places[id(p)]])
+                    self.views_of_casts.append(views[places[id(parameter)]])
         self.inputs += trained
 
     def start(self) -> None:
@@ -385,7 +385,7 @@ class Pretraining(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         """Load what `on_save_checkpoint` added; the state of another optimizer is dropped from the checkpoint."""
-        self.skipped.copy_(checkpoint["skipped"])
+        self.skipped.copy_(checkpoint["skipped"].to(self.skipped.device))
         self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes

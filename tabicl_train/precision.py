@@ -196,5 +196,5 @@ class LossScale:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue with the scale of a checkpoint."""
-        self.scale.copy_(state["scale"])
-        self.good_steps.copy_(state["good_steps"])
+        self.scale.copy_(state["scale"].to(self.scale.device))
+        self.good_steps.copy_(state["good_steps"].to(self.scale.device))

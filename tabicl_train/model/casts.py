@@ -7,7 +7,7 @@ three launches make them, and a few add their gradients. The values are those of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 Place = tuple[nn.Module, str]  # a module and the name of one of its parameters
 
 
-def aligned_views(parameters: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
+def aligned_views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
     """Divide a flat tensor into views of the shapes of parameters, each at a multiple of 64 values.
 
     Kernels over many tensors read several values at a time, which needs alignment.
@@ -25,7 +25,7 @@ def aligned_views(parameters: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
     return [piece[: p.numel()].view_as(p) for p, piece in zip(parameters, pieces, strict=True)]
 
 
-def aligned_size(parameters: list[nn.Parameter]) -> int:
+def aligned_size(parameters: Sequence[Tensor]) -> int:
     """Return the values of a flat tensor for `aligned_views`."""
     return sum(round_up(p.numel()) for p in parameters)
 
@@ -55,7 +55,7 @@ class CastWeights:
     def __init__(self, places: Iterable[Place], dtype: torch.dtype) -> None:
         self.places = list(places)
         self.dtype = dtype
-        self.parameters = [module._parameters[name] for module, name in self.places]
+        self.parameters: list[Tensor] = [module.get_parameter(name) for module, name in self.places]
         flat = self.parameters[0].new_zeros(aligned_size(self.parameters), dtype=dtype)
         self.leaves = [view.detach() for view in aligned_views(self.parameters, flat)]
 
@@ -75,4 +75,4 @@ class CastWeights:
             yield
         finally:
             for (module, name), parameter in zip(self.places, self.parameters, strict=True):
-                module._parameters[name] = parameter
+                module._parameters[name] = parameter  # type: ignore[assignment]

@@ -245,7 +245,8 @@ def changed(layout: Any, change: Callable[[str, Any], Any], name: str = "") -> A
     """Apply a function to the name and value of each field of nested named tuples."""
     if not isinstance(layout, tuple) or not hasattr(layout, "_fields") or isinstance(layout, Piece):
         return change(name, layout)
-    return layout._make(changed(x, change, field) for field, x in zip(layout._fields, layout, strict=True))
+    fields = zip(layout._fields, layout, strict=True)
+    return type(layout)(*(changed(x, change, field) for field, x in fields))
 
 
 class EqualSequences(NamedTuple):
