@@ -299,7 +299,7 @@ class SubmitOptions:
     """Time limit of the job; a local job has none."""
     partition: str | None = None
     """SLURM partition; null leaves the choice to SLURM."""
-    sbatch: Any = None
+    sbatch: dict[str, Any] | None = None
     """Other options of sbatch, such as {account: NAME, mem: 64G, constraint: NAME}."""
     cluster: str = "slurm"
     """slurm, or local for a job on this machine."""
@@ -309,8 +309,6 @@ class SubmitOptions:
         problems += at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
         problems += positive(hours=self.hours)
-        if not isinstance(self.sbatch, dict | None):
-            problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
         if self.cluster == "local" and self.nodes > 1:
             problems.append(f"nodes is {self.nodes}, but cluster is 'local', which has one machine")
         return problems

@@ -14,7 +14,7 @@ import yaml
 
 from tabicl_train import plugins
 from tabicl_train.config.checks import LARGEST_SEED, seed_problems
-from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep
+from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed_text
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
@@ -198,8 +198,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             problems.append(f"{text}: {error}")
             continue
         if key == "run_dir":
-            value = override.value()  # the folder 2024_10 is not the number 202410
-            folder = text.partition("=")[2] if isinstance(value, int | float) else str(value or "")
+            folder = typed_text(text, override.value())
             if axis is not None or not folder.strip():
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":

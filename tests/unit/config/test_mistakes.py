@@ -59,7 +59,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
         ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),
-        ("run_dir=runs/(a,b", "cannot be read; if the value is plain text, put it in quotes: \"run_dir='...'\""),
+        ("run_dir=runs/(a,b", "cannot be read; plain text needs quotes: \"run_dir='...'\""),
         ("run_dir=a,b", "has several values, which needs -m; plain text needs quotes: \"run_dir='...'\""),
     ],
 )
