@@ -1,4 +1,4 @@
-"""Output files: checked before the work starts, and written whole or not at all."""
+"""Paths that users name, and output files: checked before the work starts, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from tabicl_train.errors import ConfigError
 
 # Names of temporary files and folders: .NAME.PID.tabicl-train.tmp, and .old for a folder that is being replaced.
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
+
+
+def expand_home(path: str | Path) -> str:
+    """Return a path with the home folder in place of ~ or ~NAME at its beginning, as a shell does in some places only.
+
+    Raises ConfigError for a text with a name that no user has; a Path has lost the ./ of ./~NAME.
+    """
+    expanded = os.path.expanduser(path)
+    if isinstance(path, str) and expanded.startswith("~"):
+        raise ConfigError([f"{path!r}: no user has this name; if it is a file or folder, write {f'./{path}'!r}"])
+    return expanded
 
 
 def impossible(path: Path) -> str | None:

@@ -34,12 +34,13 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train import plugins, register
 from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
-from tabicl_train.config.options import SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
+from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
 from tabicl_train.config.removed import removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
+from tabicl_train.outputs import expand_home
 from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]
@@ -133,8 +134,8 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
-        self.config_dir = config_dir
-        self.folders = search_folders(config_dir)
+        self.config_dir = expand_home(config_dir) if config_dir else None
+        self.folders = search_folders(self.config_dir)
         plugins.load_installed()
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
@@ -619,7 +620,22 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
         config.prior = OmegaConf.to_container(tree.prior, resolve=True)
     if tree.objective is not None:
         config.objective = OmegaConf.to_container(tree.objective, resolve=True)
-    return config, run_problems(config)
+    return config, expand_paths(vars(config)) or run_problems(config)
+
+
+def expand_paths(values: dict[str, Any], prefix: str = "") -> list[str]:
+    """Put home folders in place of ~ in all options of dictionaries that are paths; returns the problems with them."""
+    problems = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            problems += expand_paths(value, f"{prefix}{key}.")
+        if key not in PATHS or not isinstance(value, str | list):
+            continue
+        try:
+            values[key] = expand_home(value) if isinstance(value, str) else [expand_home(path) for path in value]
+        except ConfigError as error:
+            problems.append(f"{prefix}{key} is {error}")
+    return problems
 
 
 def parse_options(options: type, arguments: list[str]) -> Any:
@@ -684,7 +700,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     for key, value in texts.items():
         schema[key] = type(value)()  # until it is replaced
     parsed: Any = dataclasses.replace(OmegaConf.to_object(schema), **texts)  # type: ignore[type-var]
-    problems = not_finite(parsed)
+    problems = expand_paths(vars(parsed)) + not_finite(parsed)
     if not problems and hasattr(parsed, "problems"):
         problems = parsed.problems()
     if problems:

@@ -15,6 +15,11 @@ from tabicl_train.config.schema import at_least, one_of, positive, seed_problems
 from tabicl_train.console import first_line
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
+# Options whose text is a path, of all commands, runs and priors, also those of plug-ins.
+PATHS = (
+    *("checkpoint", "figure", "file", "folder", "init_weights", "output", "run_dir", "table", "tabicl_weights"),
+    *("test", "train"),
+)
 
 
 @dataclass

@@ -30,7 +30,7 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
+from tabicl_train.outputs import expand_home, input_problems, output_problems, remove_leftovers, save, write_atomically
 from tabicl_train.plugins import load as load_plugins
 from tabicl_train.prediction.hub_format import hub_problem, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
@@ -83,6 +83,7 @@ def export(
         If it cannot be written; what was at `output` then stays.
     """
     load_plugins(plugins)
+    output = expand_home(output)
     chosen = check_output(output, format)  # before weights are read, which takes longer
     inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
     problems = input_problems("output", output, inputs)

@@ -20,6 +20,7 @@ from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.outputs import expand_home
 from tabicl_train.sweep.comparable import incomparable
 from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
@@ -221,6 +222,10 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             axes.pop(key, None)
             plain.append(text)
     sweep = dataclasses.replace(sweep, seeds=list(dict.fromkeys(seeds)))
+    try:
+        folder = expand_home(folder)
+    except ConfigError as error:
+        problems.append(f"run_dir is {error}")
     return Plan(sweep, Path(folder), list(axes.values()), plain_of_sweep, plain_of_command, composer.config_dir)
 
 

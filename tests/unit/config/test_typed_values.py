@@ -7,7 +7,7 @@ from tabicl_train.config.options import PredictOptions, ReportOptions, SubmitOpt
 from tabicl_train.errors import ConfigError
 from tabicl_train.sweep.plan import read_settings
 
-TEXTS = ["a #1", "a: b", "{x}", "${x}", "${", "???", " a ", "'q'", "&a", "!x", "- a", "a\nb", "~", "1_0", "\\a", "%"]
+TEXTS = ["a #1", "a: b", "{x}", "${x}", "${", "???", " a ", "'q'", "&a", "!x", "- a", "a\nb", "1_0", "\\a", "%"]
 FILES = ["train=a", "test=b", "output=c.csv"]
 
 
