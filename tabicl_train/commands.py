@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import os
 import shlex
 import signal
@@ -68,6 +69,8 @@ def plain_end() -> Iterator[None]:
     That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output. A name of a file that is
     too long is a wrong argument, too, in whatever option it is.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of a name, which must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             with safe_path(), foreign_exits():

@@ -169,11 +169,11 @@ class SavedRun:
         rows = Records((self.folder / name).parent).rows(Path(name).name)
         if not rows:
             return pd.DataFrame()
-        if "step" in rows[0]:
+        columns = list(rows[0])
+        if "step" in columns:
             rows = []
             for rows_of_step in rows_by_step(self.folder, name).values():
                 rows += rows_of_step
-        columns = list(rows[0]) if rows else []
         return pd.read_csv(io.StringIO(csv_text([columns, *(row.values() for row in rows)])))
 
     @property

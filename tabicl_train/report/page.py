@@ -24,6 +24,7 @@ import jinja2
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from pandas.api.types import is_numeric_dtype
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.removed import as_of_now
@@ -41,7 +42,14 @@ from tabicl_train.config.schema import (
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.compare import Arm, compare, default_metrics, pair, scope, table_in_words
-from tabicl_train.evaluation.scores import judged, standing, summary_table, weights_of_first
+from tabicl_train.evaluation.scores import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    judged,
+    standing,
+    summary_table,
+    weights_of_first,
+)
 from tabicl_train.model.config import settings_of
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.report.comparison import draw_comparison, draw_ranks
@@ -67,6 +75,29 @@ RECORDS = (  # the files of a run that are read
     *("config.yaml", "status.json", "provenance.jsonl", "incidents.jsonl", "test.json"),
     *("metrics.csv", "scaling.csv", "validation.csv", "evaluation.csv"),
 )
+# What the page shows of these files: columns that there must be, other columns of numbers, and keys with their types.
+COLUMNS = {
+    "metrics.csv": (
+        *("step", "stage", "loss", "grad_norm", "lr", "skipped"),
+        *("tables_per_s", "cells_per_s", "data_wait"),
+    ),
+    "scaling.csv": (
+        *("step", "layer", "n_smallest", "n_largest", "at_smallest", "at_largest"),
+        *("gate_mean", "gate_std"),
+    ),
+    "validation.csv": ("step", "data", "rows", "loss"),
+    "evaluation.csv": ("data", "split", "method"),  # and the scores of classes or of numbers
+}
+TEXTS = ("stage", "layer", "data", "method", "split")
+OTHER_NUMBERS = ("guess_loss", "rows", "labeled_rows", "features", "classes", "n_estimators")
+KEYS: dict[str, dict[str, Any]] = {
+    "test.json": {"step": int, "best_step": int | None, "sentences": list},
+    "incidents.jsonl": {"reason": str},
+    "provenance.jsonl": {
+        **{"step": int, "time": str, "commit": str | None, "diff": str | None},
+        **{"versions": dict, "command": list},
+    },
+}
 PAGE = "report.html"  # in a run directory, where it belongs to the report and is replaced by every new one
 RATES = {
     "tables_per_s": "tables/s",
@@ -101,6 +132,9 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
     overwrite: replace a file that is there already
     """
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
+    for folder in folders:
+        if os.fsencode(folder) != str(folder).encode(errors="replace"):
+            problems.append(f"run_dir is {str(folder)!r}, which is not UTF-8, as pages are; rename it")
     if problems:
         raise ConfigError(problems)
     files_read = []
@@ -138,22 +172,45 @@ def read_run(folder: Path, name: str) -> RunContent:
         folder=folder,
         config=None if saved.settings is None else flatten(as_of_now(saved.settings)),
         status=saved.status,
-        starts=saved.starts,
-        incidents=saved.incidents,
+        starts=[with_keys(folder / "provenance.jsonl", line) for line in saved.starts],
+        incidents=[with_keys(folder / "incidents.jsonl", line) for line in saved.incidents],
         metrics=read_table(saved, "metrics.csv"),
         scaling=read_table(saved, "scaling.csv"),
         validation=read_table(saved, "validation.csv"),
         evaluation=read_table(saved, "evaluation.csv"),
-        test=saved.test,
+        test=None if saved.test is None else with_keys(folder / "test.json", saved.test),
     )
 
 
 def read_table(saved: SavedRun, name: str) -> pd.DataFrame | None:
-    """Return a table of a run; None if it has no rows."""
+    """Return a table of a run; None if it has no rows. Raises ConfigError if it lacks a column that is drawn."""
     table = saved.table(name)
-    if table.empty:
+    if table.columns.empty:
         return None
+    needed = [*COLUMNS[name]]
+    if name == "evaluation.csv":
+        needed += NUMBER_METRICS if "r2" in table else CLASS_METRICS
+    numbers = {*needed, *RATES, *REAL_SCORES, *OTHER_NUMBERS}.difference(TEXTS)
+    problem = None
+    if missing := [column for column in needed if column not in table]:
+        problem = f"has no column {', '.join(missing)}"
+    elif table.empty:
+        problem = "has no row with a step"
+    elif texts := [column for column in table if column in numbers and not is_numeric_dtype(table[column])]:
+        problem = f"has texts instead of numbers in the column {', '.join(texts)}"
+    if problem is not None:
+        raise ConfigError([f"{saved.folder / name} {problem}; move it away, or write it again"])
     return table
+
+
+def with_keys(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of a JSON file; raises ConfigError if it lacks what is shown of it."""
+    for key, kind in KEYS[path.name].items():
+        value = record.get(key)
+        is_right = isinstance(value, kind) and (kind is not list or all(isinstance(text, str) for text in value))
+        if key not in record or not is_right:
+            raise ConfigError([f"{path}: {key} is missing or of another type than a run writes; move the file away"])
+    return record
 
 
 def mark_together(runs: list[RunContent]) -> None:
@@ -487,8 +544,8 @@ def cell(value: Any, decimals: int | None = None) -> str:
     decimals : int, optional
         Of numbers below 1000 that are not whole. Default: four digits.
     """
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | list | dict):
+        return str(value)
     if pd.isna(value):
         return ""
     if isinstance(value, numbers.Integral):

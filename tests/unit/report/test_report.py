@@ -19,6 +19,7 @@ from command_line import command
 from html_page import Page
 
 from tabicl_train.config.compose import compose
+from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.compare import compare, pair
 from tabicl_train.evaluation.scores import CLASS_METRICS, standing, summarize
@@ -29,7 +30,7 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.report.page import chosen, effort, fill, validation_means, write_report
+from tabicl_train.report.page import COLUMNS, KEYS, TEXTS, chosen, effort, fill, validation_means, write_report
 
 SECTIONS = [
     "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "gates",
@@ -323,6 +324,32 @@ def test_missing_and_torn_files_are_no_error(kept, runs, tmp_path):
     for what in ("There were no incidents", "There is no validation.csv", "There is no scaling.csv",
                  "there is no evaluation.csv", "There is no provenance.jsonl"):  # fmt: skip
         assert what in text
+
+
+@pytest.mark.parametrize("name", [*COLUMNS, *KEYS])
+def test_what_is_missing_in_a_file_is_named(name, runs, tmp_path):
+    shutil.copy(runs[0] / "config.yaml", tmp_path)
+    path = tmp_path / name
+    if name in KEYS:
+        whole = json.loads((runs[0] / name).read_text().splitlines()[0])
+        for key in KEYS[name]:
+            for record in ({each: value for each, value in whole.items() if each != key}, whole | {key: [1]}):
+                path.write_text(json.dumps(record) + "\n")
+                with pytest.raises(ConfigError, match=rf"^{path}: {key} is missing or of another type[^\n]*$"):
+                    write_report([tmp_path], tmp_path / "page.html")
+        return
+    whole = pd.read_csv(runs[0] / name)
+    needed = {*COLUMNS[name], *(CLASS_METRICS if name == "evaluation.csv" else ())}
+    for column in whole:
+        whole.drop(columns=column).to_csv(path, index=False)
+        if column in needed:
+            with pytest.raises(ConfigError, match=rf"^{path} has no column {column};[^\n]*$"):
+                write_report([tmp_path], tmp_path / "page.html")
+        whole.assign(**{column: "x"}).to_csv(path, index=False)
+        if column in needed and column not in TEXTS:
+            what = "no row with a step" if column == "step" else f"texts instead of numbers in the column {column}"
+            with pytest.raises(ConfigError, match=rf"^{path} has {what};[^\n]*$"):
+                write_report([tmp_path], tmp_path / "page.html")
 
 
 def test_a_run_without_a_finite_number_has_a_page(runs, tmp_path):
