@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
 import os
 import shlex
 import signal
@@ -43,6 +44,7 @@ from tabicl_train.errors import (
     require_matplotlib,
     require_sweep_packages,
 )
+from tabicl_train.outputs import expand_home
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
@@ -72,6 +74,8 @@ def plain_end() -> Iterator[None]:
     """
     sys.excepthook = print_trace
     warnings.formatwarning = format_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of a name, which must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             with safe_path(), foreign_exits():
@@ -181,6 +185,8 @@ def train_arguments(program: str) -> argparse.Namespace:
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--version", action="store_true")
     args = parser.parse_intermixed_args()
+    if args.config_dir is not None:
+        args.config_dir = expand_home(args.config_dir)
     if args.version:
         from tabicl_train.run_dir.provenance import describe_installation
 
@@ -324,7 +330,7 @@ def compare() -> None:
     args = arguments("CompareOptions")
     from tabicl_train.sweep.compare import run_comparison
 
-    run_comparison(words, args)
+    run_comparison([expand_home(word) for word in words], args)
 
 
 def is_word(argument: str) -> bool:
@@ -386,7 +392,7 @@ def runs() -> None:
         raise ConfigError([f"{shlex.join(sys.argv[1:])}: give one folder: tabicl-runs [folder]"])
     from tabicl_train.run_dir.summary import runs_table
 
-    print(runs_table(Path(*sys.argv[1:] or ["runs"])))
+    print(runs_table(Path(expand_home((sys.argv[1:] or ["runs"])[0]))))
 
 
 @plain_end()

@@ -1,4 +1,4 @@
-"""Output files: checked before the work starts, and written whole or not at all."""
+"""Paths that users name, and output files: checked before the work starts, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ from tabicl_train.errors import ConfigError
 # Names of temporary files and folders: .NAME.PID.tabicl-train.tmp, and .old for a folder that is being replaced.
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
 
+# The files and folders of a run and of a sweep, which no command may write, by a file that marks their folders.
+OF_RUN = (
+    *("checkpoints", "config.yaml", "jobs", "lock", "metrics.csv", "profile", "scaling.csv", "status.json"),
+    *("tensorboard", "test.json", "validation.csv", "wandb", "wandb.json"),
+)
+OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, "study.log": ("lock", "study.log")}
+
+
+def expand_home(path: str | Path) -> str:
+    """Return a path with the home folder in place of ~ or ~NAME at its beginning, as a shell does in some places only.
+
+    Raises ConfigError for a text with a name that no user has; a Path has lost the ./ of ./~NAME.
+    """
+    expanded = os.path.expanduser(path)
+    if isinstance(path, str) and expanded.startswith("~"):
+        raise ConfigError([f"{path!r}: no user has this name; if it is a file or folder, write {f'./{path}'!r}"])
+    return expanded
+
 
 def impossible(path: Path) -> str | None:
     """Return why there can be no such file or folder, such as "File name too long"; None if there can, or is one."""
@@ -26,6 +44,28 @@ def impossible(path: Path) -> str | None:
     except OSError as error:
         return error.strerror
     return None
+
+
+def owner_problem(path: str | Path) -> str | None:
+    """Return the problem with an output that is, or would be, a file of a run or lie in a folder of it; or None."""
+    path = Path(os.path.realpath(path))
+    for folder in path.parents:
+        file = folder / path.relative_to(folder).parts[0]
+        own: list[str] = []
+        for mark, names in OWNED.items():
+            if os.path.exists(folder / mark):
+                own += names
+        if own and (file.name in own or is_record(file)):
+            return f"{file} belongs to the run or sweep in {folder}; choose another name"
+    return None
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file has the form of a record in a run directory: JSON lines, the log of a rank, or CSV by step."""
+    if path.suffix == ".csv" and os.path.isfile(path):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            return file.read(5) == b"step,"
+    return path.suffix == ".jsonl" or re.fullmatch(r"rank-\d+\.log", path.name) is not None
 
 
 def unwritable_folder(path: Path) -> str | None:
@@ -49,7 +89,7 @@ def make_folder(setting: str, path: Path) -> None:
 
 def folder_problem(path: Path) -> str | None:
     """Create a folder; returns why it cannot be created, or None."""
-    if problem := unwritable_folder(path):
+    if problem := owner_problem(path) or unwritable_folder(path):
         return problem
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -64,8 +104,10 @@ def output_problems(setting: str, path: str | Path | None) -> list[str]:
         return []
     path = Path(path)
     # os.path, since Path.is_dir raises OSError for a name that is too long.
-    if os.path.isdir(path):
-        problem: str | None = "it is a folder, not a file"
+    if problem := owner_problem(path):
+        pass
+    elif os.path.isdir(path):
+        problem = "it is a folder, not a file"
     elif reason := impossible(temporary_name(path)):  # which is longer than the name of the file
         problem = f"it cannot be created ({reason})"
     elif os.path.exists(path) and not os.access(path, os.W_OK):

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from tabicl_train.console import print_line
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import expand_home
 
 __all__ = ["Plugin", "load"]
 
@@ -177,6 +178,7 @@ class _Found(NamedTuple):
 def _find(source: str) -> _Found:
     match = SOURCE.fullmatch(source.strip())
     place, expected = match.groups("") if match else ("", "")
+    place = expand_home(place)
     if place.endswith(".py"):
         path: Path | None = Path(place).absolute()
         module = Path(place).stem

@@ -14,6 +14,7 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import one_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
+from tabicl_train.outputs import expand_home
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir import checkpoint
@@ -51,7 +52,7 @@ def open_run(run_dir: str | Path) -> SavedRun:
     >>> run.metrics.plot(x="step", y=["loss", "guess_loss"])  # needs matplotlib
     >>> run.estimator(n_estimators=1).fit(X, y).predict(queries)
     """
-    folder = Path(run_dir)
+    folder = Path(expand_home(run_dir))
     if not holds_run(folder):
         raise ConfigError([f"run_dir is '{folder}'; there is no run in it"])
     return SavedRun(folder)

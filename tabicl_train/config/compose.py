@@ -18,7 +18,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra import compose as hydra_compose
@@ -27,18 +28,19 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train import plugins, register
 from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
-from tabicl_train.config.options import SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
+from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
 from tabicl_train.config.removed import removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
+from tabicl_train.outputs import expand_home
 from tabicl_train.run_dir.records import read_yaml
 from tabicl_train.weights import architecture, names
 
@@ -133,8 +135,8 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         import priors  # on first use: torch takes 2 s, and the help needs only the folders
 
-        self.config_dir = config_dir
-        self.folders = search_folders(config_dir)
+        self.config_dir = expand_home(config_dir) if config_dir else None
+        self.folders = search_folders(self.config_dir)
         plugins.load_installed()
         try:
             self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
@@ -206,8 +208,7 @@ class Composer:
             if is_of_sweep(text):
                 line.problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
             elif override.is_sweep_override():
-                hint = f"plain text needs quotes: \"{key}='...'\""
-                line.problems.append(f"{text!r} has several values, which needs -m; {hint}")
+                line.problems.append(f"{text!r} has several values, which needs -m; {in_quotes(key)}")
                 if is_group:
                     line.wrong_groups.add(key)
             elif not is_group:
@@ -254,8 +255,7 @@ class Composer:
             if override is not None:
                 parsed.append((text, override))
             elif equals:
-                hint = f"if the value is plain text, put it in quotes: \"{key}='...'\""
-                problems.append(f"{text!r} cannot be read; {hint}")
+                problems.append(f"{text!r} cannot be read; {in_quotes(key)}")
             else:
                 problems.append(f"{text!r} is not of the form KEY=VALUE")
         return parsed, problems
@@ -497,6 +497,11 @@ def hydra_text(text: str) -> str:
     return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
+def in_quotes(key: str) -> str:
+    """Return the advice for a text that Hydra takes for something else."""
+    return f"plain text needs quotes: \"{key}='...'\""
+
+
 def set_value(
     tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
 ) -> str | None:
@@ -562,13 +567,28 @@ def set_value(
     value = override.value()
     try:
         OmegaConf.update(tree, key, value, merge=not replaces(text, key, value))
-        # What an option of type str took as a number is taken as it was typed: the folder 2024_10 is not 202410.
-        is_text = isinstance(OmegaConf.select(tree, key), str)
-        if is_text and isinstance(value, int | float):
-            OmegaConf.update(tree, key, text.partition("=")[2])
+        taken = OmegaConf.select(tree, key)
+        if isinstance(taken, str):
+            OmegaConf.update(tree, key, typed_text(text, value))
+        elif isinstance(taken, ListConfig) and isinstance(value, list):
+            # Elements that are text may have been numbers or truth values for Hydra: of true it has made True.
+            for element, parsed in zip(taken, value, strict=True):
+                if isinstance(element, str) and element != parsed and element not in re.split(r"[\[\],\s]+", text):
+                    return f"{text}: the element {element} was typed in another form; put it in quotes: ['...']"
     except OmegaConfBaseException as error:
-        return wrong_type(key, error)
+        problem = wrong_type(key, error)
+        # A text that looks like a list or a dictionary.
+        return f"{problem}; {in_quotes(key)}" if "to string" in problem else problem
     return None
+
+
+def typed_text(text: str, value: Any) -> str:
+    """Return the text of a word KEY=TEXT as it was typed, or without its quotes; value: as Hydra parses it.
+
+    Hydra makes of the folder 2024_10 the number 202410, and leaves out spaces at both ends and backslashes.
+    """
+    typed = text.partition("=")[2]
+    return value if typed.lstrip().startswith(("'", '"')) else typed
 
 
 def replaces(text: str, key: str, value: Any) -> bool:
@@ -603,7 +623,22 @@ def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
         config.prior = OmegaConf.to_container(tree.prior, resolve=True)
     if tree.objective is not None:
         config.objective = OmegaConf.to_container(tree.objective, resolve=True)
-    return config, run_problems(config)
+    return config, expand_paths(vars(config)) or run_problems(config)
+
+
+def expand_paths(values: dict[str, Any], prefix: str = "") -> list[str]:
+    """Put home folders in place of ~ in all options of dictionaries that are paths; returns the problems with them."""
+    problems = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            problems += expand_paths(value, f"{prefix}{key}.")
+        if key not in PATHS or not isinstance(value, str | list):
+            continue
+        try:
+            values[key] = expand_home(value) if isinstance(value, str) else [expand_home(path) for path in value]
+        except ConfigError as error:
+            problems.append(f"{prefix}{key} is {error}")
+    return problems
 
 
 def parse_options(options: type, arguments: list[str]) -> Any:
@@ -627,23 +662,34 @@ def parse_options(options: type, arguments: list[str]) -> Any:
         With all problems.
     """
     schema = OmegaConf.structured(options)
+    types = get_type_hints(options)
     keys = list(schema)
     problems = []
     given = set()
-    for text in arguments:
-        key, equals, value = text.partition("=")
+    texts: dict[str, Any] = {}  # kept from OmegaConf, for which ${x} is a reference and ??? a missing value
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
         if not equals:
-            problems.append(f"{text!r} is not of the form KEY=VALUE")
+            problems.append(f"{argument!r} is not of the form KEY=VALUE")
             continue
         if key not in keys:
             problems.append(unknown_key("", key, keys))
             continue
         given.add(key)
         try:
-            schema[key] = read_value(value)
+            value = read_value(text, types[key])
+        except ValueError as error:
+            problems.append(f"{key} is {repr(text) if text else 'empty'}; {error}")
+            continue
+        texts.pop(key, None)  # of an argument before
+        if is_text(value, types[key]):
+            texts[key] = value
+            continue
+        try:
+            schema[key] = value
         except OmegaConfBaseException as error:
-            if read_value(value) is None:
-                problems.append(f"{key} is {value or 'empty'}; it needs a value")
+            if value is None:
+                problems.append(f"{key} is {text}; it needs a value")
             else:
                 problems.append(wrong_type(key, error))
     for key in keys:
@@ -654,8 +700,10 @@ def parse_options(options: type, arguments: list[str]) -> Any:
         mistake.add_note(f"usage: {usage(options)}")
         raise mistake
 
-    parsed: Any = OmegaConf.to_object(schema)
-    problems = not_finite(parsed)
+    for key, value in texts.items():
+        schema[key] = type(value)()  # until it is replaced
+    parsed: Any = dataclasses.replace(OmegaConf.to_object(schema), **texts)  # type: ignore[type-var]
+    problems = expand_paths(vars(parsed)) + not_finite(parsed)
     if not problems and hasattr(parsed, "problems"):
         problems = parsed.problems()
     if problems:
@@ -663,16 +711,67 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     return parsed
 
 
-def read_value(text: str) -> Any:
-    """Parse YAML with its numbers as text, since a folder may be called 2024_10; invalid YAML is plain text."""
-    if text in ("", "null"):
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the types of an option: str and None of `str | None`."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def is_text(value: Any, kind: Any) -> bool:
+    """Whether a value is text, or a list of texts, and an option of this type takes it."""
+    if isinstance(value, list):
+        return all(isinstance(element, str) for element in value) and bool({list[str], Any} & {*alternatives(kind)})
+    return isinstance(value, str) and bool({str, Any} & {*alternatives(kind)})
+
+
+def read_value(text: str, kind: Any) -> Any:
+    """Read a value for an option of a type: text as it was typed, and lists and dictionaries, which are in YAML.
+
+    Numbers stay text, which OmegaConf converts. Raises ValueError for a value that has no meaning for the option.
+    """
+    kinds = {get_origin(each) or each for each in alternatives(kind)}
+    if not text:
+        raise ValueError("it needs a value")
+    if text == "null" and (str not in kinds or NoneType in kinds):
         return None
-    if len(text) == 1:  # YAML reads the separator | as the beginning of a block
-        return text
+    is_list = text.startswith("[") and bool(kinds & {list, Any})
+    is_dictionary = text.startswith("{") and dict in kinds
+    value = read_whole(text) if is_list or is_dictionary else text
+    if not is_text(value, kind) and re.search(r"\$\{|\?\?\?", text):  # OmegaConf would look up ${x}
+        raise ValueError("it must not have ${ or ???")
+    return value
+
+
+class TextLoader(yaml.BaseLoader):
+    """Reads all values of YAML as text, and refuses a key that is there twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.YAMLError("a key is there twice")
+        return mapping
+
+
+def read_whole(text: str) -> Any:
+    """Read a list or a dictionary; raises ValueError if YAML would leave out or change any of the text.
+
+    It leaves out comments, tags (!x) and the names of anchors (&x), and joins lines.
+    """
+    is_whole = True
+    end = 0
     try:
-        return read_yaml(text, yaml.BaseLoader)
+        value = read_yaml(text, TextLoader)
+        for token in yaml.scan(text):
+            source = text[token.start_mark.index : token.end_mark.index]
+            is_whole &= not text[end : token.start_mark.index].strip()
+            is_whole &= not isinstance(token, yaml.TagToken | yaml.AnchorToken | yaml.AliasToken)
+            if isinstance(token, yaml.ScalarToken):
+                is_whole &= token.value == source if token.plain else len(source.splitlines()) == 1
+            end = token.end_mark.index
     except (yaml.YAMLError, ValueError):
-        return text
+        is_whole = False
+    if not is_whole:
+        raise ValueError("write a list as [a,b], and a text with special characters in quotes: ['a #1','b']")
+    return value
 
 
 def search_folders(config_dir: str | None) -> list[Path]:

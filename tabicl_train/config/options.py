@@ -15,6 +15,11 @@ from tabicl_train.config.schema import at_least, one_of, positive, seed_problems
 from tabicl_train.console import first_line
 
 MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
+# Options whose text is a path, of all commands, runs and priors, also those of plug-ins.
+PATHS = (
+    *("checkpoint", "figure", "file", "folder", "init_weights", "output", "run_dir", "table", "tabicl_weights"),
+    *("test", "train"),
+)
 
 
 @dataclass
@@ -299,7 +304,7 @@ class SubmitOptions:
     """Time limit of the job; a local job has none."""
     partition: str | None = None
     """SLURM partition; null leaves the choice to SLURM."""
-    sbatch: Any = None
+    sbatch: dict[str, Any] | None = None
     """Other options of sbatch, such as {account: NAME, mem: 64G, constraint: NAME}."""
     cluster: str = "slurm"
     """slurm, or local for a job on this machine."""
@@ -309,8 +314,6 @@ class SubmitOptions:
         problems += at_least(0, gpus=self.gpus)
         problems += one_of("cluster", self.cluster, ("slurm", "local"))
         problems += positive(hours=self.hours)
-        if not isinstance(self.sbatch, dict | None):
-            problems.append(f"sbatch is {self.sbatch!r}; it needs the form {{option: value, ...}}")
         if self.cluster == "local" and self.nodes > 1:
             problems.append(f"nodes is {self.nodes}, but cluster is 'local', which has one machine")
         return problems

@@ -399,8 +399,9 @@ class CheckpointConfig:
 
     def problems(self) -> list[str]:
         problems = at_least(1, every=self.every, keep=self.keep)
-        if self.permanent_every is not None and (self.permanent_every < 1 or self.permanent_every % self.every):
-            problems.append(f"permanent_every is {self.permanent_every}; it must be a multiple of every ({self.every})")
+        wanted = self.permanent_every
+        if wanted is not None and self.every >= 1 and (wanted < 1 or wanted % self.every):
+            problems.append(f"permanent_every is {wanted}; it must be a multiple of every ({self.every})")
         return problems
 
 

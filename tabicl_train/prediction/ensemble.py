@@ -43,6 +43,7 @@ from tabicl_train.model.config import family_name, named_parts
 from tabicl_train.model.encoding import CPU_PART
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
+from tabicl_train.outputs import expand_home
 from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
 from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
@@ -214,7 +215,8 @@ class Ensemble(BaseEstimator):
         config = self.network_.config
         needed = register.plugins_used(named_parts(config))
         origin = {"plugins": needed} if needed else {}
-        export_weights(Pretrained(config, weights, origin), str(path), check_output(str(path), None))
+        output = expand_home(path)
+        export_weights(Pretrained(config, weights, origin), output, check_output(output, None))
 
     def embed(self, X: Any) -> np.ndarray:
         """Return the representations of rows that in-context learning reads.

@@ -30,7 +30,15 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.outputs import input_problems, output_problems, remove_leftovers, save, write_atomically
+from tabicl_train.outputs import (
+    expand_home,
+    input_problems,
+    output_problems,
+    owner_problem,
+    remove_leftovers,
+    save,
+    write_atomically,
+)
 from tabicl_train.plugins import load as load_plugins
 from tabicl_train.prediction.hub_format import hub_problem, save_hub
 from tabicl_train.prediction.onnx_format import missing_packages, onnx_predictor, save_onnx
@@ -83,6 +91,7 @@ def export(
         If it cannot be written; what was at `output` then stays.
     """
     load_plugins(plugins)
+    output = expand_home(output)
     chosen = check_output(output, format)  # before weights are read, which takes longer
     inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
     problems = input_problems("output", output, inputs)
@@ -226,15 +235,11 @@ def read_back(path: Path) -> Predictor:
 
 
 def file_problems(output: str) -> list[str]:
-    folder = Path(output).resolve().parent
-    if folder.name == "checkpoints" and (folder.parent / "provenance.jsonl").exists():
-        place = "among the checkpoints of a run, which goes on from them; choose another folder"
-        return [f"output is {output!r}, {place}"]
     return output_problems("output", output)
 
 
 def folder_problems(output: str) -> list[str]:
-    problem = hub_problem(Path(output))
+    problem = owner_problem(output) or hub_problem(Path(output))
     return [f"output is {output!r}; {problem}"] if problem else []
 
 

@@ -121,6 +121,9 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
     overwrite: replace a file that is there already
     """
     problems = [f"run_dir is '{folder}'; there is no run in it" for folder in folders if not holds_run(folder)]
+    for folder in folders:
+        if os.fsencode(folder) != str(folder).encode(errors="replace"):
+            problems.append(f"run_dir is {str(folder)!r}, which is not UTF-8, as pages are; rename it")
     if problems:
         raise ConfigError(problems)
     files_read = []
@@ -532,8 +535,8 @@ def cell(value: Any, decimals: int | None = None) -> str:
     decimals : int, optional
         Of numbers below 1000 that are not whole. Default: four digits.
     """
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | list | dict):
+        return str(value)
     if pd.isna(value):
         return ""
     if isinstance(value, numbers.Integral):

@@ -14,12 +14,13 @@ import yaml
 
 from tabicl_train import plugins
 from tabicl_train.config.checks import LARGEST_SEED, seed_problems
-from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep
+from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed_text
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.outputs import expand_home
 from tabicl_train.sweep.comparable import incomparable
 from tabicl_train.sweep.metric import compared_data_sets
 from tabicl_train.sweep.metric import problem as metric_problem
@@ -198,8 +199,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             problems.append(f"{text}: {error}")
             continue
         if key == "run_dir":
-            value = override.value()  # the folder 2024_10 is not the number 202410
-            folder = text.partition("=")[2] if isinstance(value, int | float) else str(value or "")
+            folder = typed_text(text, override.value())
             if axis is not None or not folder.strip():
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
         elif key == "seed":
@@ -222,6 +222,10 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             axes.pop(key, None)
             plain.append(text)
     sweep = dataclasses.replace(sweep, seeds=list(dict.fromkeys(seeds)))
+    try:
+        folder = expand_home(folder)
+    except ConfigError as error:
+        problems.append(f"run_dir is {error}")
     return Plan(sweep, Path(folder), list(axes.values()), plain_of_sweep, plain_of_command, composer.config_dir)
 
 

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tabicl_train.outputs import expand_home
+
 FOLDER = Path(__file__).parent
 
 
@@ -28,9 +30,9 @@ def names(regression: bool = False) -> dict[str, Path]:
 def resolve(checkpoint: str | Path, regression: bool = False) -> Path:
     """Return the file of a name, or else the path itself, as for `./mini`."""
     if not isinstance(checkpoint, str):
-        return Path(checkpoint)
+        return Path(expand_home(checkpoint))
     # A name that only weights of the other task have means these, so that an error says what they predict.
-    return names(regression).get(checkpoint) or names(not regression).get(checkpoint) or Path(checkpoint)
+    return names(regression).get(checkpoint) or names(not regression).get(checkpoint) or Path(expand_home(checkpoint))
 
 
 def no_such_weights(option: str, checkpoint: str | Path) -> str:

@@ -1,6 +1,7 @@
 """What holds for every command: code of others that exits, and modules in the current folder."""
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import warnings
 import pytest
 import safetensors.torch
 import torch
-from command_line import command
+from command_line import command, exit_code
 
 from tabicl_train import commands, plugins
 from tabicl_train.console import one_line
@@ -108,6 +109,18 @@ def test_a_plug_in_that_exits_when_it_is_imported_cannot_be_imported(tmp_path):
     (tmp_path / "at_once.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(plugins.ConfigError, match=r"at_once.py cannot be imported: SystemExit: 0"):
         plugins.load(tmp_path / "at_once.py")
+
+
+def test_a_name_that_the_terminal_cannot_show_hides_nothing(tmp_path, monkeypatch):
+    for name in ("plain", "mod\xe8le", "mod\udce8le"):  # the last one is not UTF-8 on the disk
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text('{"status": "finished", "step": 1}')
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert exit_code(monkeypatch, "runs", str(tmp_path)) == 0
+    shown = terminal.buffer.getvalue().decode("ascii")
+    names = [line.split()[0].rpartition("/")[2] for line in shown.splitlines()[1:]]
+    assert sorted(names) == ["mod\\udce8le", "mod\\xe8le", "plain"]
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import tqdm"], ["-m", "tqdm", "--version"]])

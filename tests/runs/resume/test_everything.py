@@ -13,6 +13,7 @@ from training_runs import assert_same_end, last_checkpoint, read_metrics
 from tabicl_train import TabICLClassifier, training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
+from tabicl_train.outputs import owner_problem
 from tabicl_train.prediction.export import export
 from tabicl_train.run_dir.records import Records
 
@@ -54,6 +55,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one_and_the_tabicl_package_predicts
         assert run_ranks(train, tmp_path, point, config, folder=tmp_path) == codes, (tmp_path / "stderr.0").read_text()
     whole, torn = tmp_path / "machine-0/whole", tmp_path / "machine-0/torn"
     assert list((tmp_path / "machine-1").iterdir()) == []
+    assert [path.name for path in torn.rglob("*") if owner_problem(path) is None] == []  # a new file goes into OF_RUN
     starts = [start["step"] for start in Records(torn).lines("provenance.jsonl")]
     assert starts in ([0, 3, 4], [0, 3, 3])  # a save beside training may not have reached the disk
     assert_same_end(torn, whole)

@@ -1,9 +1,13 @@
+import contextlib
+import dataclasses
+
 import pytest
 from command_line import exit_code
 from configurations import list_experiments, problems
 from table_files import build_frame
 
 from tabicl_train.config.compose import Composer, compose
+from tabicl_train.config.schema import flatten
 from tabicl_train.errors import ConfigError
 
 
@@ -59,7 +63,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         ("curriculum.stages.long.steps=3", "there are smoke (+curriculum.stages.long.KEY=VALUE adds a stage)"),
         ("+curriculum.stages.long.step=3", "long.step: no such setting; did you mean curriculum.stages.long.steps"),
         ("+curriculum.stages.long.steps=x", "curriculum.stages.long.steps: Value 'x'"),
-        ("run_dir=runs/(a,b", "cannot be read; if the value is plain text, put it in quotes: \"run_dir='...'\""),
+        ("run_dir=runs/(a,b", "cannot be read; plain text needs quotes: \"run_dir='...'\""),
         ("run_dir=a,b", "has several values, which needs -m; plain text needs quotes: \"run_dir='...'\""),
     ],
 )
@@ -96,6 +100,15 @@ def test_messages_have_the_names_that_a_user_typed(override, expected, tmp_path)
     with pytest.raises(ConfigError) as caught:
         compose(["experiment=smoke", override], str(tmp_path))
     assert caught.value.problems == [expected]
+
+
+def test_no_setting_of_zero_ends_in_a_stack_trace():
+    base = ["experiment=smoke", "validation.every=5", "checkpoint.permanent_every=5"]
+    for key, value in flatten(dataclasses.asdict(compose([*base, "checkpoint.every=5"]))).items():
+        if value is None or type(value) in (int, float, list):
+            with contextlib.suppress(ConfigError):
+                compose([*base, f"{key}={'[0,0]' if isinstance(value, list) else 0}"])
+    assert problems(*base, "checkpoint.every=0") == ["checkpoint.every is 0; it must be at least 1"]
 
 
 def test_no_experiment_and_a_file_that_is_no_yaml(tmp_path):

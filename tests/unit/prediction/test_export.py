@@ -346,15 +346,6 @@ def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
     assert (tmp_path / "m.ckpt").read_bytes() == b"whole"
 
 
-def test_a_checkpoint_of_a_run_is_not_replaced(made, monkeypatch):
-    monkeypatch.chdir(made[0] / "checkpoints")
-    before = {path.name: path.read_bytes() for path in Path().iterdir()}
-    for output in (f"step-{UNTRAINED_STEP:08d}.ckpt", str(made[0] / "checkpoints/new.onnx")):
-        with pytest.raises(ConfigError, match="among the checkpoints of a run"):
-            export(f"step-{UNTRAINED_STEP:08d}.ckpt", output)
-    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
-
-
 def test_a_run_without_the_weights_asked_for_is_named(tmp_path):
     write_untrained_run(tmp_path / "run")
     newest = tmp_path / "run/checkpoints" / f"step-{UNTRAINED_STEP:08d}.ckpt"
