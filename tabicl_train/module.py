@@ -22,6 +22,7 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.objectives import losses_of as query_losses
+from tabicl_train.objectives import refuse_detached
 from tabicl_train.optimizer import build_optimizer, take_step
 from tabicl_train.precision import LossScale, Precision
 from tabicl_train.stream import StepItem
@@ -276,6 +277,7 @@ class Pretraining(L.LightningModule):
         the model's value.
         """
         losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary)
+        refuse_detached(losses, self.objective)
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)
