@@ -169,6 +169,7 @@ class Prior:
         self, columns: torch.Tensor, target: torch.Tensor, num_classes: int, spec: TableSpec, seed: tuple[int, ...]
     ) -> Table:
         """Make a table of what `execute` returns, or raise Rejected."""
+        spec.check_sizes(columns, target, spec.train_size, self)
         if self.raw:
             return Table(columns, target, spec.train_size, num_classes)
         return finish(columns, target, num_classes, spec.train_size, rng_at(seed, "finish"))

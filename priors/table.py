@@ -71,6 +71,15 @@ class TableSpec:
             )
         return problems
 
+    def check_sizes(self, X: torch.Tensor, y: torch.Tensor, train_size: int, prior: object) -> None:
+        """Raise PriorError if what a prior has drawn has other sizes: the network would read other rows or labels."""
+        N, n, M = self.num_rows, self.train_size, self.num_features
+        if len(X) == N and X.ndim == 2 and 1 <= X.shape[1] <= M and y.shape == (N,) and train_size == n:
+            return
+        found = f"features {tuple(X.shape)}, a target {tuple(y.shape)} and {train_size} labeled rows"
+        asked = f"it was asked for features ({N}, {M}), of which some columns may be absent, and {n} labeled rows"
+        raise PriorError(f"the prior {type(prior).__name__} has drawn {found}; {asked}")
+
     def check(self) -> None:
         """Raise PriorError with all problems."""
         if problems := self.problems():

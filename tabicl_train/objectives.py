@@ -8,8 +8,6 @@ B tables, C classes, Q quantiles.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +18,8 @@ from torch import Tensor
 from tabicl_train import register
 from tabicl_train.config import build
 from tabicl_train.config.schema import one_of
+from tabicl_train.console import counted
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network, random_tables
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import pinball
@@ -118,7 +118,6 @@ def losses_of(
     checkpoint_rows: int | None = None,
     objective: Any = None,
     auxiliary: dict[str, float] | None = None,
-    predict: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Compute what training minimizes for each table of a pack.
 
@@ -134,19 +133,36 @@ def losses_of(
         By default the network's own loss.
     auxiliary : dict, optional
         Weights of the auxiliary losses by name; those that are not named do not count.
-    predict : callable, optional
-        What is called in place of the network, with the same arguments.
 
     Returns
     -------
     Tensor
         (B,) float32.
+
+    Raises
+    ------
+    ConfigError
+        If the objective returns something else.
     """
-    predictions = (predict or network)(pack, checkpoint_rows)
+    return losses_from(network(pack, checkpoint_rows), network, pack, objective, auxiliary)
+
+
+def losses_from(
+    outputs: Any, network: Network, pack: Pack, objective: Any = None, auxiliary: dict[str, float] | None = None
+) -> Tensor:
+    """Compute the same from what the network has returned for the pack."""
+    predictions = outputs
     extra: dict[str, Tensor] = {}
-    if isinstance(predictions, tuple):
-        predictions, extra = predictions
+    if isinstance(outputs, tuple):
+        predictions, extra = outputs
     losses = network.losses(predictions, pack) if objective is None else objective(predictions, pack, network)
+    expected = f"it must return a tensor of the shape ({len(pack)},), a loss for each table"
+    if not isinstance(losses, Tensor):
+        found = "None" if losses is None else f"a {type(losses).__name__}"
+        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+    if losses.shape != (len(pack),):
+        found = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
+        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
     for name, weight in (auxiliary or {}).items():
         if name not in extra:
             has = f"it has {', '.join(extra)}" if extra else "it has none"
@@ -155,13 +171,32 @@ def losses_of(
     return losses
 
 
+def refuse_detached(losses: Tensor, objective: Any) -> None:
+    """Raise ConfigError for losses from which no weight can be trained."""
+    if not losses.requires_grad:
+        why = "returns losses that are detached from the network (detach, no_grad, item, numpy)"
+        raise ConfigError([f"{title_of(objective)} {why}; no weight would be trained"])
+
+
+def title_of(objective: Any) -> str:
+    """Return what messages call an objective: by its name if it is registered."""
+    if objective is None:
+        return "the network's loss"
+    for name, entry in register.objective.items():
+        if entry is objective or entry is type(objective):
+            return f"objective={name}"
+    return getattr(objective, "__name__", type(objective).__name__)
+
+
 def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]) -> str | None:
     """Compare the losses of two tables in one pack with those of the two alone.
+
+    The losses are computed in evaluation and in training mode, from predictions in evaluation mode.
 
     Parameters
     ----------
     network : Network
-        The network, on any device; it is used in evaluation mode, and no random state changes.
+        The network, on any device; no random state changes.
     objective : Objective or None
         What training minimizes.
     auxiliary : dict
@@ -170,32 +205,68 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
     Returns
     -------
     str or None
-        The difference in one line; None if there is none.
+        What is wrong, in one line: a difference, a changed pack, or losses of another form; None if nothing is.
     """
+    device = next(network.parameters()).device
+    was_training = network.training
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for training in (False, True):
+                difference = mixing_difference(network, objective, auxiliary, training)
+                if difference is not None:
+                    mode = " in training mode" if training else ""
+                    return (
+                        f"{title_of(objective)} of two tables in one pack differs by {difference:.2g}{mode} from that "
+                        "of the two alone; it must be normalized within each table, since packs are halved and divided "
+                        "among ranks"
+                    )
+    except ConfigError as error:
+        return str(error)
+    finally:
+        network.train(was_training)
+    return None
+
+
+def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, float], training: bool) -> float | None:
+    """Return by how much the loss of a table depends on the other one of its pack, or None; `training` is the mode."""
     device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
     tables = []
-    for X, y, n in random_tables(network.config, ((12, 7, 2), (20, 9, 2)), generator):
+    for X, y, n in random_tables(network.config, ((12, 7, 2), (20, 9, 2)) * 2, generator):
         tables.append((X.to(device), y.to(device), n))
-    was_training = network.training
-    network.eval()
-    with torch.no_grad():
-        together = losses_of(network, Pack.of(tables), None, objective, auxiliary).float()
-        alone = []
-        for table in tables:
-            alone.append(losses_of(network, Pack.of([table]), None, objective, auxiliary).float())
-    network.train(was_training)
-    what = "the network's loss" if objective is None else type(objective).__name__
-    if together.shape != (2,):
-        return f"{what} returns the shape {tuple(together.shape)} for a pack of two tables; it must be (2,)"
-    difference = (together - torch.cat(alone)).abs().max().item()
+
+    def losses(*numbers: int, seed: int = 0) -> Tensor:
+        pack = Pack.of([tables[number] for number in numbers])
+        network.eval()
+        with torch.no_grad():
+            outputs = network(pack)
+        predictions = outputs[0] if isinstance(outputs, tuple) else outputs
+        network.train(training)
+        before = {"X": pack.X, "y": pack.y}
+        versions = {name: tensor._version for name, tensor in before.items()}  # counts changes but those of .data
+        copies = {name: tensor.clone() for name, tensor in before.items()}
+        torch.manual_seed(seed)
+        with torch.set_grad_enabled(training):
+            predictions.requires_grad_(training)
+            found = losses_from(outputs, network, pack, objective, auxiliary)
+        if training:
+            refuse_detached(found, objective)
+        for name, tensor in before.items():
+            is_same = getattr(pack, name) is tensor and tensor._version == versions[name]
+            if not is_same or not torch.equal(tensor, copies[name]):
+                what = f"changes {name} of the pack, which are the tables of the step"
+                raise ConfigError([f"{title_of(objective)} {what}; change a copy, as of pack.{name}.clone()"])
+        return found.detach().float()
+
+    together = losses(0, 1)
     largest = max(1.0, together.abs().max().item())
-    if math.isnan(difference) or difference <= TOLERANCE * largest:  # nan is reported elsewhere
-        return None
-    return (
-        f"{what} of two tables in one pack differs by {difference:.2g} from that of the two alone; it must be "
-        "normalized within each table, since packs are halved and divided among ranks"
-    )
+    if (losses(0, 1, seed=1) - together).abs().max() <= TOLERANCE * largest:
+        others = torch.cat([losses(0), losses(1)])
+    else:
+        # Losses with random numbers, of which there are as many only beside a table of the same shape.
+        others = torch.stack([losses(0, 3)[0], losses(2, 1)[1]])
+    difference = (together - others).abs().max().item()
+    return difference if difference > TOLERANCE * largest else None  # nan is reported elsewhere
 
 
 register.objective("cross_entropy", CrossEntropy)

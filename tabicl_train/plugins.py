@@ -4,13 +4,14 @@ A plug-in is named by the person who starts a command, as in `plugins=[my_packag
 an entry point of the group `tabicl_train.plugins`. Nothing is imported because a file says so: checkpoints and exports
 only record which plug-ins they need, and a command that misses one says what to add.
 
-A loose file becomes a module with the name of the file. Child processes get the plug-ins of this one in the form
-`/absolute/gp.py#HASH` and refuse a file that has changed since; so does whoever unpickles an object that needs them.
-Other machines get the content of loose files.
+A loose file becomes a module with the name of the file, and modules of its folder that it imports belong to it. Child
+processes get the plug-ins of this one in the form `/absolute/gp.py#HASH` and refuse a file that has changed since; so
+does whoever unpickles an object that needs them. Other machines get the content of loose files.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.abc
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +39,8 @@ SHORT_HASH = 16  # hexadecimal digits of a hash in a command
 OURS = ("tabicl_train", "priors")
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
 ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
+IMPORTS = ("import_module", "__import__")
+PLACE = re.compile(r"([\w.]+):\w+|([\w/]+)\.py")  # a text that names a module: "helper:Name" or "helper.py"
 COMMAND = "the command that started this process"
 
 
@@ -53,9 +57,10 @@ class Plugin:
     version : str or None
         Of the package that it belongs to, if it was installed.
     sha256 : str
-        Of all source files of its module or package.
+        Of all source files of its module or package; those of a loose file are that file and what it imports from its
+        folder.
     files : tuple of str
-        Their names, without folders outside the package.
+        Their names, without folders outside the package; that of a loose file comes first.
     """
 
     module: str
@@ -189,7 +194,7 @@ def _find(source: str) -> _Found:
         raise ConfigError([f"plugins: there is no file {place}"])
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError([f"plugins: {place!r} is no name of a module, nor a file NAME.py whose name could be one"])
-    files = [path] if path is not None else source_files(module)
+    files = with_helpers(path) if path is not None else source_files(module)
     plugin = Plugin(module, str(path or module), None, hash_files(files), _names(files))
     return _Found(plugin, path, expected)
 
@@ -268,17 +273,18 @@ def defining(classes: Iterable[type]) -> list[Plugin]:
     return [plugin for plugin in named() if plugin.module.partition(".")[0] in packages]
 
 
-def sent() -> list[tuple[Plugin, bytes | None]]:
-    """Return the plug-ins of this process for other machines, loose files with their content; see `receive`."""
+def sent() -> list[tuple[Plugin, list[bytes] | None]]:
+    """Return the plug-ins of this process for other machines, loose files with the contents of `Plugin.files`."""
     refuse_changed()
-    contents = []
+    contents: list[tuple[Plugin, list[bytes] | None]] = []
     for plugin in named():
         is_file = plugin.source.endswith(".py")
-        contents.append((plugin, Path(plugin.source).read_bytes() if is_file else None))
+        folder = Path(plugin.source).parent
+        contents.append((plugin, [(folder / name).read_bytes() for name in plugin.files] if is_file else None))
     return contents
 
 
-def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
+def receive(contents: Iterable[tuple[Plugin, list[bytes] | None]]) -> None:
     """Import what `sent` returned on another machine; ConfigError if a module is missing or another one here."""
     for plugin, content in contents:
         if plugin.module in _named:
@@ -286,10 +292,14 @@ def receive(contents: Iterable[tuple[Plugin, bytes | None]]) -> None:
         if content is None:  # an installed module, which must be the same one here
             _load_one(f"{plugin.source}#{plugin.sha256}", since=f"{COMMAND}, or is another one on this machine")
             continue
-        if _hash([(plugin.files[0], content)]) != plugin.sha256:
+        if _hash(zip(plugin.files, content, strict=True)) != plugin.sha256:
             raise ConfigError([f"plugins: {plugin.source} is not what was sent"])
+        folder = Path(plugin.source).parent
+        first, *helpers = [_Sent(str(folder / name), data) for name, data in zip(plugin.files, content, strict=True)]
+        if helpers:
+            sys.meta_path.insert(0, _SentHelpers(dict(zip(plugin.files[1:], helpers, strict=True))))
         try:
-            _execute(plugin.module, _Sent(plugin.source, content))
+            _execute(plugin.module, first)
         except (Exception, SystemExit) as error:  # a plug-in may fail in any way
             raise ConfigError([f"plugins: {plugin.source} cannot be imported: {_describe(error)}"]) from error
         _named[plugin.module] = plugin
@@ -307,6 +317,21 @@ class _Sent(importlib.abc.ExecutionLoader):
 
     def get_source(self, fullname: str) -> str:
         return importlib.util.decode_source(self.content)
+
+
+class _SentHelpers(importlib.abc.MetaPathFinder):
+    """Finds the modules that were sent with a loose file which imports them."""
+
+    def __init__(self, files: dict[str, _Sent]) -> None:
+        self.files = files
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        place = fullname.replace(".", "/")
+        for name in (f"{place}/__init__.py", f"{place}.py"):
+            if name in self.files:
+                return importlib.util.spec_from_loader(fullname, self.files[name], is_package=name.endswith("_.py"))
+        is_folder = any(name.startswith(f"{place}/") for name in self.files)
+        return ModuleSpec(fullname, None, is_package=True) if is_folder else None
 
 
 def _import(module: str, path: Path | None) -> ModuleType:
@@ -423,7 +448,7 @@ def of_module(module: str) -> Plugin | None:
         return None
     if module == "__main__":
         file = _file_of(sys.modules["__main__"])
-        files = [file] if file is not None else []
+        files = with_helpers(file) if file is not None else []
         name = file.stem if file is not None else "__main__"
         return Plugin(name, str(file or name), None, hash_files(files), _names(files))
     if module in _named:
@@ -446,7 +471,7 @@ def uses(records: Iterable[dict[str, Any]], kinds: Collection[str]) -> Iterator[
 def name_of(record: dict[str, Any]) -> str:
     """Return what `plugins=` needs for the plug-in of a record: mine.py or my_package."""
     module = record["module"]
-    return record["files"][0] if record["files"] == [f"{module}.py"] else module
+    return f"{module}.py" if record["files"][:1] == [f"{module}.py"] else module
 
 
 def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: object) -> None:
@@ -495,7 +520,62 @@ def source_files(module: str) -> list[Path]:
         for folder in spec.submodule_search_locations:
             files += Path(folder).rglob("*.py")
         return sorted(files)
-    return [Path(spec.origin)] if spec.origin and spec.origin.endswith(".py") else []
+    if not spec.origin or not spec.origin.endswith(".py"):
+        return []
+    return with_helpers(Path(spec.origin))
+
+
+def with_helpers(file: Path) -> list[Path]:
+    """Return a loose file, and after it the modules of its folder that it imports, directly or through others.
+
+    They are found in the source, without importing anything, so that all processes find the same ones: in statements,
+    also of functions, and in texts such as `import_module("helper")`, "helper:Name" and "helper.py".
+    """
+    if {"site-packages", "dist-packages"} & set(file.parts):  # what lies beside it has a version of its own
+        return [file]
+    files = [file]
+    for path in files:  # which grows
+        for name in sorted(_imported_names(path, file.parent)):
+            files += _modules_at(file.parent, name, known=set(files))
+    return [file, *sorted(files[1:])]
+
+
+def _imported_names(path: Path, folder: Path) -> set[str]:
+    """Return the dotted names that the source of a module may import."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # which the import reports
+        return set()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = path.relative_to(folder).parts[: -node.level] if node.level else ()
+            base = [*above, *([node.module] if node.module else [])]
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTS:
+            names |= {text.value for text in node.args if isinstance(text, ast.Constant) and type(text.value) is str}
+        elif isinstance(node, ast.Constant) and type(node.value) is str and (match := PLACE.fullmatch(node.value)):
+            names.add(match[1] or match[2].replace("/", "."))
+    return names
+
+
+def _modules_at(folder: Path, name: str, known: Collection[Path]) -> Iterator[Path]:
+    """Yield the files, beside known ones, that a dotted name imports if a folder is searched; of a package all."""
+    parts = name.split(".")
+    if parts[0] in sys.stdlib_module_names or is_ours(name):
+        return
+    for end, part in enumerate(parts, start=1):
+        if not part.isidentifier():  # the * of `from helper import *`
+            return
+        place = folder.joinpath(*parts[:end])
+        package, file = place / "__init__.py", place.with_name(f"{place.name}.py")
+        if package.is_file():
+            yield from set(place.rglob("*.py") if package not in known else ()).difference(known)
+            return
+        if file.is_file() and file not in known:
+            yield file
 
 
 def hash_files(files: Sequence[Path]) -> str:

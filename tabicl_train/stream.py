@@ -87,6 +87,8 @@ def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, 
     # assertion of the device, without a table or a line.
     try:
         table = prior.sample(spec, (seed, step, index))
+        if table.source is None or not table.source[1]:  # rows of a file may be fewer
+            spec.check_sizes(table.X, table.y, table.train_size, prior)
         low, high = table.y.min().item(), table.y.max().item()
         if max_classes and not 0 <= low <= high < max_classes:
             raise ValueError(f"labels must be in 0..{max_classes - 1}, are in {low}..{high}")

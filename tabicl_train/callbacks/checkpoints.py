@@ -17,9 +17,17 @@ from tabicl_train.callbacks.callback import Callback, Reason, stateful
 from tabicl_train.config.schema import CheckpointConfig, CurriculumConfig
 from tabicl_train.console import first_line
 from tabicl_train.curriculum import last_of_stage, stage_at
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.outputs import save_atomically
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, how_to_begin_again, non_finite, saved, step_of
+from tabicl_train.run_dir.checkpoint import (
+    FORMAT_VERSION,
+    checksums,
+    how_to_begin_again,
+    non_finite,
+    saved,
+    step_of,
+)
 from tabicl_train.state import TrainState
 from tabicl_train.stream import StepItem
 
@@ -138,8 +146,9 @@ class Checkpoints(Callback):
     def save(self, state: TrainState) -> None:
         """Save the run, at the end of a stage also under the stage's name.
 
-        Raises Diverged on all ranks, whose weights are equal, if these are not finite.
+        Raises Diverged on all ranks if their weights differ, or are not finite.
         """
+        check_ranks(state, self.context.ranks)
         problem = non_finite(state.network.state_dict())
         if problem is not None:
             self.writer.wait()
@@ -185,6 +194,21 @@ class Checkpoints(Callback):
         }
         state.module.on_save_checkpoint(content)
         return content
+
+
+def check_ranks(state: TrainState, ranks: Ranks) -> None:
+    """Raise Diverged, on all ranks, if they have different weights: a checkpoint holds those of one rank."""
+    if ranks.size == 1:
+        return
+    first, *others = ranks.gather(checksums(state.network.state_dict()))
+    for rank, sums in enumerate(others, start=1):
+        differing = [name for name in first | sums if first.get(name) != sums.get(name)]
+        if differing:
+            raise Diverged(
+                f"after step {state.step}, ranks 0 and {rank} have different weights ({differing[0]}), so no "
+                "checkpoint is written. A callback that changes weights needs on_all_ranks = True and must do the "
+                "same on each rank; mend it, and the same command continues from the checkpoint before"
+            )
 
 
 def check_states(states: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ from priors import Prior
 from priors.real import real_tables
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import Callback, Reason, state_name
-from tabicl_train.callbacks.checkpoints import to_host
+from tabicl_train.callbacks.checkpoints import check_ranks, to_host
 from tabicl_train.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
 from tabicl_train.callbacks.validation_history import (
     History,
@@ -207,6 +207,7 @@ class Validation(Callback):
         ranks = self.context.ranks
         if not is_validation_due(self.context.config, state.step):
             return
+        check_ranks(state, ranks)
         if ranks.rank > 0:
             self.has_ended = ranks.wait_for_first(lambda: self.context.stop.asked)
         else:

@@ -38,6 +38,7 @@ from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, u
 from tabicl_train.config.removed import removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
+from tabicl_train.console import info
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
 from tabicl_train.outputs import expand_home
@@ -789,7 +790,22 @@ def search_folders(config_dir: str | None) -> list[Path]:
             reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
             owner = entry.dist.name if entry.dist else entry.name
             raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
+    for folder in folders[1:]:
+        warn_of_ignored_files(folder)
     return list(dict.fromkeys(folders))
+
+
+@functools.cache  # once in a process, which may compose many configurations
+def warn_of_ignored_files(folder: Path) -> None:
+    """Print a warning if a folder has other files of the names of ours, which are found before them."""
+    ignored = []
+    for path in yaml_files([folder]):
+        ours = CONFIG_DIR / path.relative_to(folder)
+        if ours.is_file() and path.is_file() and ours.read_bytes() != path.read_bytes():
+            ignored.append(str(path.relative_to(folder)))
+    if ignored:
+        names = ", ".join(sorted(ignored))
+        info(f"warning   files in {folder} with names of ours are ignored, rename them to use them: {names}")
 
 
 def yaml_files(folders: list[Path], pattern: str = "**/*.yaml") -> list[Path]:

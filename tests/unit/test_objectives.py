@@ -109,6 +109,49 @@ def test_an_objective_that_depends_on_the_other_tables_of_a_pack_is_refused():
     assert mixing_problem(small_network(max_classes=0, num_quantiles=9), Pinball(), {}) is None
 
 
+def over_the_pack(losses):
+    return losses / losses.mean()
+
+
+def changing(pack, change):
+    change(pack)
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda p, k, n: n.losses(p, k).tolist(), "returns a list; it must return a tensor of the shape (2,)"),
+        (lambda p, k, n: (n.losses(p, k), {}), "returns a tuple"),
+        (lambda p, k, n: None, "returns None"),
+        (lambda p, k, n: list(n.losses(p, k)) if n.training else n.losses(p, k), "returns a list"),
+        (lambda p, k, n: n.losses(p, k)[:, None], "returns the shape (2, 1) for a pack of 2 tables"),
+        (lambda p, k, n: n.losses(p, k).detach(), "returns losses that are detached"),
+        (lambda p, k, n: torch.tensor(n.losses(p.data, k).tolist()), "returns losses that are detached"),
+        (lambda p, k, n: over_the_pack(n.losses(p, k)) if n.training else n.losses(p, k), " in training mode from"),
+        (lambda p, k, n: n.losses(p, k) / (len(k) if torch.is_grad_enabled() else 1), " in training mode from"),
+        (lambda p, k, n: torch.rand(()) * over_the_pack(n.losses(p, k)), "of two tables in one pack differs"),
+        (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: pack.y.zero_()), "changes y of the pack"),
+        (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: pack.y.data.fill_(1)), "changes y of the pack"),
+        (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: setattr(pack, "X", -k.X)), "changes X of the pack"),
+        (lambda p, k, n: torch.rand(()) * n.losses(p, k), None),
+        (lambda p, k, n: n.means(torch.rand(len(p)) * n.row_losses(p, k), k), None),
+        (lambda p, k, n: n.losses(p, k) + n.losses(n(k), k), None),
+    ],
+)
+def test_functions_that_are_no_objectives_are_refused_by_their_name_at_the_start(function, words, monkeypatch):
+    network = small_network(dropout=0.1)
+    state = torch.get_rng_state()
+    problem = mixing_problem(network, function, {})
+    assert network.training and torch.equal(torch.get_rng_state(), state)
+    if words is None:
+        assert problem is None
+        return
+    assert words in problem and problem.startswith("<lambda> ")
+    monkeypatch.setattr(register.objective, "_entries", register.objective._entries | {"mine": function})
+    assert mixing_problem(network, function, {}).startswith("objective=mine ")
+
+
 def test_a_run_minimizes_its_objective_and_resumes_with_it_only(tmp_path):
     settings = ["objective=cross_entropy", "objective.label_smoothing=0.9", "trainer.log_every=1"]
     for steps in (2, 4):

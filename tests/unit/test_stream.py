@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from priors import build_prior
+from priors import PriorError, build_prior
 from priors.prior import Prior
 from tabicl_train import training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
@@ -206,6 +206,57 @@ def test_a_label_that_the_network_does_not_have_is_found_where_its_table_is_draw
     with pytest.raises(ValueError, match=re.escape("labels must be in 0..9, are in 9..10")) as caught:
         wrong.draw(0)
     assert "while drawing table" in caught.value.__notes__[0]
+
+
+@dataclasses.dataclass
+class Resized(Prior):
+    """Returns other sizes than it is asked for, from `execute` or from `sample`."""
+
+    change: Callable = None
+    raw: bool = True
+    by_execute: bool = True
+
+    def plan(self, spec, seed):
+        return spec
+
+    def execute(self, spec):
+        X, y = torch.randn(spec.num_rows, spec.num_features), torch.arange(spec.num_rows) % 2
+        return (*(self.change(X, y) if self.by_execute else (X, y)), 2)
+
+    def sample(self, spec, seed):
+        table = super().sample(spec, seed)
+        if not self.by_execute:
+            table.X, table.y = self.change(table.X, table.y)
+        return table
+
+
+@pytest.mark.parametrize(("raw", "by_execute"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda X, y: (X[1:], y[1:]),
+            "prior Resized has drawn features (29, 2), a target (29,) and 10 labeled rows",
+        ),
+        (lambda X, y: (X[1:], y), "features (29, 2), a target (30,)"),
+        (lambda X, y: (X, torch.cat([y, y[:1]])), "features (30, 2), a target (31,)"),
+        (lambda X, y: (X, y[:, None]), "features (30, 2), a target (30, 1)"),
+        (lambda X, y: (X[:, :0], y), "features (30, 0), a target (30,)"),
+        (lambda X, y: (torch.cat([X, X], 1), y), "features (30, 4), a target (30,)"),
+        (lambda X, y: (X[:, :1], y), None),
+    ],
+)
+def test_a_table_of_other_sizes_than_asked_for_is_refused_where_it_is_drawn(raw, by_execute, change, words):
+    stage = StageConfig(steps=1, rows=[30, 30], features=[2, 2], tables=1, train_share=[0.34, 0.34])
+    curriculum = CurriculumConfig({"only": stage})
+    prior = Resized(change=change, raw=raw, by_execute=by_execute)
+    stream = StepStream(prior, curriculum, TabICLConfig(max_classes=2), 5, range(1))
+    if words is None:
+        assert stream.draw(0).packs[0].shapes == ((30, 10, 1),)
+        return
+    with pytest.raises(PriorError, match=re.escape(words)) as caught:
+        stream.draw(0)
+    assert "while drawing table 0 of step 0" in caught.value.__notes__[0]
 
 
 class Unsendable(Exception):

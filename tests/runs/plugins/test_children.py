@@ -122,15 +122,27 @@ def test_a_spawned_worker_imports_plug_ins_and_refuses_a_changed_file(fresh, mon
     assert "mine.py has changed since" in str(error)
 
 
-def test_an_actor_on_another_machine_gets_the_content_of_the_file(fresh):
-    stream = ring_stream()
+def test_an_actor_on_another_machine_gets_the_contents_of_the_file_and_of_what_it_imports(fresh, monkeypatch):
+    (fresh / "folder").mkdir()
+    (fresh / "folder/helper.py").write_text("FACTOR = 3\n")
+    source = SOURCE.replace("> self.radius", "> helper.FACTOR / 3 * self.radius")
+    (fresh / "mine.py").write_text(f"from folder import helper\n{source}")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with monkeypatch.context() as here:
+        here.syspath_prepend(fresh)
+        stream = ring_stream()
     expected, pickled, sent = stream.draw(1), pickle.dumps(stream), plugins.sent()
     ((plugin, content),) = sent
+    assert plugin.files == ("mine.py", "folder/helper.py")
     forget_plugins()
-    (fresh / "mine.py").unlink()
+    for name in ("folder", "folder.helper"):
+        monkeypatch.delitem(sys.modules, name)
+    for name in plugin.files:
+        (fresh / name).unlink()
     threads = torch.get_num_threads()
-    with pytest.raises(ConfigError, match=r"mine.py is not what was sent"):
-        Drawer([(plugin, content + b"\n")], pickled, str(fresh))
+    for changed in ([content[0] + b"\n", content[1]], [content[0], b"FACTOR = 4\n"]):
+        with pytest.raises(ConfigError, match=r"mine.py is not what was sent"):
+            Drawer([(plugin, changed)], pickled, str(fresh))
     _, packs = Drawer(sent, pickled, str(fresh)).draw(1)
     torch.set_num_threads(threads)
     assert np.array_equal(packs[0][0], expected.packs[0].X.numpy())

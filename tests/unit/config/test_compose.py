@@ -6,7 +6,7 @@ from configurations import list_experiments
 
 import priors
 from tabicl_train.config import compose as composing
-from tabicl_train.config.compose import compose, search_folders
+from tabicl_train.config.compose import CONFIG_DIR, compose, search_folders
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
 from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
@@ -104,6 +104,19 @@ def test_a_folder_of_own_configurations_is_searched_too(own_configs):
         compose([], "nowhere")
     (own_configs / "curriculum/own.yaml").write_text("stages: {other: {steps: 3, rows: [40, 50], tables: 4}}\n")
     assert list(compose(["experiment=own"], **option).curriculum.stages) == ["other"], "the file as it was before"
+
+
+def test_files_of_a_folder_with_names_of_ours_are_ignored_which_a_line_says_once(tmp_path, capsys):
+    for name in ("model/tiny", "model/base", "model/mine", "experiment/demo", "sweep/ladder"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text("seed: 7\n")
+    (tmp_path / "model/base.yaml").write_bytes((CONFIG_DIR / "model/base.yaml").read_bytes())
+    expected = compose(["experiment=smoke", "model=tiny"])
+    for _ in range(2):
+        assert compose(["experiment=smoke", "model=tiny"], str(tmp_path)) == expected
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning   files in {tmp_path} with names of ours are ignored")
+    assert line.endswith(": experiment/demo.yaml, model/tiny.yaml, sweep/ladder.yaml")
 
 
 def test_values_that_hydra_cannot_read_are_quoted():

@@ -131,6 +131,42 @@ def test_a_child_gets_absolute_paths_and_refuses_a_file_that_has_changed(fresh):
         plugins.take([argument])
 
 
+@pytest.mark.parametrize(
+    ("source", "imported"),
+    [
+        ("import helper", ["helper.py"]),
+        ("import json, torch, priors, helper as h", ["helper.py"]),  # folders of these names are not meant
+        ("from helper import *", ["helper.py"]),
+        ("def late():\n    from helper import x", ["helper.py"]),
+        ("import chain", ["chain.py", "helper.py"]),
+        ("from package.part import x", ["package/__init__.py", "package/part.py"]),
+        ("from folder import part", ["folder/other.py", "folder/part.py"]),
+        ("import importlib\nhelper = importlib.import_module('helper')", ["helper.py"]),
+        ("register.network('made', 'helper:Net', settings='folder.other:Settings')", ["folder/other.py", "helper.py"]),
+        ("run_path(Path(__file__).with_name('helper.py'))", ["helper.py"]),
+        ("import mine\nx = 'a helper'", []),
+        ("x = 1 +", []),
+    ],
+)
+def test_modules_of_its_folder_that_a_loose_file_imports_belong_to_it(source, imported, fresh):
+    modules = ["helper", "other", "json", "folder/part", "folder/other", "package/__init__", "package/part", "chain"]
+    for name in [*modules, "priors/__init__"]:
+        (fresh / name).parent.mkdir(exist_ok=True)
+        (fresh / f"{name}.py").write_text("x = 1\n")
+    (fresh / "chain.py").write_text("import helper, mine\n")
+    (fresh / "folder/part.py").write_text("from . import other\n")
+    (fresh / "mine.py").write_text(source)
+    (before,) = plugins.find("./mine.py")
+    assert before.files == ("mine.py", *imported)
+    assert plugins.name_of(before.record()) == "mine.py"
+    for name in imported:
+        with open(fresh / name, "a") as file:
+            file.write("x = 2\n")
+        (after,) = plugins.find("./mine.py")
+        assert after.sha256 != before.sha256
+        before = after
+
+
 def test_an_installed_plug_in_that_is_broken_fails_only_what_asks_for_it(fresh, monkeypatch):
     metadata = fresh / "broken-1.0.dist-info"
     metadata.mkdir()

@@ -8,22 +8,25 @@ import threading
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from command_line import command
+from networks import tiny_network
 from training_runs import SHORT_RUN, train_short_run
 
 from priors.random import STREAM_VERSION
 from tabicl_train import outputs
 from tabicl_train.callbacks import checkpoints
-from tabicl_train.callbacks.checkpoints import CheckpointFiles
+from tabicl_train.callbacks.checkpoints import CheckpointFiles, Checkpoints
+from tabicl_train.callbacks.validation import Validation
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.run_dir import checkpoint
-from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, newest_valid, read, saved
+from tabicl_train.run_dir.checkpoint import FORMAT_VERSION, DamagedCheckpoint, checksums, newest_valid, read, saved
 from tabicl_train.run_dir.status import read_status
 
 CURRICULUM = compose(["experiment=smoke"]).curriculum  # of one stage of 20 steps
@@ -157,6 +160,28 @@ def test_a_file_of_another_program_is_passed_over_like_a_damaged_one(other, tmp_
     path, _ = newest_valid(tmp_path)
     assert path.name == "step-00000008.ckpt"
     assert "step-00000009.ckpt is not a checkpoint of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [
+    lambda weight: weight.view(-1)[3].add_(1e-6), lambda weight: weight.copy_(weight.flip(0)), torch.Tensor.neg_,
+])  # fmt: skip
+def test_no_checkpoint_is_written_of_ranks_with_different_weights(change):
+    network, other = tiny_network(), tiny_network()
+    sums = [checksums(copy.state_dict()) for copy in (network, other)]
+    assert sums[0] == sums[1] and sums[0].keys() == network.state_dict().keys()
+    name = "icl_predictor.decoder.0.weight"
+    with torch.no_grad():
+        change(other.get_parameter(name))
+    context = SimpleNamespace(
+        config=compose([*SHORT_RUN, "validation.every=4", "checkpoint.every=4"]),
+        ranks=SimpleNamespace(size=3, gather=lambda own: [own, own, checksums(other.state_dict())]),
+        status=None,
+    )
+    words = rf"after step 4, ranks 0 and 2 have different weights \({name}\), so no checkpoint is written"
+    for callback in (Checkpoints(), Validation()):
+        callback.context = context
+        with pytest.raises(Diverged, match=words):
+            callback.after_step(SimpleNamespace(step=4, network=network), None)
 
 
 def test_a_full_disk_ends_the_run_with_one_line(tmp_path, monkeypatch):
