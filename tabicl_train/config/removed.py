@@ -71,6 +71,12 @@ REMOVED: dict[str, Removed] = {
         (False,),
         owners=("muon", "muon_all", "adamw"),
     ),
+    **{
+        f"prior.realism.{name}": Removed(
+            "no gain was shown, and prior.realism.missing stays; a run with it needs version 0.2.0", (0,)
+        )
+        for name in ("irrelevant", "levels", "tails", "rounding", "shift", "imbalance", "duplicates")
+    },
     "prior.repeat": Removed(
         "prior.passes=N uses the tables of the file N times, each time permuted; a run that repeats a file needs "
         "version 0.2.0",
@@ -83,7 +89,9 @@ REMOVED: dict[str, Removed] = {
 
 def removed_setting(key: str) -> Removed | None:
     """Return the entry of a dotted key of this or an earlier version; None if it was not removed."""
-    return REMOVED.get(key) or REMOVED.get(re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key))
+    of_a_stage = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
+    of_a_component = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
+    return REMOVED.get(key) or REMOVED.get(of_a_stage) or REMOVED.get(of_a_component)
 
 
 def removal(key: str) -> str | None:

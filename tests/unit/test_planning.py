@@ -206,7 +206,6 @@ def test_a_limit_of_steps_after_the_end_of_the_curriculum_is_a_warning():
 
 STAGE = "curriculum.stages.smoke."
 CONSTANT = f"{STAGE}schedule=constant"
-REGRESSION = "since the targets of regression have no classes"
 
 
 @pytest.mark.parametrize(
@@ -218,12 +217,6 @@ REGRESSION = "since the targets of regression have no classes"
         ([f"{STAGE}final_learning_rate=0"], None),
         ([f"{STAGE}decay=0.5"], f"{STAGE}decay has no effect, since schedule is cosine"),
         ([f"{STAGE}decay=0.5", f"{STAGE}schedule=wsd"], None),
-        (["prior.realism.imbalance=1", "task=regression"], f"prior.realism.imbalance has no effect, {REGRESSION}"),
-        (
-            ["prior=mix_scm", "+prior.components.mlp_scm.realism={imbalance: 1}", "task=regression"],
-            f"prior.components.mlp_scm.realism.imbalance has no effect, {REGRESSION}",
-        ),
-        (["prior.realism.imbalance=1"], None),
     ],
 )
 def test_settings_without_effect_are_told(settings, remark):

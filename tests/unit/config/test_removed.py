@@ -87,6 +87,18 @@ def test_a_file_is_read_if_it_had_no_effect_and_is_refused_with_the_advice_other
         assert caught.value.problems == [f"{what}; {setting.advice}"]
 
 
+def test_options_of_the_components_of_a_mixture_are_read_as_those_of_a_prior():
+    component = {"weight": 1, "realism": {"missing": 0.3, "levels": 0}}
+    old = {"prior": {"name": "mix_scm", "components": {"tree_scm": component}}}
+    kept = without_removed("run", old)["prior"]["components"]["tree_scm"]
+    assert kept == {"weight": 1, "realism": {"missing": 0.3}}
+    component["realism"]["levels"] = 0.3
+    with pytest.raises(
+        ConfigError, match=r"^run has prior\.components\.tree_scm\.realism\.levels=0.3, which"
+    ):
+        without_removed("run", old)
+
+
 def test_an_option_of_the_same_name_of_a_plug_in_stays():
     mine = {"prior": {"name": "mine", "repeat": True}}
     assert without_removed("run", mine) == mine
