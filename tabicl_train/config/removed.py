@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import yaml
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import settings_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ REMOVED: dict[str, Removed] = {
     "model.residual_scalars": Removed(
         "a network without them computes the same functions; export those of a run with version 0.2.0, which folds "
         "them into the weights, and start from the export with init_weights",
+        (False,),
+    ),
+    "model.missing_values": Removed(
+        "missing values are filled with the mean of their column; a network that sees them needs version 0.2.0",
         (False,),
     ),
     "optimizer.cautious_weight_decay": Removed(
@@ -124,12 +129,15 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     """
     kept: dict[str, Any] = {}
     problems = []
+    own = options_of_network(values) if prefix == "model." else set()
     if prefix == "validation." and "real_rows" in values:  # of version 0.2.0, which had two settings instead
         kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)
         if setting is not None and setting.owners and values.get("name") not in setting.owners:
+            setting = None
+        if name in own:
             setting = None
         if setting is None and isinstance(value, dict):
             try:
@@ -143,6 +151,14 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def options_of_network(values: dict[str, Any]) -> set[str]:
+    """Return the options that a network has in this version; one of a plug-in may have what ours had."""
+    try:
+        return {field.name for field in fields(settings_of(values))}
+    except ConfigError:  # nobody has registered it, which is said where it is built
+        return set()
 
 
 def as_of_now(values: dict[str, Any]) -> dict[str, Any]:

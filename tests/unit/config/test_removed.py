@@ -7,12 +7,16 @@ import pytest
 import torch
 import yaml
 from configurations import problems
+from dense_network import TinyModule
 from networks import TINY
 from training_runs import assert_same_end, last_checkpoint, train_short_run
 
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.removed import REMOVED, Removed, removal, without_removed
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import NetworkSettings
+from tabicl_train.model.dense import dense
 from tabicl_train.prediction.export import export
 from tabicl_train.report.page import read_run, settings
 from tabicl_train.run_dir.checkpoint import saved
@@ -93,14 +97,18 @@ def test_options_of_the_components_of_a_mixture_are_read_as_those_of_a_prior():
     kept = without_removed("run", old)["prior"]["components"]["tree_scm"]
     assert kept == {"weight": 1, "realism": {"missing": 0.3}}
     component["realism"]["levels"] = 0.3
-    with pytest.raises(
-        ConfigError, match=r"^run has prior\.components\.tree_scm\.realism\.levels=0.3, which"
-    ):
+    with pytest.raises(ConfigError, match=r"^run has prior\.components\.tree_scm\.realism\.levels=0.3, which"):
         without_removed("run", old)
 
 
 def test_an_option_of_the_same_name_of_a_plug_in_stays():
-    mine = {"prior": {"name": "mine", "repeat": True}}
+    @dataclasses.dataclass
+    class MineConfig(NetworkSettings):
+        family: str = "own_gaps"
+        missing_values: bool = False
+
+    register.network("own_gaps", dense(TinyModule), settings=MineConfig)
+    mine = {"prior": {"name": "mine", "repeat": True}, "model": {"family": "own_gaps", "missing_values": True}}
     assert without_removed("run", mine) == mine
 
 

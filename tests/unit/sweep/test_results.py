@@ -327,7 +327,6 @@ def test_tables_are_shared_unless_what_decides_them_differs():
         ("model.icl_scaling=none", same),
         ("prior=dummy", other),
         ("curriculum.stages.smoke.rows=[40,81]", other),
-        ("model.missing_values=true", other),  # otherwise missing values are imputed
     ):
         two = [dataclasses.asdict(each) for each in (config, compose(["experiment=smoke", setting]))]
         assert shared_in_words(["A", "B"], two) == expected, setting
