@@ -88,6 +88,9 @@ REMOVED: dict[str, Removed] = {
         (False,),
         owners=("hdf5",),
     ),
+    "format": Removed(  # of tabicl-evaluate
+        "the output has all scores, of which tabicl_train/evaluation/OPENML.md makes the table for bencheval"
+    ),
     "batch_size": Removed("the tables of a step are a batch: set curriculum.stages.NAME.tables"),  # of tabicl-prior
 }
 
