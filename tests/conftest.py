@@ -32,6 +32,18 @@ def smoke_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def unrendered(monkeypatch) -> None:
+    """Draw figures, but write each as a single pixel: rendering takes most of the time of a page."""
+    from matplotlib.figure import Figure
+    from matplotlib.image import imsave
+
+    def savefig(figure, file, **_) -> None:
+        imsave(file, [[[1.0, 1.0, 1.0]]], format="png")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+
+
+@pytest.fixture
 def own_configs(tmp_path) -> Path:
     """A folder of a user's own configuration files."""
     folder = tmp_path / "configs"

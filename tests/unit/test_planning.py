@@ -50,18 +50,20 @@ def kept_values(model: TabICL, pack: Pack) -> dict[str, float]:
     return kept
 
 
-@pytest.mark.parametrize("tables", [[(500, 300, 20)], MIXED])
+ONE = [(500, 300, 20)]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "tables"),
     [
-        {},
-        V1_LIKE,
-        {"icl_scaling": "qassmax", "col_grouping": "disjoint"},
-        {"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3},
-        {"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1},
-        {"col_scaling": "ssa_trainable", "icl_scaling": "ssa"},
-        {"checkpoint_rows": 299},  # all packs have a longer table
-        {"max_classes": 0, "num_quantiles": 2000, "bias_free_ln": True},
+        ({}, MIXED),
+        (V1_LIKE, MIXED),
+        ({"icl_scaling": "qassmax", "col_grouping": "disjoint"}, ONE),
+        ({"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3}, ONE),
+        ({"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1}, ONE),
+        ({"col_scaling": "ssa_trainable", "icl_scaling": "ssa"}, ONE),
+        ({"checkpoint_rows": 299}, MIXED),  # all packs have a longer table
+        ({"max_classes": 0, "num_quantiles": 2000, "bias_free_ln": True}, ONE),
     ],
 )
 def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monkeypatch):

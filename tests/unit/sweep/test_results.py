@@ -32,6 +32,7 @@ from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
 REAL_ONLY = [
     "validation.rows=[]",
