@@ -12,7 +12,7 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
 from priors.real.csv_format import AUTO, csv_format, format_problems
-from priors.table import Largest, PriorError, Source, Table, TableSpec
+from priors.table import Largest, PriorError, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import OwnRows
@@ -124,10 +124,6 @@ class OneTable(Prior, DividedTables):
         """Return the numbers of the query rows in the file, from 0."""
         rows = self.rows(numeric=table.num_classes == 0)
         return rows.numbers[table.plan.queries].tolist()
-
-    def sources(self) -> dict[Source, int]:
-        """Return the table with its number of rows."""
-        return {(NAME, self.task.entry.path): self.task.entry.rows}
 
     def largest(self, rows: int, numeric: bool) -> Largest:
         """Return the rows for training, the features and the classes of the table; see Prior.largest."""

@@ -12,7 +12,7 @@ import torch
 
 from priors.finish import Rejected, finish
 from priors.random import Seed, as_seed, one_thread, rng_at
-from priors.realism import Realism
+from priors.realism import Realism, fill_missing
 from priors.table import Largest, PriorError, Table, TableSpec
 
 __all__ = ["Prior", "Realistic"]
@@ -226,18 +226,21 @@ class Realistic(Prior):
         return self.realism.problems() + skill_problems(self.min_skill)
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
-        """Draw a table as `Prior.attempt` does, with the changes of `realism`."""
-        changes = self.realism.draw(spec, seed)
-        plan = self.plan(changes.planned, seed)  # of more rows, or fewer columns, than the finished table
+        """Draw a table as `Prior.attempt` does, with the missing cells of `realism`."""
+        plan = self.plan(spec, seed)
         columns, target, num_classes = self.execute(plan)
-        columns, target = changes.change(columns, target, num_classes)
         table = self.finished(columns, target, num_classes, spec, seed)
+        table.plan = plan
+        strength = self.realism.draw_strength(seed)
+        if strength is None:
+            self.accept(table, seed)
+            return table
         # Filters see a table without NaN, the same one whether missing cells stay missing or not.
-        missing = changes.fill_missing(table)
+        missing, text = fill_missing(table, strength, seed)
         self.accept(table, seed)
-        if missing is not None and spec.keeps_missing:
-            table.X[missing] = torch.nan
-        table.plan = changes.describe(plan)
+        if spec.keeps_missing:
+            table.X[torch.from_numpy(missing)] = torch.nan
+        table.plan = f"{plan}\nrealism: {text}"
         return table
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:

@@ -14,7 +14,7 @@ from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables, Eligible
 from priors.real.csv_format import AUTO, csv_format, format_problems
-from priors.table import Largest, PriorError, Source, Table, TableSpec
+from priors.table import Largest, PriorError, Table, TableSpec
 
 if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and only runs on real tables need them
     from priors.real.draws import TableCache
@@ -152,10 +152,6 @@ class Tables(Prior, DividedTables):
         """Return the family of the table, or its file, for each query row."""
         query_rows = len(table.y) - table.train_size
         return [table.plan.task.cluster] * query_rows
-
-    def sources(self) -> dict[Source, int]:
-        """Return the tables that training draws, with their numbers of rows."""
-        return {(NAME, task.entry.path): task.entry.rows for task in self.sides[TRAINING]}
 
     def eligible(self, rows: int, numeric: bool) -> Eligible:
         """Count the tables that are long enough to draw so many rows."""

@@ -25,17 +25,11 @@ from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.objectives import Objective
+from tabicl_train.objectives import Objective, refuse_detached
 from tabicl_train.objectives import losses_of as query_losses
-<<<<<<< HEAD
 from tabicl_train.optimizer import build_optimizer, is_function_of_tensors, take_step
 from tabicl_train.precision import DTYPES, LossScale, Precision
 from tabicl_train.replay import Replay
-=======
-from tabicl_train.objectives import refuse_detached
-from tabicl_train.optimizer import build_optimizer, take_step
-from tabicl_train.precision import LossScale, Precision
->>>>>>> db6ab6f782ea4010d05751e32e05389b52a5bdda
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]
@@ -368,7 +362,6 @@ class Pretraining(L.LightningModule):
         Activations are computed again in the backward pass if a table has more than `checkpoint_rows` rows, by default
         the model's value.
         """
-<<<<<<< HEAD
         in_place = nullcontext if gradients.casts is None else gradients.casts.in_place
 
         def predict(*arguments: Any) -> Any:
@@ -376,10 +369,7 @@ class Pretraining(L.LightningModule):
                 return self.model(*arguments)
 
         losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary, predict)
-=======
-        losses = query_losses(self.model, pack, checkpoint_rows, self.objective, self.auxiliary)
         refuse_detached(losses, self.objective)
->>>>>>> db6ab6f782ea4010d05751e32e05389b52a5bdda
         loss = losses.mean()
         with torch.autocast(self.device.type, enabled=False):  # parts in fp32 get fp32 gradients only without it
             scaled = loss * (weight * self.loss_scale.scale)

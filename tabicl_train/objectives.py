@@ -8,6 +8,7 @@ B tables, C classes, Q quantiles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,7 @@ def losses_of(
     checkpoint_rows: int | None = None,
     objective: Any = None,
     auxiliary: dict[str, float] | None = None,
+    predict: Callable[..., Any] | None = None,
 ) -> Tensor:
     """Compute what training minimizes for each table of a pack.
 
@@ -133,6 +135,8 @@ def losses_of(
         By default the network's own loss.
     auxiliary : dict, optional
         Weights of the auxiliary losses by name; those that are not named do not count.
+    predict : callable, optional
+        What is called in place of the network, with the same arguments.
 
     Returns
     -------
@@ -144,7 +148,7 @@ def losses_of(
     ConfigError
         If the objective returns something else.
     """
-    return losses_from(network(pack, checkpoint_rows), network, pack, objective, auxiliary)
+    return losses_from((predict or network)(pack, checkpoint_rows), network, pack, objective, auxiliary)
 
 
 def losses_from(

@@ -23,7 +23,6 @@ from tabicl_train.config.schema import (
     StageConfig,
     TrainerConfig,
     configured_prior,
-    flatten,
     steps_of_stages,
 )
 from tabicl_train.console import text_table
@@ -107,10 +106,6 @@ def settings_without_effect(config: RunConfig) -> list[str]:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
         if stage.schedule != "wsd" and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
-    if config.model.is_regression:
-        for key, value in flatten(config.prior, "prior.").items():  # of the prior, or of components of a mixture
-            if key.endswith(".realism.imbalance") and value:
-                remarks.append(f"{key} has no effect, since the targets of regression have no classes")
     return remarks
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 import priors
@@ -410,12 +409,10 @@ def change_in_words(key: str, before: dict, now: dict) -> str:
 
 def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
     """Read the weights of the run, checkpoint, export or name that `init_weights` gives."""
-    # A network that sees missing values may start from one that saw their means: its tokens for them begin as zeros.
     try:
         pretrained = read_weights(resolve(path, model.is_regression))
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
-    weights = pretrained.tensors
     file_family = family_name(type(pretrained.config))
     family = family_name(type(model))
     if file_family != family:
@@ -428,14 +425,9 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
         why = "whose labels are read by other weights"
         raise ConfigError([f"init_weights: the file's model is {kind}; this run trains {trained}, {why}"])
 
-    learns_missing_values = model.missing_values and not pretrained.config.missing_values
-    if learns_missing_values:
-        tokens = torch.zeros_like(weights["col_embedder.in_linear.weight"])
-        weights = weights | {"col_embedder.missing_values": tokens}
     different = []
     for option, value in dataclasses.asdict(pretrained.config).items():
         weights_fit = severity_of_model(option, type(model)) is not Severity.NEVER
-        weights_fit = weights_fit or (option == "missing_values" and learns_missing_values)
         if not weights_fit and getattr(model, option) != value:
             different.append(f"model.{option}={value}")
     if different:
@@ -443,7 +435,7 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
         raise ConfigError([f"init_weights: its network is another one than the configuration's; set {settings}"])
     for difference in other_function(pretrained.config, model):
         info(f"warning   init_weights: {difference}; the run starts from another function than that of the file")
-    return dataclasses.replace(pretrained, tensors=weights)
+    return pretrained
 
 
 def other_function(saved: Any, model: NetworkConfig) -> list[str]:

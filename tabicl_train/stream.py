@@ -13,7 +13,6 @@ import torch
 
 from priors import Prior, Table, TableSpec
 from priors.real import real_tables
-from priors.table import Source
 from tabicl_train.config.schema import CurriculumConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.model.config import family_of
@@ -30,7 +29,6 @@ class StepItem:
     tables: int  # of the step over all ranks, over which the loss is averaged
     packs: list[Pack]  # the tables of this rank
     rejections: Counter[str] = field(default_factory=Counter)
-    sources: Counter[tuple[Source, int]] = field(default_factory=Counter)  # of real tables and mixtures, with rows
     clusters: list[list[Hashable] | None] = field(default_factory=list)  # of all tables, if `keeps_clusters`
 
     def to(self, device: torch.device) -> StepItem:
@@ -68,8 +66,6 @@ class StepStream:
                     table = draw_table(self.prior, group.spec, self.seed, step, index, self.model.max_classes)
                     tables.append(table)
                     item.rejections.update(table.rejections)
-                    if table.source is not None:
-                        item.sources[table.source, len(table.y)] += 1
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
             of_tables = pack(tables)
             if self.prepares:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from priors.mix_scm import MixSCM
 from priors.prior import Prior
-from priors.table import Source, Table
+from priors.table import Table
 
 __all__ = ["OWN", "SYNTHETIC", "RealTables", "hash_of_tables", "priors_by_kind", "real_tables", "setting"]
 
@@ -33,10 +33,6 @@ class RealTables:
     """The interface of a prior of real tables, which inherits from it and from `Prior`."""
 
     kind_of_clusters = "tables"  # what `clusters` are: tables, families of tables, or rows
-
-    def sources(self) -> dict[Source, int]:
-        """Return the tables that training draws, with their rows; 0 for synthetic components of a mixture."""
-        raise NotImplementedError
 
     def for_validation(self) -> Prior:
         """Return the prior of the tables or rows for validation, which training never draws."""
@@ -178,16 +174,6 @@ class MixedTables(RealTables):
         if len(self.real) < len(self.mixture.priors):  # some components are synthetic
             kinds.add(RealTables.kind_of_clusters)
         return " and ".join(sorted(kinds))
-
-    def sources(self) -> dict[Source, int]:
-        sources: dict[Source, int] = {}
-        for name in self.mixture.priors:
-            if name not in self.real:
-                sources[name, ""] = 0
-                continue
-            for (_, path), rows in self.real[name].sources().items():
-                sources[name, path] = rows
-        return sources
 
     def for_validation(self) -> MixSCM:
         return self.with_real({name: tables.for_validation() for name, tables in self.real.items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from priors.real import real_tables
 from tabicl_train import register
 from tabicl_train.callbacks.averages import Averages
 from tabicl_train.callbacks.callback import RunContext
@@ -14,7 +13,6 @@ from tabicl_train.callbacks.guard import FailedRun, Guard
 from tabicl_train.callbacks.metrics import Diagnostics, Metrics
 from tabicl_train.callbacks.profile import Profile
 from tabicl_train.callbacks.status import Status
-from tabicl_train.callbacks.tables_seen import TablesSeen
 from tabicl_train.callbacks.validation import Validation
 from tabicl_train.config.build import build_options
 
@@ -22,7 +20,6 @@ from tabicl_train.config.build import build_options
 # callbacks in a configuration; their states in checkpoints keep the names of their classes.
 register.callback("guard", Guard)
 register.callback("metrics", Metrics)
-register.callback("tables_seen", TablesSeen)
 register.callback("diagnostics", Diagnostics)
 register.callback("profile", Profile)
 register.callback("averages", Averages)
@@ -36,10 +33,7 @@ register.callback("final_test", FinalTest)
 def build_callbacks(context: RunContext) -> list[Any]:
     """Build the callbacks of this rank."""
     config = context.config
-    names = ["guard", "metrics"]  # the guard is first, since it may change the weights
-    if real_tables(context.prior) is not None:
-        names.append("tables_seen")
-    names.append("diagnostics")
+    names = ["guard", "metrics", "diagnostics"]  # the guard is first, since it may change the weights
     if config.profile.step is not None:
         names.append("profile")
     if config.averages.ema:

@@ -118,10 +118,6 @@ class EvaluateOptions(ScoringOptions):
     output: str | None = None
     """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
     the same command continues it."""
-    format: str = "scores"
-    """Columns of the output: scores, or bencheval (method, task, seed and metric_error, which is 1 - ROC AUC for two
-    classes, the log loss for more, and RMSE for numbers), as the package bencheval and TabArena's leaderboard read
-    them."""
     overwrite: bool = False
     """Replace an output that is there already, which is refused otherwise; so is a picture. An unfinished output of the
     same command is continued without it."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import yaml
 
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import settings_of
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,29 @@ REMOVED: dict[str, Removed] = {
         "them into the weights, and start from the export with init_weights",
         (False,),
     ),
+    "model.missing_values": Removed(
+        "missing values are filled with the mean of their column; a network that sees them needs version 0.2.0",
+        (False,),
+    ),
     "optimizer.cautious_weight_decay": Removed(
         "weight_decay of the stages decays all weights; a run with cautious weight decay needs version 0.2.0",
         (False,),
         owners=("muon", "muon_all", "adamw"),
     ),
+    **{
+        f"prior.realism.{name}": Removed(
+            "no gain was shown, and prior.realism.missing stays; a run with it needs version 0.2.0", (0,)
+        )
+        for name in ("irrelevant", "levels", "tails", "rounding", "shift", "imbalance", "duplicates")
+    },
     "prior.repeat": Removed(
         "prior.passes=N uses the tables of the file N times, each time permuted; a run that repeats a file needs "
         "version 0.2.0",
         (False,),
         owners=("hdf5",),
+    ),
+    "format": Removed(  # of tabicl-evaluate
+        "the output has all scores, of which tabicl_train/evaluation/OPENML.md makes the table for bencheval"
     ),
     "batch_size": Removed("the tables of a step are a batch: set curriculum.stages.NAME.tables"),  # of tabicl-prior
 }
@@ -83,7 +97,9 @@ REMOVED: dict[str, Removed] = {
 
 def removed_setting(key: str) -> Removed | None:
     """Return the entry of a dotted key of this or an earlier version; None if it was not removed."""
-    return REMOVED.get(key) or REMOVED.get(re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key))
+    of_a_stage = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
+    of_a_component = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
+    return REMOVED.get(key) or REMOVED.get(of_a_stage) or REMOVED.get(of_a_component)
 
 
 def removal(key: str) -> str | None:
@@ -116,12 +132,15 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     """
     kept: dict[str, Any] = {}
     problems = []
+    own = options_of_network(values) if prefix == "model." else set()
     if prefix == "validation." and "real_rows" in values:  # of version 0.2.0, which had two settings instead
         kept["suites"] = ["sklearn"] * bool(values["real_rows"]) + ["probes"] * bool(values.get("probes"))
     for name, value in values.items():
         key = f"{prefix}{name}"
         setting = removed_setting(key)
         if setting is not None and setting.owners and values.get("name") not in setting.owners:
+            setting = None
+        if name in own:
             setting = None
         if setting is None and isinstance(value, dict):
             try:
@@ -135,6 +154,14 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def options_of_network(values: dict[str, Any]) -> set[str]:
+    """Return the options that a network has in this version; one of a plug-in may have what ours had."""
+    try:
+        return {field.name for field in fields(settings_of(values))}
+    except ConfigError:  # nobody has registered it, which is said where it is built
+        return set()
 
 
 def as_of_now(values: dict[str, Any]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
     if not 0 <= args.first_step < config.total_steps:
         problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
     if config.model.missing_values:
-        problems.append("model.missing_values is true; nanoTabPFN and TFM-Playground cannot read missing values")
+        problems.append("the network reads missing values; nanoTabPFN and TFM-Playground cannot read missing values")
     if problems:
         raise ConfigError(problems)
     steps = range(args.first_step, min(args.first_step + args.steps, config.total_steps))

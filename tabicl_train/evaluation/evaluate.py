@@ -18,12 +18,11 @@ from priors.real.csv_format import csv_format, format_problems
 from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
 from tabicl_train.config.options import EvaluateOptions
-from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted, first_line, info, one_line, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
 from tabicl_train.evaluation.identity import changes, identity
-from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, THIS_MODEL, as_text, bencheval_table
+from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, as_text
 from tabicl_train.evaluation.suites import (
     DATA_PACKAGES,
     STORED_SCORES,
@@ -39,11 +38,11 @@ from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
 from tabicl_train.run_dir.choice import say_once
+from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records, number
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
 from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
-FORMATS = ("scores", "bencheval")  # of the output
 WRITTEN = ("output", "figure")  # options that name a file to write
 TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results; a task may be called 61
 
@@ -129,9 +128,6 @@ def scored(
     results = pd.DataFrame(scores)
     if output:
         unfinished(output).unlink(missing_ok=True)
-        if options.format == "bencheval":
-            table = bencheval_table(results, short_name(options.checkpoint))
-            Records(output.parent).replace(output.name, table.to_csv(index=False))
         info(f"scores of {results['data'].nunique()} of {counted(len(tasks), 'task')}: {options.output}")
     return Evaluation(results, trained, tasks)
 
@@ -176,9 +172,6 @@ def unfinished(output: Path) -> Path:
 
 def option_problems(options: EvaluateOptions) -> list[str]:
     problems = options.scoring_problems()
-    problems += one_of("format", options.format, FORMATS)
-    if options.format == "bencheval" and options.output is None:
-        problems.append("format is 'bencheval'; name the file: output=FILE.csv")
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal, options.missing_words)

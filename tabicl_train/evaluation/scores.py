@@ -24,9 +24,9 @@ from sklearn.metrics import accuracy_score, log_loss, r2_score, roc_auc_score, r
 from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, one_line, text_table
-from tabicl_train.errors import ConfigError, is_installed
+from tabicl_train.errors import ConfigError
 from tabicl_train.model.quantiles import pinball
-from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, THIS_MODEL, UNKNOWN
+from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
 from tabicl_train.statistics import mean_interval
 from tabicl_train.weights.pretrained import TrainedRange
 
@@ -37,9 +37,6 @@ LEVELS = np.linspace(*INTERVAL, 9)  # 0.1, 0.2, ..., 0.9, of the pinball loss
 MARGINAL = "marginal quantiles"  # the method that predicts those of the labeled rows
 # In standard deviations of the target. On a task that a forest solves up to rounding, others have 1e14 times its RMSE.
 LEAST_RMSE = 0.01
-ANCHOR = "random forest"  # has an Elo of 1,000, as on TabArena's leaderboard
-ANCHOR_ELO = 1000
-LEAST_ELO_TASKS = 6  # fewer say nothing about an Elo, whose interval is one over tasks
 NO_WEIGHTS = "-"  # the weights of other methods
 TABICL_PACKAGE = "tabicl package"  # the method that is a network, too
 TASK_SCORES = {"roc_auc": ("roc_auc", "log_loss", "accuracy"), "r2": ("r2", "relative_rmse", "pinball", "coverage")}
@@ -55,7 +52,6 @@ FORMATS = {  # heading and format of each score
     "pinball": ("pinball loss", ".3f"),
     "width": ("width", ".2f"),
     "coverage": ("coverage", ".2f"),
-    "elo": ("Elo", ".0f"),
 }
 BUCKETS = {  # the upper bound of each bucket
     "rows": [199, 499, 999, math.inf],
@@ -184,8 +180,8 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the means over tasks, and Elo, as text: a row per method; a mean and its interval are one cell."""
-    summary = add_elo(summarize(results), results)
+    """Return the means over tasks as text: a row per method; a mean and its interval are one cell."""
+    summary = summarize(results)
     columns = {}
     for name, (heading, form) in FORMATS.items():
         if name not in summary:
@@ -197,49 +193,6 @@ def summary_table(results: pd.DataFrame) -> pd.DataFrame:
             texts = [text + interval for text, interval in zip(texts, intervals, strict=True)]
         columns[heading] = texts
     return pd.DataFrame(columns, index=summary.index)
-
-
-def bencheval_table(results: pd.DataFrame, name: str = THIS_MODEL) -> pd.DataFrame:
-    """Make a table for the package bencheval, which ranks methods for TabArena's leaderboard.
-
-    Parameters
-    ----------
-    results : DataFrame
-        As described at the top.
-    name : str
-        What the network is called.
-
-    Returns
-    -------
-    DataFrame
-        A row per method, task and split, with the columns method, task, seed (the split) and metric_error: 1 - ROC AUC
-        for two classes, log loss for more, RMSE for numbers.
-    """
-    if "roc_auc" in results:
-        error = np.where(results["classes"] == 2, 1 - results["roc_auc"], results["log_loss"])
-    else:
-        error = results["rmse"]
-    methods = results["method"].replace(THIS_MODEL, name)
-    return pd.DataFrame({"method": methods, "task": results["data"], "seed": results["split"], "metric_error": error})
-
-
-def add_elo(summary: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
-    """Add Elo and its 95 % interval to a table of `summarize`: the columns elo, elo_low and elo_high.
-
-    Without bencheval, without a random forest to compare with, or with few tasks, the table stays as it is.
-    """
-    others = set(results["method"]) - {ANCHOR, MARGINAL}
-    has_both = ANCHOR in set(results["method"]) and len(others) > 0
-    if not has_both or results["data"].nunique() < LEAST_ELO_TASKS or not is_installed("bencheval"):
-        return summary
-    from bencheval.evaluator import BenchmarkEvaluator
-
-    table = bencheval_table(results)
-    table = table[table["method"] != MARGINAL]  # which may be below all others everywhere: it would have no finite Elo
-    evaluator = BenchmarkEvaluator(seed_column="seed", columns_to_agg_extra=[])
-    elo = evaluator.compute_elo(table, calibration_framework=ANCHOR, calibration_elo=ANCHOR_ELO)
-    low, high = elo["elo"] - elo["elo-"], elo["elo"] + elo["elo+"]
-    return summary.join(pd.DataFrame({"elo": elo["elo"], "elo_low": low, "elo_high": high}))
 
 
 def ranked(results: pd.DataFrame) -> pd.Series:

@@ -56,9 +56,6 @@ class TabICLConfig:
     """Features of a group; it has no effect with col_grouping=none."""
     col_target_aware: bool = True
     """Embed the labels before the set transformer."""
-    missing_values: bool = False
-    """Learn a token for missing values, NaN in a table; otherwise they are filled with the mean before the network sees
-    the table. The public format cannot express it."""
     col_scaling: str = "qassmax_elementwise"
     """Scalable softmax of the column embedding: none, ssmax, ssmax_mlp, ssmax_mlp_elementwise, qassmax or
     qassmax_elementwise; or, in place of softmax, scaled signed averaging (arXiv 2508.14685) with a fixed exponent (ssa)
@@ -101,6 +98,8 @@ class TabICLConfig:
     """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
     checkpoint_rows: int = field(default=20_000, metadata=WEIGHTS_FIT)
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
+
+    missing_values: ClassVar[bool] = False  # it supports no NaN in Pack.X
 
     @classmethod
     def v1(cls) -> "TabICLConfig":
@@ -197,7 +196,8 @@ class NetworkSettings:
     """Recompute activations in the backward pass of packs with a longer table than this, if the network can; 0 never
     recomputes."""
 
-    missing_values: ClassVar[bool] = False  # whether the network supports NaN in Pack.X
+    # Whether the network supports NaN in Pack.X; otherwise missing values are filled with the mean of their column.
+    missing_values: ClassVar[bool] = False
 
     @property
     def is_regression(self) -> bool:

@@ -49,8 +49,6 @@ def beyond_public(config: TabICLConfig) -> list[str]:
     settings = []
     if config.scaling_bound is not None:
         settings.append(f"model.scaling_bound ({config.scaling_bound})")
-    if config.missing_values:
-        settings.append("model.missing_values=true")
     for name in ("col_scaling", "icl_scaling"):
         rule = getattr(config, name)
         if register.scaling[rule].public is None:

@@ -99,8 +99,6 @@ class ColumnEmbedding(nn.Module):
         c = config
         self.config = c
         self.in_linear = nn.Linear(c.group_size, c.embed_dim)
-        if c.missing_values:  # zeros: at first, a missing value counts as the mean of a standardized column
-            self.missing_values = nn.Parameter(torch.zeros(c.embed_dim, c.group_size))
         self.tf_col = nn.ModuleDict({"blocks": nn.ModuleList(InducedAttention(c) for _ in range(c.col_num_blocks))})
         if c.col_target_aware:
             self.y_encoder = LabelEncoder(c.label_width, c.embed_dim)
@@ -138,7 +136,6 @@ class ColumnEmbedding(nn.Module):
         """Return the input of each token, (tokens, K)."""
         # labels: (labeled tokens,), or None without labeled rows. An input is one after the other
         # - the features of its group,
-        # - with model.missing_values, which of them are missing,
         # - if the network is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others,
         # - under autocast zeros, as the product needs them.
         c = self.config
@@ -149,8 +146,6 @@ class ColumnEmbedding(nn.Module):
         if index is None:
             index = feature_index(pack.sizes, pack.shapes, columns, c.col_grouping, c.group_size)
         features = X[index]  # (tokens, size)
-        if c.missing_values:
-            features = mark_missing(features)
         if not c.col_target_aware:
             return features
         num_features = features.shape[1]
@@ -186,8 +181,6 @@ class ColumnEmbedding(nn.Module):
     def project(self, cells: Tensor) -> Tensor:
         """Cells (tokens, K) -> inputs of the first block, (tokens, E)."""
         weights = [self.in_linear.weight]
-        if self.config.missing_values:
-            weights.append(self.missing_values)
         if self.config.col_target_aware:
             weights += [self.y_encoder.weight, self.y_encoder.bias[:, None]]
         weight = torch.cat(weights, dim=1)  # one product for all, since each pass over all tokens is slow
@@ -200,12 +193,6 @@ class ColumnEmbedding(nn.Module):
             bias = self.ln_b(self.out_b(tokens))
             tokens = (cells[:, :1] * weight + bias).to(weight.dtype)  # under autocast, cells are float32
         return tokens
-
-
-def mark_missing(features: Tensor) -> Tensor:
-    """Features (..., size), NaN where missing -> (..., 2 size): 0 instead of NaN, and whether they are missing."""
-    missing = features.isnan()
-    return torch.cat([torch.where(missing, 0.0, features), missing.to(features.dtype)], -1)
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:

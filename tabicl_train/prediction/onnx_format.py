@@ -1,7 +1,6 @@
 """The ONNX format: a classifier or a regressor with symbolic numbers of tables, rows and columns.
 
-Inputs are tables as the network reads them, with standardized columns; NaN is a missing value for a network with
-model.missing_values=true, and not allowed for others:
+Inputs are tables as the network reads them, with standardized columns and without NaN:
 
 X        (tables, rows, columns) float32
 y_train  (tables, labeled_rows) int64, labels in 0..classes-1 of the first rows
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from tabicl_train.errors import install, is_installed
 from tabicl_train.model.pack import Columns, WithinRows, equal_context
 from tabicl_train.model.pack import symbolic_spans as spans
-from tabicl_train.model.stages import mark_missing
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import write_atomically
 
@@ -59,8 +57,6 @@ class WithSymbolicSizes(nn.Module):
         # Columns: labeled rows, to inducing points and back to all rows.
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
-        if config.missing_values:
-            groups = mark_missing(groups)
         cells = split_rows(groups, n)  # (B * G * N, K), labeled rows first
         if config.col_target_aware:
             if config.is_regression:

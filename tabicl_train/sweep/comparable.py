@@ -70,7 +70,7 @@ def shared_in_words(names: Sequence[str], configs: Iterable[Mapping[str, Any]]) 
     groups: dict[str, list[str]] = {}
     for name, values in zip(names, configs, strict=True):
         config = as_of_now(dict(values))  # a sweep may have runs of two versions
-        # Without tokens for missing values the same tables are imputed.
+        # For networks that do not read missing values the same tables are imputed.
         decisive = [training_tables(config), config["model"].get("missing_values")]
         groups.setdefault(json.dumps(decisive, sort_keys=True, default=str), []).append(name)
     if len(names) < 2:

@@ -198,6 +198,7 @@ def test_yardsticks(run_script, tmp_path):
     assert lines[5:8] == ["| random forest | 0.6000 |", "| CatBoost | 0.5500 |", "| possible | 0.9000 |"]
 
 
+@pytest.mark.slow  # 4 CPU seconds of fits, for a script that nothing else uses
 def test_a_scaling_law_is_recovered_and_that_of_the_records_forecasts_mini():
     law = runpy.run_path(str(FOLDER / "scaling_law.py"))
     sizes = np.repeat([200_054, 422_476, 726_818, 1_581_262], 3)

@@ -25,10 +25,11 @@ from tabicl_train.run_dir.checkpoint import saved
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import untrained_module
 
-SHORT_RUN = [  # one stage of 16 steps
+SHORT_RUN_OF_ANY_FAMILY = [  # one stage of 16 steps
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
     "checkpoint.every=4", "trainer.accelerator=cpu", "averages.ema=0.9",
 ]  # fmt: skip
+SHORT_RUN = [*SHORT_RUN_OF_ANY_FAMILY, "model.row_num_blocks=1", "model.icl_num_blocks=1"]
 THREE_STAGES = [  # of six steps each
     "experiment=smoke", "curriculum=tabicl_v2", "prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu",
     "checkpoint.every=2", "checkpoint.keep=100", *(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from networks import randomize
 from torch._dynamo.utils import counters
-from training_runs import read_metrics, train_by_command, train_short_run
+from training_runs import SHORT_RUN_OF_ANY_FAMILY, read_metrics, train_by_command, train_short_run
 
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
@@ -125,7 +125,8 @@ def test_dropout_and_compiling_exclude_each_other():
 def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
-    train_short_run(tmp_path / "run", *settings, "trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
+    settings += ("trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
+    train_short_run(tmp_path / "run", *settings, settings=SHORT_RUN_OF_ANY_FAMILY)
     said = capsys.readouterr().err
     assert "warning   trainer.compile has no effect" in said
     assert "compiled blocks" not in said

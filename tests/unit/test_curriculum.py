@@ -131,10 +131,12 @@ def test_small_tables_ask_for_fewer_classes():
         assert group.spec.max_classes <= min(group.spec.train_size, group.spec.num_rows - group.spec.train_size)
 
 
-def test_priors_are_asked_for_missing_values_only_by_networks_that_see_them():
-    for model in (MODEL, replace(MODEL, missing_values=True), SequenceConfig()):
+@pytest.mark.parametrize("sees_them", [False, True])
+def test_priors_are_asked_for_missing_values_only_by_networks_that_see_them(sees_them, monkeypatch):
+    monkeypatch.setattr(SequenceConfig, "missing_values", sees_them)
+    for model in (MODEL, SequenceConfig()):
         groups = plan_step(TWO, model, 1, 0).groups
-        assert {group.spec.keeps_missing for group in groups} == {model == replace(MODEL, missing_values=True)}
+        assert {group.spec.keeps_missing for group in groups} == {model.missing_values}
 
 
 def test_stages_follow_each_other():

@@ -50,18 +50,20 @@ def kept_values(model: TabICL, pack: Pack) -> dict[str, float]:
     return kept
 
 
-@pytest.mark.parametrize("tables", [[(500, 300, 20)], MIXED])
+ONE = [(500, 300, 20)]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "tables"),
     [
-        {},
-        V1_LIKE,
-        {"icl_scaling": "qassmax", "col_grouping": "disjoint"},
-        {"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3},
-        {"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1},
-        {"col_scaling": "ssa_trainable", "icl_scaling": "ssa"},
-        {"checkpoint_rows": 299},  # all packs have a longer table
-        {"max_classes": 0, "num_quantiles": 2000, "bias_free_ln": True},
+        ({}, MIXED),
+        (V1_LIKE, MIXED),
+        ({"icl_scaling": "qassmax", "col_grouping": "disjoint"}, ONE),
+        ({"icl_scaling": "ssmax_mlp_elementwise", "ff_factor": 3}, ONE),
+        ({"col_num_blocks": 1, "row_num_blocks": 1, "icl_num_blocks": 1}, ONE),
+        ({"col_scaling": "ssa_trainable", "icl_scaling": "ssa"}, ONE),
+        ({"checkpoint_rows": 299}, MIXED),  # all packs have a longer table
+        ({"max_classes": 0, "num_quantiles": 2000, "bias_free_ln": True}, ONE),
     ],
 )
 def test_the_estimate_of_each_part_is_what_autograd_keeps(options, tables, monkeypatch):
@@ -220,7 +222,6 @@ def test_a_limit_of_steps_after_the_end_of_the_curriculum_is_a_warning():
 
 STAGE = "curriculum.stages.smoke."
 CONSTANT = f"{STAGE}schedule=constant"
-REGRESSION = "since the targets of regression have no classes"
 
 
 @pytest.mark.parametrize(
@@ -232,12 +233,6 @@ REGRESSION = "since the targets of regression have no classes"
         ([f"{STAGE}final_learning_rate=0"], None),
         ([f"{STAGE}decay=0.5"], f"{STAGE}decay has no effect, since schedule is cosine"),
         ([f"{STAGE}decay=0.5", f"{STAGE}schedule=wsd"], None),
-        (["prior.realism.imbalance=1", "task=regression"], f"prior.realism.imbalance has no effect, {REGRESSION}"),
-        (
-            ["prior=mix_scm", "+prior.components.mlp_scm.realism={imbalance: 1}", "task=regression"],
-            f"prior.components.mlp_scm.realism.imbalance has no effect, {REGRESSION}",
-        ),
-        (["prior.realism.imbalance=1"], None),
     ],
 )
 def test_settings_without_effect_are_told(settings, remark):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from networks import small_network
-from training_runs import last_checkpoint, read_metrics, train_short_run
+from training_runs import SHORT_RUN_OF_ANY_FAMILY, last_checkpoint, read_metrics, train_short_run
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
@@ -175,16 +175,16 @@ def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(tmp_path):
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
-    settings = ("trainer.precision=fp16", "curriculum.stages.smoke.steps=12", FEW)
-    train_short_run(tmp_path / "whole", *settings)
+    settings = [*SHORT_RUN_OF_ANY_FAMILY, "trainer.precision=fp16", "curriculum.stages.smoke.steps=12", FEW]
+    train_short_run(tmp_path / "whole", settings=settings)
     rows = read_metrics(tmp_path / "whole")
     overflows = int(rows[-1]["skipped"])
     assert 2 <= overflows <= 9 and rows[-1]["skipped"] == rows[-3]["skipped"]
     assert not (tmp_path / "whole/incidents.jsonl").exists()
     content = last_checkpoint(tmp_path / "whole")
     assert content["loss_scale"]["scale"] == 2.0 ** (24 - overflows)
-    train_short_run(tmp_path / "torn", *settings, "trainer.max_steps=3")
-    train_short_run(tmp_path / "torn", *settings)
+    train_short_run(tmp_path / "torn", "trainer.max_steps=3", settings=settings)
+    train_short_run(tmp_path / "torn", settings=settings)
     assert torch.equal(
         last_checkpoint(tmp_path / "torn")["loss_scale"]["good_steps"], content["loss_scale"]["good_steps"]
     )
@@ -195,7 +195,8 @@ def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, 
 def test_a_change_of_precision_on_resume_starts_with_a_new_loss_scale(tmp_path):
     changes = [("fp16", 2.0**16, 2), ("bf16", 1.0, 0), ("fp16", 2.0**16, 2)]
     for number, (precision, scale, good_steps) in enumerate(changes, 1):
-        train_short_run(tmp_path / "run", f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
+        settings = (f"trainer.precision={precision}", f"trainer.max_steps={2 * number}", FEW)
+        train_short_run(tmp_path / "run", *settings, settings=SHORT_RUN_OF_ANY_FAMILY)
         content = last_checkpoint(tmp_path / "run")
         assert content["global_step"] == 2 * number
         assert content["loss_scale"] == {"scale": scale, "good_steps": good_steps}

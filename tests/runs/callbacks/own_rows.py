@@ -18,7 +18,8 @@ from tabicl_train.config.compose import compose
 NAME, ROWS = "own_rows", 320
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
-    "trainer.accelerator=cpu", "validation.every=2", "validation.rows=[40,60]", "validation.tables=6",
+    "trainer.accelerator=cpu", "model.row_num_blocks=1", "model.icl_num_blocks=1",
+    "validation.every=2", "validation.rows=[40,60]", "validation.tables=6",
     "validation.features=[2,4]", "validation.suites=[]", "validation.best=synthetic",
 ]  # fmt: skip
 
@@ -41,9 +42,6 @@ class OwnRows(Prior, RealTables):
         other = replace(self)
         other.side = side
         return other
-
-    def sources(self) -> dict:
-        return {(NAME, "rows"): ROWS}
 
     def fingerprint(self) -> str:
         return "own rows"

@@ -115,7 +115,7 @@ def losses_by_row(folder) -> dict[int, list[tuple[float, float]]]:
 
 
 def test_a_run_that_gets_worse_keeps_the_weights_it_started_from(folder, tmp_path, capfd):
-    worse = "curriculum.stages.smoke.learning_rate=0.5"
+    worse = "curriculum.stages.smoke.learning_rate=5"
     assert (
         train_on_own_rows(tmp_path / "run", worse, "trainer.max_steps=4", f"init_weights={folder}/start") == "finished"
     )

@@ -43,7 +43,8 @@ from tabicl_train.weights.reader import load_model, read_weights
 
 SETTINGS = [
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=8", "checkpoint.every=2",
-    "trainer.accelerator=cpu", "model.dropout=0.1", "averages.ema=0.9",
+    "trainer.accelerator=cpu", "model.row_num_blocks=1", "model.icl_num_blocks=1", "model.dropout=0.1",
+    "averages.ema=0.9",
     "curriculum.stages.smoke.rows=[40,120]",  # so that iris, with 105 labeled rows, is inside the trained range
 ]  # fmt: skip
 VALIDATED = [

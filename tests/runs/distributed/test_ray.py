@@ -15,11 +15,12 @@ from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.distributed.processes import Stop, start_problems
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.ray_actors import RayLoader
 from tabicl_train.workers import WorkerDied
 
-pytest.importorskip("ray")
+# No importorskip: ray takes a second to import, and most tests that need it are slow.
+pytestmark = pytest.mark.skipif(not is_installed("ray"), reason="needs ray")
 on_ray = pytest.mark.slow
 HERE = Path(__file__).parent
 

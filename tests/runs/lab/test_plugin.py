@@ -99,6 +99,7 @@ def work_without_it() -> None:
     commands.lab()
 
 
+@pytest.mark.slow  # 14 CPU seconds; that nothing else imports or names the laboratory is read in the files above
 def test_a_run_needs_no_laboratory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # A new Python: a forked process has loaded the laboratory.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import command
-from training_runs import assert_same_state, read_metrics, read_rows, train_short_run
+from training_runs import SHORT_RUN_OF_ANY_FAMILY, assert_same_state, read_metrics, read_rows, train_short_run
 
 from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
@@ -37,7 +37,8 @@ def folder(tmp_path_factory) -> Path:
     """A validated run of eight steps of each task."""
     folder = tmp_path_factory.mktemp("runs")
     for task in TASKS:
-        train_short_run(folder / task, *settings(task), *VALIDATED, "trainer.max_steps=8")
+        changes = (*settings(task), *VALIDATED, "trainer.max_steps=8")
+        train_short_run(folder / task, *changes, settings=SHORT_RUN_OF_ANY_FAMILY)
     return folder
 
 

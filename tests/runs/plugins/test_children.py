@@ -1,9 +1,10 @@
 """Plug-ins in the processes that commands and estimators start, and in what is pickled or stored for them."""
 
+import os
 import pickle
-import subprocess
 import sys
 from multiprocessing import get_context
+from pathlib import Path
 from unittest import mock
 
 import joblib
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import command
+from forked import start_process, wait_for_exit_code
 from plugin_folder import SOURCE, forget_plugins
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
@@ -34,14 +36,15 @@ from tabicl_train.workers import Loader, Steps
 
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "plugins=[./mine.py]"]
 X, y = np.random.default_rng(0).standard_normal((30, 3)), np.arange(30) % 3
-READ = """
-import sys
-import joblib
-import numpy as np
-classifier, X, expected = joblib.load(sys.argv[1])
-np.testing.assert_array_equal(classifier.predict_proba(X), expected)
-print(classifier.plugins)
-"""
+
+
+def read_elsewhere(path: Path, folder: Path) -> None:
+    """Predict with a pickled classifier in a process that has not imported mine.py; one of a folder of its own."""
+    os.chdir(folder)
+    assert "mine" not in sys.modules
+    classifier, X, expected = joblib.load(path)
+    np.testing.assert_array_equal(classifier.predict_proba(X), expected)
+    (folder / "plugins").write_text(str(classifier.plugins))
 
 
 @pytest.fixture
@@ -74,9 +77,8 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
     assert "mine" not in sys.modules
     expected = classifier.fit(X, y).predict_proba(X)
     joblib.dump((classifier, X, expected), "both.joblib")
-    read = [sys.executable, "-c", READ, fresh / "both.joblib"]
-    result = subprocess.run(read, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert result.stdout == f"['{fresh}/mine.py']\n"
+    assert wait_for_exit_code(start_process(read_elsewhere, fresh / "both.joblib", tmp_path)) == 0
+    assert (tmp_path / "plugins").read_text() == f"['{fresh}/mine.py']"
 
     forget_plugins()
     copy = pickle.loads(unfitted)

@@ -45,7 +45,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(spoiled):
     run_dir, error = spoiled
     assert steps(run_dir) == [4]
     good = run_dir / "checkpoints/step-00000004.ckpt"
-    assert str(error).startswith("after step 8, 1 of 4")
+    assert str(error).startswith("after step 8, 1 of 25,430 weights")
     assert f"('init_weights={good}' run_dir=...)" in str(error)
     status = read_status(run_dir)
     assert status["status"] == "failed"

@@ -9,7 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training_runs import REWIND, SHORT_RUN, THREE_STAGES, Poison, Ruin, last_checkpoint, read_metrics, train_short_run
+from training_runs import (
+    REWIND,
+    SHORT_RUN,
+    SHORT_RUN_OF_ANY_FAMILY,
+    THREE_STAGES,
+    Poison,
+    Ruin,
+    last_checkpoint,
+    read_metrics,
+    train_short_run,
+)
 
 from tabicl_train import module, register
 from tabicl_train.callbacks import guard as guard_module
@@ -256,9 +266,9 @@ def short_memory(monkeypatch):
 
 
 def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, capsys):
-    settings = (*REWIND, "trainer.precision=fp16")
+    settings = [*SHORT_RUN_OF_ANY_FAMILY, *REWIND, "trainer.precision=fp16"]  # whose loss scale no step halves
     after = Look(10)
-    train_short_run(tmp_path / "run", *settings, callbacks=(Ruin(9), after))
+    train_short_run(tmp_path / "run", callbacks=(Ruin(9), after), settings=settings)
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr
     good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")

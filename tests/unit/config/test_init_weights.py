@@ -11,12 +11,8 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings
 from tabicl_train.prediction.export import export
-from tabicl_train.prediction.hub_format import save_hub
 from tabicl_train.resume import initial_weights, other_function
 from tabicl_train.state import untrained_module
-from tabicl_train.weights.pretrained import Pretrained
-
-MISSING_VALUES = "col_embedder.missing_values"
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +52,6 @@ def test_a_run_starts_from_a_run_a_checkpoint_a_public_file_or_a_hub_folder(star
 def test_a_folder_without_checkpoints_is_one_line(config, tmp_path):
     with pytest.raises(ConfigError, match=r"init_weights: .*holds no checkpoint of a run"):
         initial_weights(str(tmp_path), config.model)
-
-
-def test_a_network_that_sees_missing_values_begins_as_one_that_does_not(config, folder):
-    seeing = dataclasses.replace(config.model, missing_values=True)
-    weights = initial_weights(f"{folder}/run", seeing).tensors
-    assert weights[MISSING_VALUES].count_nonzero() == 0
-    assert_weights_of(3, folder, {name: weight for name, weight in weights.items() if name != MISSING_VALUES})
-
-
-def test_a_network_that_sees_no_missing_values_does_not_begin_as_one_that_does(config, folder, tmp_path):
-    seeing = dataclasses.replace(config.model, missing_values=True)
-    weights = initial_weights(f"{folder}/run", seeing).tensors
-    save_hub(Pretrained(seeing, weights), tmp_path / "seeing", lambda _: None)
-    with pytest.raises(ConfigError, match=r"than the configuration's; set model\.missing_values=True$"):
-        initial_weights(str(tmp_path / "seeing"), config.model)
 
 
 def test_a_start_from_another_function_than_that_of_the_file_is_told(config, folder, capsys):

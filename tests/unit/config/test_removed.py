@@ -7,12 +7,16 @@ import pytest
 import torch
 import yaml
 from configurations import problems
+from dense_network import TinyModule
 from networks import TINY
 from training_runs import assert_same_end, last_checkpoint, train_short_run
 
+from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.removed import REMOVED, Removed, removal, without_removed
 from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import NetworkSettings
+from tabicl_train.model.dense import dense
 from tabicl_train.prediction.export import export
 from tabicl_train.report.page import read_run, settings
 from tabicl_train.run_dir.checkpoint import saved
@@ -44,13 +48,20 @@ def neutral(setting: Removed):
 
 
 @pytest.mark.parametrize("key", OF_RUNS)
-def test_a_command_line_or_a_file_that_names_one_gets_the_advice(key, tmp_path):
+def test_a_command_line_that_names_one_gets_the_advice(key):
     name = key.replace("*", "smoke")
     line = f"{name}: removed in version 0.3.0; {REMOVED[key].advice}"
     assert removal(name) == line
     assert "\n" not in line
     assert problems("experiment=smoke", f"{name}=1") == [line]
 
+
+@pytest.mark.parametrize(
+    "key", ["preflight", "validation.probes", "curriculum.stages.*.uses", "model.missing_values", "prior.realism.tails"]
+)
+def test_a_file_that_names_one_gets_the_advice(key, tmp_path):
+    name = key.replace("*", "smoke")
+    line = f"{name}: removed in version 0.3.0; {REMOVED[key].advice}"
     file = tmp_path / "experiment/mine.yaml"
     file.parent.mkdir()
     setting: object = 1
@@ -87,8 +98,24 @@ def test_a_file_is_read_if_it_had_no_effect_and_is_refused_with_the_advice_other
         assert caught.value.problems == [f"{what}; {setting.advice}"]
 
 
+def test_options_of_the_components_of_a_mixture_are_read_as_those_of_a_prior():
+    component = {"weight": 1, "realism": {"missing": 0.3, "levels": 0}}
+    old = {"prior": {"name": "mix_scm", "components": {"tree_scm": component}}}
+    kept = without_removed("run", old)["prior"]["components"]["tree_scm"]
+    assert kept == {"weight": 1, "realism": {"missing": 0.3}}
+    component["realism"]["levels"] = 0.3
+    with pytest.raises(ConfigError, match=r"^run has prior\.components\.tree_scm\.realism\.levels=0.3, which"):
+        without_removed("run", old)
+
+
 def test_an_option_of_the_same_name_of_a_plug_in_stays():
-    mine = {"prior": {"name": "mine", "repeat": True}}
+    @dataclasses.dataclass
+    class MineConfig(NetworkSettings):
+        family: str = "own_gaps"
+        missing_values: bool = False
+
+    register.network("own_gaps", dense(TinyModule), settings=MineConfig)
+    mine = {"prior": {"name": "mine", "repeat": True}, "model": {"family": "own_gaps", "missing_values": True}}
     assert without_removed("run", mine) == mine
 
 

@@ -1,6 +1,5 @@
-"""suite=openml: folders of the package openml, the protocols of others, and what leaderboards read."""
+"""suite=openml: folders of the package openml, and the protocols of others."""
 
-import dataclasses
 import hashlib
 import pickle
 import re
@@ -18,7 +17,6 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
-from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation import openml_cache
@@ -317,36 +315,3 @@ def test_only_what_is_missing_is_downloaded(tmp_path, monkeypatch, capsys):
             openml_cache.main(words)
         assert ending.value.code == 2
         assert re.search(message, capsys.readouterr().err)
-
-
-def test_the_table_for_bencheval_and_elo(protocols, checkpoint, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("bencheval")
-    from bencheval.evaluator import BenchmarkEvaluator
-
-    others = {
-        "random forest": lambda: DummyClassifier(strategy="prior"),
-        "constant": lambda: DummyClassifier(strategy="constant", constant=0),
-    }
-    monkeypatch.setattr(evaluation, "BASELINES", others)
-    options = EvaluateOptions(
-        checkpoint=checkpoint, suite="openml", folder=protocols, tasks="3,12,14,15,16,23", splits=1, n_estimators=1,
-        output=f"{tmp_path}/rows.csv", format="bencheval",
-    )  # fmt: skip
-    scores = evaluation.evaluate(options)
-    (heading, _, forest, _) = re.findall(r"means of 6 tasks.*\n.*\n.*\n.*", capsys.readouterr().out)[0].splitlines()
-    assert "Elo" in heading and " 1000 [" in forest
-
-    rows = pd.read_csv(tmp_path / "rows.csv")
-    assert list(rows) == ["method", "task", "seed", "metric_error"]
-    assert set(rows["method"]) == {"tiny", *others}
-    two = scores["classes"] == 2
-    assert 0 < two.sum() < len(two) == 6 * 3
-    assert np.allclose(rows["metric_error"][two], 1 - scores["roc_auc"][two])
-    assert np.allclose(rows["metric_error"][~two], scores["log_loss"][~two])
-    board = BenchmarkEvaluator(seed_column="seed", columns_to_agg_extra=[]).leaderboard(
-        rows, elo_kwargs={"calibration_framework": "random forest", "calibration_elo": 1000}
-    )
-    assert board.loc["random forest", "elo"] == 1000
-    assert {"improvability", "winrate"} <= set(board)
-    with pytest.raises(ConfigError, match=r"format is 'bencheval'; name the file: output=FILE\.csv"):
-        evaluation.evaluate(dataclasses.replace(options, output=None))

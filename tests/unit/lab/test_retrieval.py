@@ -66,7 +66,7 @@ def test_it_starts_as_the_network_without_retrieval():
     [
         {},
         {"retrieval": False, "max_classes": 0, "num_quantiles": 20},
-        {"thinking_rows": 0, "missing_values": True},
+        {"thinking_rows": 0},
         {"icl_num_blocks": 1, "icl_scaling": "ssa", "thinking_rows": 3},
     ],
 )

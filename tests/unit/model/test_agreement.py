@@ -95,6 +95,7 @@ def test_other_options(options):
 REGRESSION = TabICLConfig(max_classes=0, bias_free_ln=True)
 
 
+@pytest.mark.slow  # test_export.py compares exports of the same presets
 @pytest.mark.parametrize("config", [TabICLConfig.v1(), TabICLConfig(), REGRESSION], ids=["v1", "v2", "regression"])
 def test_full_size(config):
     torch.manual_seed(0)

@@ -317,7 +317,8 @@ def test_what_is_kept_is_not_pickled():
 @pytest.mark.parametrize("name", ["hub", "network.ckpt", "network.txt"])
 def test_the_name_of_an_export_decides_its_format(name, tmp_path):
     X, y = table()
-    model = TabICLClassifier(TabICL(replace(TINY, missing_values=name == "hub")), n_estimators=1).fit(X, y)
+    config = replace(TINY, scaling_bound=5.0) if name == "hub" else TINY
+    model = TabICLClassifier(TabICL(config), n_estimators=1).fit(X, y)
     if name == "network.txt":
         with pytest.raises(ConfigError, match="its name decides the format"):
             model.export(tmp_path / name)
@@ -432,7 +433,6 @@ def test_what_was_kept_in_half_precision_is_not_used_in_full():
     "options",
     [
         {"max_classes": 10},  # fewer than there are classes
-        {"missing_values": True},
         {"icl_scaling": "ssa_trainable", "col_grouping": "disjoint"},
     ],
 )

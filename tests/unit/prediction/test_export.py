@@ -140,7 +140,6 @@ def test_a_file_of_the_tabicl_package_loads_here(options, tmp_path):
     [
         ("model.scaling_bound=5", r"the public format has no model\.scaling_bound \(5\.0\)"),
         ("model.col_scaling=ssa", r"the public format has no model\.col_scaling=ssa, it has none, ssmax"),
-        ("model.missing_values=true", r"the public format has no model\.missing_values=true"),
     ],
 )
 def test_a_network_that_the_public_format_lacks_goes_to_the_hub_only(options, setting, tmp_path):

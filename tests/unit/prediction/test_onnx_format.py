@@ -11,17 +11,16 @@ from networks import draw_batch, forward_batch
 from training_runs import write_untrained_run
 
 from tabicl_train import register
-from tabicl_train.errors import ConfigError
+from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.prediction.export import export
-from tabicl_train.prediction.onnx_format import onnx_predictor
+from tabicl_train.prediction.onnx_format import PACKAGES, onnx_predictor
 from tabicl_train.weights.reader import load_model
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
+# No importorskip: they take a second to import, and most tests that need them are slow.
+pytestmark = pytest.mark.skipif(not all(map(is_installed, PACKAGES)), reason=f"needs {', '.join(PACKAGES)}")
 NETWORKS = {  # beside tabicl_v2: other scalings and groupings
     "unbounded": ["model.col_scaling=ssmax", "model.icl_scaling=ssmax_mlp", "model.col_grouping=disjoint"],
-    "regression": ["model=tabicl_v2_regression", "model.num_quantiles=30", "model.missing_values=true"],
+    "regression": ["model=tabicl_v2_regression", "model.num_quantiles=30"],
     "bounded": [
         "model.col_scaling=ssa_trainable", "model.icl_scaling=ssmax_mlp_elementwise", "model.scaling_bound=3",
         "model.col_grouping=none", "model.bias_free_ln=true", "model.max_classes=7",
@@ -37,8 +36,6 @@ def assert_agreement(file: Path, checkpoint: Path) -> None:
     network, predict = load_model(str(checkpoint)), onnx_predictor(file)
     for B, N, M, n in SIZES:
         X, y_train, _ = draw_batch(B, N, M, n, classes=network.config.max_classes)
-        if network.config.missing_values:
-            X[torch.rand(X.shape) < 0.3] = torch.nan
         with torch.no_grad():
             expected = forward_batch(network, X, y_train)
         torch.testing.assert_close(predict(X, y_train), expected, rtol=0, atol=1e-4)
@@ -61,6 +58,8 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"run", "m.onnx"}  # the weights are in the file
     assert_agreement(tmp_path / "m.onnx", tmp_path / "run/checkpoints/best.ckpt")
     assert str(Path(__file__).parents[3]).encode() not in (tmp_path / "m.onnx").read_bytes()  # a folder of this machine
+    import onnx
+
     model = onnx.load(tmp_path / "m.onnx")
     sizes = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -77,6 +76,8 @@ def test_the_file_names_its_sizes_and_its_origin(tmp_path):
 
 
 def test_a_full_disk_and_another_result_leave_the_file_as_it_was(tmp_path, monkeypatch):
+    import onnx
+
     write_untrained_run(tmp_path / "run")
     (tmp_path / "m.onnx").write_bytes(b"older")
     program = SimpleNamespace(model_proto=onnx.ModelProto())

@@ -1,9 +1,9 @@
+import ctypes
 import hashlib
 import json
 import os
 import random
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import table_files
 import torch
+from forked import start_process, wait_for_exit_code
 
 from priors import Prior, PriorError, TableSpec, build_prior, prior_class, prior_names
 from priors.finish import Rejected
@@ -25,6 +26,7 @@ NUMERIC = [name for name in LIVE if prior_class(name).numeric_targets]
 FINISHED = [name for name in LIVE if not prior_class(name).raw]
 CASES = [f"{name} classes" for name in LIVE if prior_class(name).classes] + [f"{name} numbers" for name in NUMERIC]
 SEEDS = [7, (7, 1), (2**40, 0)]
+M_PERTURB = -6  # of mallopt
 
 
 def digest(table) -> str:
@@ -68,21 +70,19 @@ def test_every_prior_has_a_yaml_file_and_every_yaml_file_has_a_prior():
     assert set(schema_of.values()) == set(prior_names())  # a variant has its prior's schema
 
 
-def test_another_process_with_other_hashes_and_memory_draws_the_same_tables(drawn):
-    code = "import json, test_interface; print(json.dumps(test_interface.digests([7])))"
-    paths = os.pathsep.join(
-        [str(Path(__file__).parent), str(Path(table_files.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        # With MALLOC_PERTURB_, glibc fills memory when it is allocated and when it is freed.
-        env={**os.environ, "PYTHONHASHSEED": "4321", "MALLOC_PERTURB_": "165", "PYTHONPATH": paths},
-        cwd=Path(__file__).parents[3],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert json.loads(result.stdout) == {case: values[:1] for case, values in drawn.items()}
+def draw_elsewhere(path: Path, hash_here: int) -> None:
+    """Write the digests of tables that a process draws whose texts have other hashes and whose memory is filled."""
+    assert hash("hash") != hash_here or "PYTHONHASHSEED" in os.environ
+    if sys.platform == "linux":  # glibc fills memory with a pattern when it is allocated, and when it is freed
+        assert ctypes.CDLL(None).mallopt(M_PERTURB, 165) == 1
+    path.write_text(json.dumps(digests([7])))
+
+
+def test_another_process_with_other_hashes_and_memory_draws_the_same_tables(drawn, tmp_path):
+    # The server from which processes are forked is a Python of its own.
+    process = start_process(draw_elsewhere, tmp_path / "drawn", hash("hash"), stderr=tmp_path / "stderr")
+    assert wait_for_exit_code(process) == 0, (tmp_path / "stderr").read_text()
+    assert json.loads((tmp_path / "drawn").read_text()) == {case: values[:1] for case, values in drawn.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

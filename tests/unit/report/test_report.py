@@ -32,6 +32,7 @@ from tabicl_train.report.figures import (
 )
 from tabicl_train.report.page import chosen, effort, fill, validation_means, write_report
 
+pytestmark = pytest.mark.usefixtures("unrendered")  # but for the page of the fixture `written`
 SECTIONS = [
     "overview", "incidents", "validation", "real-data", "throughput", "optimization", "multipliers", "gates",
     "configuration",
