@@ -32,6 +32,7 @@ from tabicl_train.distributed.processes import (
     is_own_launch,
     is_rank,
     start_problems,
+    torchrun_problems,
     watch_signals,
 )
 from tabicl_train.errors import (
@@ -197,6 +198,9 @@ def train_arguments(program: str) -> argparse.Namespace:
 
 def run_training(config: RunConfig) -> None:
     """Train; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
+    for problem in torchrun_problems():  # before Lightning is imported, which reads these variables
+        print_line(f"error: {problem}")  # whatever number the rank has
+        sys.exit(EXIT_CONFIG)
     with watch_signals(), run_errors(Path(config.run_dir)):  # before the imports, which take seconds
         from tabicl_train.training import train as train_run
 

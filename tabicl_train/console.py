@@ -22,7 +22,7 @@ def one_line(text: object) -> str:
 
 def info(line: str) -> None:
     """Print a line on one process per machine."""
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # torchrun's variable
+    if number_of_rank("LOCAL_RANK") == 0:
         print_line(line)
 
 
@@ -42,7 +42,14 @@ def print_above_bar(line: str) -> None:
 
 def is_first() -> bool:
     """Return whether this process is rank 0, according to torchrun's variables."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return number_of_rank("RANK") == 0
+
+
+def number_of_rank(variable: str) -> int:
+    """Return one of torchrun's variables; 0 for a process that it has not started, or whose variable is no number."""
+    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    value = os.environ.get(variable, "")
+    return int(value) if is_rank and value.isdecimal() else 0
 
 
 def counted(number: int, noun: str) -> str:

@@ -111,7 +111,7 @@ def start_problems(config: RunConfig) -> list[str]:
 
     trainer = config.trainer
     run_dir = Path(config.run_dir)
-    problems = srun_problems()
+    problems = srun_problems() + torchrun_problems()
     unwritable = unwritable_folder(run_dir) if is_first() else None  # other ranks do not need it
     if unwritable:
         problems.append(f"run_dir is {config.run_dir!r}; {unwritable}")
@@ -138,6 +138,23 @@ def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     if tasks == 1:
         return []
     return [f"srun has started {tasks} tasks of this command; {TORCHRUN}"]
+
+
+def torchrun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """List the problem if the variables of a rank, as another launcher may set them, are not those of torchrun."""
+    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    given = {name: environ[name] for name in single if name in environ}
+    are_numbers = all(map(str.isdecimal, given.values()))
+    if given.items() <= single.items() or (are_numbers and not is_rank(environ)):
+        return []
+    if are_numbers and len(given) == len(single):
+        rank, size, local_rank, local_size = (int(given[name]) for name in single)
+        if rank < size and local_rank < local_size and local_size <= size and size % local_size == 0:
+            return []
+    found = " ".join(f"{name}={value}" for name, value in given.items())
+    missing = [name for name in single if name not in given]
+    lack = f" without {' and '.join(missing)}" if missing else ""
+    return [f"the environment has {found}{lack}, which torchrun does not set; unset them, or {TORCHRUN}"]
 
 
 def ray_problems(stream: StreamConfig) -> list[str]:

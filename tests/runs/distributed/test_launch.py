@@ -17,7 +17,7 @@ from waiting import until
 
 from tabicl_train.distributed import processes
 from tabicl_train.distributed.launch import describe_cause, launch_ranks
-from tabicl_train.distributed.processes import Launch, read_launch, srun_problems
+from tabicl_train.distributed.processes import Launch, read_launch, srun_problems, torchrun_problems
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SBATCH = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
@@ -32,10 +32,34 @@ SRUN = SBATCH | {"SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCI
         (SRUN | TORCHRUN, Launch(3, 4, 1, 2)),  # srun torchrun
         (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, Launch(0, 1, 0, 1)),
         (SBATCH, Launch(0, 1, 0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Launch(0, 1, 0, 1)),  # a single replica of Kubernetes
+        ({"WORLD_SIZE": "4"}, Launch(0, 1, 0, 1)),  # exported for a later torchrun
     ],
 )
 def test_the_place_of_this_process_comes_from_torchrun(environ, expected):
-    assert read_launch(environ) == expected and srun_problems(environ) == []
+    assert read_launch(environ) == expected and srun_problems(environ) == torchrun_problems(environ) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 WORLD_SIZE=2 without LOCAL_RANK and LOCAL_WORLD_SIZE, which"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_RANK=0 without LOCAL_WORLD_SIZE, which"),
+        (TORCHRUN | {"RANK": "4"}, "RANK=4 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2, which torchrun does not set"),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "LOCAL_RANK=2 LOCAL_WORLD_SIZE=2, which"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3, which"),
+        (TORCHRUN | {"WORLD_SIZE": "four"}, "WORLD_SIZE=four LOCAL_RANK=1"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK= without RANK and WORLD_SIZE and LOCAL_WORLD_SIZE, which"),
+    ],
+)
+def test_variables_that_are_not_those_of_torchrun_are_refused_in_a_line(environ, words, monkeypatch, tmp_path):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    result = command("train", "experiment=smoke", f"run_dir={tmp_path}/run")
+    assert result.returncode == 2 and not (tmp_path / "run").exists()
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: the environment has ") and words in line
+    assert "; unset them, or start one torchrun on each machine: " in line
 
 
 def test_other_devices_than_those_of_torchrun_are_refused():
