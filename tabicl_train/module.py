@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.console import print_line
+from tabicl_train.console import info, print_line
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
@@ -118,6 +118,7 @@ class Pretraining(L.LightningModule):
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)
         self.inherited_range: dict[str, Any] | None = None
+        self.uses_kernels = False  # whether attention is computed by the kernels of this package, see kernels.py
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
         self.too_large_until = 0  # step from which such packs are tried again
@@ -284,7 +285,8 @@ class Pretraining(L.LightningModule):
         return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Add the number of skipped steps, the loss scale and the inherited range."""
+        """Add the number of skipped steps, the loss scale, the inherited range, and what computed attention."""
+        checkpoint["uses_kernels"] = self.uses_kernels
         checkpoint["skipped"] = self.skipped
         checkpoint["inherited_range"] = self.inherited_range
         checkpoint["loss_scale"] = self.loss_scale.state_dict()
@@ -294,6 +296,10 @@ class Pretraining(L.LightningModule):
         self.skipped = checkpoint["skipped"].to(self.skipped.device)
         self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
+        names = {False: "PyTorch's", True: "that of the kernels of this package"}
+        before = checkpoint.get("uses_kernels", self.uses_kernels)  # files of version 0.2.0 do not say it
+        if before != self.uses_kernels:
+            info(f"changed   attention was {names[before]}, is {names[self.uses_kernels]}")
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # its state does not fit this optimizer
 
