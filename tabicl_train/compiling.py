@@ -1,4 +1,4 @@
-"""Compiled blocks of a network, `trainer.compile`, and its Triton kernel, `trainer.triton`.
+"""Compiled blocks of a network, `trainer.compile`.
 
 Blocks of a kind share a graph with symbolic sizes, so a curriculum needs few graphs: one for each of the five kinds,
 and more for packs of a single table or a single run of equal tables (a size of 1 is not symbolic) and measured gates.
@@ -17,23 +17,14 @@ from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.errors import is_installed
 from tabicl_train.model import attention
 from tabicl_train.model.family import Network
-from tabicl_train.model.scaling import QASSMax
-from tabicl_train.model.stages import InducedAttention
 from tabicl_train.precision import uses_cuda
 
 GRAPHS = 64  # limit of each kind, beyond which torch warns and runs eagerly; small stages of TabICLv2 need 47 in total
 
 
 def problems(settings: TrainerConfig) -> list[str]:
-    """List what `trainer.compile` and `trainer.triton` lack on this machine."""
-    problems = []
-    if settings.triton and not uses_cuda(settings):
-        problems.append("trainer.triton is true, which needs a GPU")
-    elif settings.triton and not is_installed("triton"):
-        problems.append("trainer.triton is true, which needs Triton; install it, or leave the setting out")
-    if settings.compile:
-        problems += compiler_problems(settings)
-    return problems
+    """List what `trainer.compile` lacks on this machine."""
+    return compiler_problems(settings) if settings.compile else []
 
 
 def compiler_problems(settings: TrainerConfig) -> list[str]:
@@ -68,14 +59,3 @@ def compile_blocks(network: Network, backend: str | Callable = "inductor") -> No
     config.recompile_limit = config.accumulated_recompile_limit = GRAPHS
     for block in network.blocks():
         block.compile(dynamic=True, backend=backend)
-
-
-def use_triton(network: Network) -> bool:
-    """Let the layers that have a Triton kernel use it; returns whether any of them will."""
-    layers = [layer for _, layer in network.named_scalings() if isinstance(layer, QASSMax)]
-    for layer in layers:
-        layer.triton = True
-    # The kernel takes queries of rows; inducing points are queries that all columns share (`QASSMax.scale`).
-    induced = [block for block in network.modules() if isinstance(block, InducedAttention)]
-    without_kernel = {block.multihead_attn1.attn.ssmax_layer for block in induced}
-    return any(layer not in without_kernel for layer in layers)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.console import print_line
+from tabicl_train.console import info, print_line
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.config import family_of
@@ -182,6 +182,7 @@ class Pretraining(L.LightningModule):
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)
         self.inherited_range: dict[str, Any] | None = None
+        self.uses_kernels = False  # whether attention is computed by the kernels of this package, see kernels.py
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
         self.too_large_until = 0  # step from which such packs are tried again
@@ -279,7 +280,7 @@ class Pretraining(L.LightningModule):
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""
         trained_parts = [part for part in self.model.parts if part not in stage.frozen]
-        made_for = (trained_parts, stage.col_attention_fp32)
+        made_for = (trained_parts, stage.col_attention_fp32, self.uses_kernels)
         if self.gradients is not None and made_for == self.made_for:
             return self.gradients
         self.gradients = None  # before there is another one, which takes as much memory
@@ -379,7 +380,8 @@ class Pretraining(L.LightningModule):
         return losses.detach()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        """Add the number of skipped steps, the loss scale and the inherited range."""
+        """Add the number of skipped steps, the loss scale, the inherited range, and what computed attention."""
+        checkpoint["uses_kernels"] = self.uses_kernels
         checkpoint["skipped"] = self.skipped
         checkpoint["inherited_range"] = self.inherited_range
         checkpoint["loss_scale"] = self.loss_scale.state_dict()
@@ -389,6 +391,10 @@ class Pretraining(L.LightningModule):
         self.skipped.copy_(checkpoint["skipped"].to(self.skipped.device))
         self.inherited_range = checkpoint["inherited_range"]
         self.load_loss_scale(checkpoint)
+        names = {False: "PyTorch's", True: "that of the kernels of this package"}
+        before = checkpoint.get("uses_kernels", self.uses_kernels)  # files of version 0.2.0 do not say it
+        if before != self.uses_kernels:
+            info(f"changed   attention was {names[before]}, is {names[self.uses_kernels]}")
         if checkpoint["config"]["optimizer"]["name"] != self.optimizer_config.name:  # allowed by resume.allow_changes
             checkpoint["optimizer_states"] = []  # its state does not fit this optimizer
 

@@ -245,7 +245,8 @@ def stage_peak(
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
     if stage.col_attention_fp32 is not None:
-        config = replace(config, col_attention_fp32=stage.col_attention_fp32)  # type: ignore
+        in_fp32 = bool(stage.col_attention_fp32)  # auto needs the most memory where PyTorch's attention runs
+        config = replace(config, col_attention_fp32=in_fp32)  # type: ignore
     state = weight_bytes * parameters
     peaks = []
     for N, n, M in extreme_tables(config, stage):

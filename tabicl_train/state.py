@@ -13,10 +13,12 @@ from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
+from tabicl_train.kernels import kernels_of, problem_of_kernels
+from tabicl_train.model.attention import KERNEL_DEVICES
 from tabicl_train.model.family import Network
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import build_objective
-from tabicl_train.precision import choose
+from tabicl_train.precision import DTYPES, choose
 from tabicl_train.resume import initial_weights
 from tabicl_train.stream import StepItem
 from tabicl_train.weights.pretrained import is_of_kind
@@ -87,9 +89,8 @@ def build_module(
     module.on_fit_start()
     if config.trainer.compile:
         compiling.compile_blocks(module.model)
-    if config.trainer.triton and not compiling.use_triton(module.model):
-        why = "no layer outside column attention has the query-aware scalable softmax"
-        info(f"warning   trainer.triton has no effect: {why}")
+    if module.device.type in KERNEL_DEVICES:
+        choose_attention(module, config, ranks)
     optimizer = module.configure_optimizers()
     if content is not None:
         load_training(content, module, optimizer)
@@ -101,6 +102,23 @@ def build_module(
             module.inherited_range = start.trained_range.recorded(config.model.max_classes)
     broadcast_weights(module)
     return module, optimizer
+
+
+def choose_attention(module: Pretraining, config: RunConfig, ranks: Ranks) -> None:
+    """Use the attention kernels of this package if they prove themselves on rank 0, and say which attention runs."""
+    dtype = DTYPES[module.precision.name]
+    network = module.model
+    problem = ranks.from_first(lambda: problem_of_kernels(network, config.trainer.attention, module.device, dtype))
+    kernels = kernels_of(network, dtype)
+    kernels.use(problem is None)
+    module.uses_kernels = problem is None and bool(kernels.attention)
+    is_auto = any(stage.col_attention_fp32 == "auto" for stage in config.curriculum.stages.values())
+    if module.uses_kernels:
+        columns = f"; column attention in {module.precision.name}, as col_attention_fp32 is auto" if is_auto else ""
+        info(f"attention kernels of this package in rows and columns, which agree with float64{columns}")
+    elif kernels.attention or kernels.scaling:
+        columns = "; column attention in fp32, as col_attention_fp32 is auto" if is_auto else ""
+        info(f"attention PyTorch's{'' if problem is None else f', since {problem}'}{columns}")
 
 
 def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:

@@ -150,7 +150,7 @@ def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
     problems = launch.problems(config.trainer.devices)
     problems += config.too_few_tables(ranks.size)[:1]
     problems += memory_problems(config)
-    if config.trainer.compile or config.trainer.triton:
+    if config.trainer.compile:
         problems += compiling.problems(config.trainer)
     return problems
 

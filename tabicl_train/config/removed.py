@@ -42,6 +42,7 @@ class Removed:
 REMOVED: dict[str, Removed] = {
     "sweep.scaling_law": Removed("tests/benchmarks/scaling_law.py fits it to the runs of a sweep that have finished"),
     "sweep.forecast": Removed("tests/benchmarks/scaling_law.py forecasts losses from the runs of a sweep"),
+    "trainer.triton": Removed("trainer.attention=auto, the default, uses Triton kernels on a GPU, and torch none"),
     "preflight": Removed("run tabicl-gpu-check checks=preflight with the settings of the run"),
     "preflight_steps": Removed("tabicl-gpu-check checks=preflight takes 50 steps, or as many as its minutes allow"),
     "validation.real_rows": Removed(

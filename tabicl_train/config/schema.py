@@ -132,8 +132,10 @@ class StageConfig:
     """Parts of the network that keep their weights; of a TabICL: column, row, icl."""
     checkpoint_rows: int | None = None
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
-    col_attention_fp32: bool | None = None
-    """Compute column attention in fp32 in this stage, under any precision; null takes model.col_attention_fp32."""
+    col_attention_fp32: Any = None
+    """Compute column attention in fp32 in this stage, under any precision: true, false, or auto (where PyTorch's
+    attention runs, in fp32; where the kernels of trainer.attention run, in trainer.precision); null takes
+    model.col_attention_fp32."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the values."""
@@ -146,6 +148,8 @@ class StageConfig:
         problems += ordered_pair("features", self.features, 1)
         problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
         problems += one_of("schedule", self.schedule, SCHEDULES)
+        if not isinstance(self.col_attention_fp32, bool) and self.col_attention_fp32 not in ("auto", None):
+            problems.append(f"col_attention_fp32 is {self.col_attention_fp32}; it must be true, false, auto or null")
         share = self.train_share
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
             rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
@@ -308,9 +312,10 @@ class TrainerConfig:
     to the bit, as it does on a CPU in any case; the backward pass of attention is slower."""
     compile: bool = False
     """Compile the blocks of the network, for all sizes of tables at once; the first step takes a minute longer."""
-    triton: bool = False
-    """On a GPU, rescale queries of the query-aware scalable softmax by one Triton kernel instead of some forty of
-    torch's, except in column attention: it needs model.icl_scaling=qassmax or qassmax_elementwise."""
+    attention: str = "auto"
+    """On a GPU, auto computes attention in rows and columns, and the query-aware scalable softmax outside columns, by
+    Triton kernels of this package, if they agree with float64 at the start of the run; otherwise, and with torch,
+    PyTorch's operations compute them. The kernels were compared in Triton's interpreter, and not yet run on a GPU."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     plan_memory_gb: float = field(default=80.0, metadata=FREE)
@@ -329,6 +334,7 @@ class TrainerConfig:
     def problems(self) -> list[str]:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
+        problems += one_of("attention", self.attention, ("auto", "torch"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
         problems += within(1, 100_000, plan_memory_gb=self.plan_memory_gb)
         problems += within(1, 1e6, timeout=self.timeout)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tabicl_train.errors import is_installed
 from tabicl_train.gpu_check.launches import NOT_CHOSEN, attention_names, kernels_of
 from tabicl_train.gpu_check.place import CheckFailed, Place, distance
-from tabicl_train.model.attention import CUDA_GRID, FLASH_BACKWARD, attend, fits_one_launch
+from tabicl_train.model.attention import CUDA_GRID, FLASH_BACKWARD, attend, attend_in_columns, fits_one_launch
 from tabicl_train.model.pack import Spans, ends_of
 
 HEADS, NARROW, WIDE = 8, 16, 64  # of the column and row stages, and of in-context learning
@@ -31,6 +32,7 @@ class Case(NamedTuple):
     head_dim: int = NARROW
     uses: int = 1  # sets of sequences that use all keys, one after the other
     tables: int = 0  # if above 0, the sequences of a table share their queries, up to a factor
+    is_own: bool = False  # by the kernel of triton_attention.py instead of torch's
 
 
 def lengths(low: int, high: int, count: int) -> Tensor:
@@ -59,6 +61,14 @@ def cases(shrink: int) -> Iterator[Case]:
     yield Case("lengths around 128", mixed, mixed.flip(0))
 
 
+def own_cases() -> Iterator[Case]:
+    """Yield those of `cases` that a kernel of this package computes, beside its own check at the start of a run."""
+    names = ("rows of 5", "CLS tokens", "the same, scaled", "column from")
+    for case in cases(1):
+        if case.name.startswith(names):
+            yield case._replace(name=f"{case.name}, own kernel", is_own=True)
+
+
 def cases_at_the_limit(shrink: int) -> Iterator[Case]:
     """Yield attentions just below and above the largest that is one launch: see `fits_one_launch`."""
     for length in (4, 1_000):
@@ -73,6 +83,8 @@ def cases_at_the_limit(shrink: int) -> Iterator[Case]:
 def attention(place: Place) -> None:
     """Compare the attentions of a step with float64."""
     check_all(place, cases(1 if place.is_cuda else 2_000))
+    if place.is_cuda and is_installed("triton"):
+        check_all(place, own_cases())
 
 
 def attention_at_the_limit(place: Place) -> None:
@@ -104,8 +116,8 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
         return []
 
     q, kv = inputs(case, spans, dtype, place.device)
-    first = forward_and_backward(q, kv, spans)
-    again = forward_and_backward(q, kv, spans)
+    first = forward_and_backward(q, kv, spans, case.is_own)
+    again = forward_and_backward(q, kv, spans, case.is_own)
     repeats = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     error = largest_error(case, spans, q, kv, first)
     del first, again
@@ -113,7 +125,7 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     place.wait()
     started = time.perf_counter()
     for _ in range(REPEATS if place.is_cuda else 1):
-        forward_and_backward(q, kv, spans)
+        forward_and_backward(q, kv, spans, case.is_own)
     place.wait()
     ms = 1e3 * (time.perf_counter() - started) / (REPEATS if place.is_cuda else 1)
 
@@ -183,9 +195,22 @@ def inputs(case: Case, spans: Spans, dtype: torch.dtype, device: torch.device) -
     return q.requires_grad_(), kv.requires_grad_()
 
 
-def forward_and_backward(q: Tensor, kv: Tensor, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
+def own_attention(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
+    """Compute attention by the kernels of this package, rows without rotation."""
+    if spans.table is not None or spans.uses > 1:
+        return attend_in_columns(q, kv, spans)
+    from tabicl_train.model.triton_attention import row_programs, rows
+
+    assert isinstance(spans.runs, Tensor)
+    programs = row_programs(spans.runs[:, [0, 2]], q.device)
+    cls = 0 if spans.most_queries == spans.most_keys else spans.most_queries
+    cos = torch.ones(spans.most_keys, q.shape[-1], device=q.device)
+    return rows(q, kv, cos, torch.zeros_like(cos), *programs, cls, False)
+
+
+def forward_and_backward(q: Tensor, kv: Tensor, spans: Spans, is_own: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output and the gradients of half its square."""
-    out = attend(q, *kv.unbind(1), spans)
+    out = own_attention(q, kv, spans) if is_own else attend(q, *kv.unbind(1), spans)
     dq, dkv = torch.autograd.grad(out, (q, kv), out.detach())
     return out.detach(), dq, dkv
 

@@ -15,6 +15,7 @@ from tabicl_train import compiling
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StageConfig, configured_prior
 from tabicl_train.curriculum import Group, plan_step
+from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.gpu_check.launches import Kernel, kernels_of
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack
@@ -25,6 +26,7 @@ from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
 from tabicl_train.planning import bytes_per_weight, count_parameters, extreme_tables, peak_bytes, training_flops
 from tabicl_train.precision import choose, peak_flops, set_up_gpu
+from tabicl_train.state import choose_attention
 from tabicl_train.stream import StepItem, StepStream
 
 EXPERIMENT = "tabicl_v2"
@@ -37,10 +39,10 @@ MEMORY = 0.15  # largest difference between measured and planned memory, relativ
 # bf16 changes the gradient of small networks by 1 to 3 %; a wrong kernel changes it by about its size.
 LOSS, GRADIENT = 0.01, 0.3
 VARIANTS = {
-    "eager, bf16": ("trainer.precision=bf16",),
-    "eager, fp32": ("trainer.precision=fp32",),
-    "compiled, bf16": ("trainer.precision=bf16", "trainer.compile=true"),
-    "compiled with Triton, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.triton=true"),
+    "eager, bf16": ("trainer.precision=bf16", "trainer.attention=torch"),
+    "eager, fp32": ("trainer.precision=fp32", "trainer.attention=torch"),
+    "compiled, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.attention=torch"),
+    "compiled with Triton, bf16": ("trainer.precision=bf16", "trainer.compile=true", "trainer.attention=auto"),
 }
 KERNELS, NAME = 12, 100  # kernels of a step on the page, and letters of their names
 SMALL_STEPS = (("mini", 4), ("mini", 64), ("base", 16), ("base", 64))  # networks and tables of a step
@@ -172,8 +174,8 @@ def variant_of(place: Place, config: RunConfig, backend: str | None) -> Pretrain
     module = module_of(config, place.device)
     if backend is not None:
         compiling.compile_blocks(module.model, backend)
-    if config.trainer.triton:
-        compiling.use_triton(module.model)
+    if place.is_cuda:
+        choose_attention(module, config, Ranks())
     return module
 
 
@@ -283,7 +285,7 @@ def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:
     if stage.checkpoint_rows is not None:
         changed["checkpoint_rows"] = stage.checkpoint_rows
     if stage.col_attention_fp32 is not None:
-        changed["col_attention_fp32"] = stage.col_attention_fp32
+        changed["col_attention_fp32"] = bool(stage.col_attention_fp32)
     return replace(config.model, **changed)  # type: ignore[type-var]  # a dataclass
 
 

@@ -13,6 +13,7 @@ from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.errors import is_installed
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack, small_network
+from tabicl_train.kernels import kernels_of
 from tabicl_train.model.pack import Pack
 from tabicl_train.module import Pretraining, query_losses
 from tabicl_train.optimizer import take_step
@@ -111,8 +112,11 @@ def scaling_rule(place: Place, scaling: str, dtype: torch.dtype, triton: bool) -
     pack = random_pack()
     expected = losses_and_gradient(network, pack)
     network = network.to(place.device)
-    if triton and not compiling.use_triton(network):
-        raise CheckSkipped("the rule has no Triton kernel")
+    if triton:
+        kernels = kernels_of(network, dtype)
+        if not kernels.scaling:
+            raise CheckSkipped("the rule has no Triton kernel")
+        kernels.use()
     with torch.autocast(place.device.type, dtype, enabled=dtype != torch.float32):
         found = losses_and_gradient(network, pack.to(place.device))
     limit = EXACT if dtype == torch.float32 else ROUNDED
@@ -190,7 +194,7 @@ def compiled_step(place: Place) -> None:
         compiling.compile_blocks(network, "aot_eager")
         name = "compiled"
         if triton:
-            compiling.use_triton(network)
+            kernels_of(network, torch.float32).use()
             name = "compiled with Triton"
         loss, gradient = errors_beside(losses_and_gradient(network, pack), expected)
         place.add("figures", figure=f"gradient of a {name} step beside an eager one", value=gradient)

@@ -26,6 +26,8 @@ FLASH_BACKWARD = 2**31  # flash attention's backward pass indexes the elements o
 # On a CPU, products are up to 1.6 times as fast as torch's kernel between these numbers of scores.
 MIN_SCORES = 2**8  # of a head in a sequence; more than that
 MAX_SCORES = 2**20  # of a run of equal sequences
+# Where the kernels of triton_attention.py run; tests add a CPU, on which Triton interprets them.
+KERNEL_DEVICES = ["cuda"]
 # With fewer keys (5, 6, 7, 9, 10 or 11), the bits of MKL's batched product depend on the position of a query.
 MIN_KEYS = 12
 
@@ -203,6 +205,17 @@ class RowSpans(NamedTuple):
     interleaved: bool
 
 
+class KernelRows(NamedTuple):
+    """What `RowSpans` says, as the kernels of triton_attention.py need it."""
+
+    cos: Tensor  # float32 (length, d), by the position in a row
+    sin: Tensor
+    programs: Tensor  # see triton_attention.RowPrograms
+    launches: Tensor
+    cls: int  # the queries of each row, which are its first tokens; 0 if all tokens are queries
+    interleaved: bool
+
+
 def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float) -> Tensor:
     """`attend` with rotary embedding; q (Q, 3, H, d) of queries, keys and values, or q (Q, H, d), kv (K, 2, H, d)."""
     if kv is None:
@@ -214,6 +227,20 @@ def attend_in_rows(q: Tensor, kv: Tensor | None, rows: RowSpans, dropout: float)
     q = turn(q, *rows.of_queries, rows.interleaved)
     k = turn(k, *rows.of_keys, rows.interleaved)
     return attend(q, k, v, rows.spans, dropout)
+
+
+def widest_row(head_dim: int) -> int:
+    """Return the most tokens of a row that a kernel of triton_attention.py can keep in registers."""
+    return 128 if head_dim <= 16 else 64
+
+
+def attend_in_columns(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
+    """`attend` between tokens of columns and inducing points, by the kernels of triton_attention.py."""
+    from tabicl_train.model.triton_attention import points_read_tokens, tokens_read_points  # needs Triton
+
+    if spans.table is not None:
+        return points_read_tokens(q, spans.table, kv, spans.key_ends)[0]
+    return tokens_read_points(q, kv, spans.query_ends, spans.most_keys, spans.uses)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -270,6 +297,7 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.dropout = settings.dropout
         self.fp32 = fp32
+        self.own_kernels = False  # whether a GPU uses those of triton_attention.py, see `trainer.attention`
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
@@ -284,7 +312,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None,
-        spans: Spans | RowSpans,
+        spans: Spans | RowSpans | KernelRows,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
@@ -303,15 +331,27 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q, kv, spans, dropout)
+        elif isinstance(spans, KernelRows):
+            from tabicl_train.model.triton_attention import rows  # needs Triton
+
+            out = rows(q, kv, *spans)
         else:
             assert kv is not None
             q = self.scale(q, log_n, table, spans)
             if isinstance(self.ssmax_layer, SSA):
                 out = attend_ssa(q, kv, spans, self.ssmax_layer.exponents())
+            elif self.takes_kernels(q.device, q.dtype):
+                out = attend_in_columns(q, kv, spans)
             else:
                 k, v = kv.unbind(1)
                 out = attend(q, k, v, spans, dropout)
         return self.out_proj(out.flatten(1))  # out (Q, H, d)
+
+    def takes_kernels(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether the kernels of triton_attention.py compute queries of a row or column, of this device and dtype."""
+        is_exact = self.dropout == 0 or not self.training
+        is_supported = device.type in KERNEL_DEVICES and dtype in (torch.bfloat16, torch.float32)
+        return self.own_kernels and is_exact and is_supported
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return queries (Q, H, d), not scaled, and keys and values (K, 2, H, d); or all as (Q, 3, H, d), and None."""
@@ -369,7 +409,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         context: Tensor | int | None,
-        spans: Spans | RowSpans,
+        spans: Spans | RowSpans | KernelRows,
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:

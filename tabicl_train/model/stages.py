@@ -13,7 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tabicl_train.model.attention import Block, LayerNorm, Rotary, RowSpans, call_block, weights_and_biases
+from tabicl_train.model.attention import (
+    Block,
+    KernelRows,
+    LayerNorm,
+    Rotary,
+    RowSpans,
+    call_block,
+    weights_and_biases,
+    widest_row,
+)
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Columns, Context, Pack, Rows, Shape, WithinRows, positions_by_kind, starts_of
 
@@ -113,12 +122,13 @@ class ColumnEmbedding(nn.Module):
         cells = self.read(pack, columns, pack.y.index_select(0, columns.labels))
         return self.embed(cells, columns, log_n, recompute)
 
-    def set_attention_fp32(self, fp32: bool) -> None:
-        """Compute attention in fp32 under autocast, or not."""
+    def set_attention_fp32(self, fp32: bool | str) -> None:
+        """Compute attention in fp32 under autocast, or not; "auto": except by the kernels of triton_attention.py."""
+        # In bf16, flash attention takes the gradient of queries from an output that was rounded, the kernels do not.
         for block in self.tf_col["blocks"].children():
             assert isinstance(block, InducedAttention)
-            block.multihead_attn1.attn.fp32 = fp32
-            block.multihead_attn2.attn.fp32 = fp32
+            for layer in (block.multihead_attn1.attn, block.multihead_attn2.attn):
+                layer.fp32 = not layer.own_kernels if fp32 == "auto" else bool(fp32)
 
     def products(self) -> Iterator[tuple[nn.Module, str]]:
         """See `Network.products`."""
@@ -272,18 +282,38 @@ class RowInteraction(nn.Module):
         """X (rows * T, E) -> representations (rows, D)."""
         interleaved = self.config.row_rope_interleaved
         cos, sin = self.tf_row["rope"](within.every.most_keys)  # of each position
-        cos = cos.index_select(0, within.position)[:, None]  # of each token, (rows * T, 1, head_dim)
-        sin = sin.index_select(0, within.position)[:, None]
-        rotation = cos, sin
-        rotation_of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
+        every: RowSpans | KernelRows
+        collecting: RowSpans | KernelRows
+        if self.takes_kernels(x, within):
+            from tabicl_train.model.triton_attention import row_programs  # needs Triton
+
+            assert isinstance(within.every.runs, Tensor)  # not exported
+            programs = row_programs(within.every.runs, x.device)  # for all blocks, and both passes of each
+            every = KernelRows(cos, sin, *programs, 0, interleaved)
+            collecting = KernelRows(cos, sin, *programs, self.config.row_num_cls, interleaved)
+        else:
+            cos = cos.index_select(0, within.position)[:, None]  # of each token, (rows * T, 1, head_dim)
+            sin = sin.index_select(0, within.position)[:, None]
+            rotation = cos, sin
+            of_cls = cos.index_select(0, within.cls), sin.index_select(0, within.cls)
+            every = RowSpans(within.every, rotation, rotation, interleaved)
+            collecting = RowSpans(within.collecting, of_cls, rotation, interleaved)
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
-            x = call_block(block, x, None, RowSpans(within.every, rotation, rotation, interleaved), recompute=recompute)
+            x = call_block(block, x, None, every, recompute=recompute)
         # The last block computes CLS tokens only, since other tokens are not read after it.
-        spans = RowSpans(within.collecting, rotation_of_cls, rotation, interleaved)
         cls_tokens = x.index_select(0, within.cls)  # (rows * row_num_cls, E)
-        cls_tokens = call_block(last, cls_tokens, x, spans, recompute=recompute)
+        cls_tokens = call_block(last, cls_tokens, x, collecting, recompute=recompute)
         return self.out_ln(cls_tokens).view(-1, self.config.row_dim)
+
+    def takes_kernels(self, x: Tensor, within: WithinRows) -> bool:
+        """Whether the kernels of triton_attention.py compute all blocks."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        for block in self.tf_row["blocks"].children():
+            if not isinstance(block, Block) or not block.attn.takes_kernels(x.device, dtype):
+                return False
+        return within.every.most_keys <= widest_row(self.config.embed_dim // self.config.row_num_heads)
 
 
 class InContextLearner(nn.Module):

@@ -249,8 +249,8 @@ class TabICL(Network):
                     if isinstance(layer, Scaling | SSA):  # at most one in each block
                         yield f"{stage}.{i}", layer
 
-    def set_col_attention_fp32(self, fp32: bool | None) -> None:
-        """Compute column attention in fp32 under autocast, or not; None does as the settings say.
+    def set_col_attention_fp32(self, fp32: bool | str | None) -> None:
+        """Compute column attention in fp32 under autocast, or not; None does as the settings say, "auto" as in a stage.
 
         A stage of training calls it (`curriculum.stages.NAME.col_attention_fp32`).
         """

@@ -15,7 +15,8 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
-from tabicl_train.model import TabICL, TabICLConfig
+from tabicl_train.kernels import kernels_of
+from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.pack import Pack
 
 SMALL = TabICLConfig(
@@ -125,28 +126,41 @@ def test_dropout_and_compiling_exclude_each_other():
 def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "problems", lambda _: [])
     settings = ("model=sequence_tiny", "prior=quantifiers", "curriculum.stages.smoke.features=[1,1]")
-    settings += ("trainer.compile=true", "trainer.triton=true", "trainer.max_steps=1")
+    settings += ("trainer.compile=true", "trainer.max_steps=1")
     train_short_run(tmp_path / "run", *settings, settings=SHORT_RUN_OF_ANY_FAMILY)
     said = capsys.readouterr().err
     assert "warning   trainer.compile has no effect" in said
     assert "compiled blocks" not in said
-    assert "warning   trainer.triton has no effect" in said
 
 
-def test_triton_is_chosen_by_the_setting_alone(tmp_path):
-    network = TabICL(SMALL)
-    layers = [layer for _, layer in network.named_scalings()]
-    assert len(layers) == 3 and not any(layer.triton for layer in layers)
-    assert compiling.use_triton(network)
-    assert all(layer.triton for layer in layers)
-    assert not compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none", icl_scaling="ssmax")))
-    assert compiling.use_triton(TabICL(dataclasses.replace(SMALL, col_scaling="none")))
-    only_columns = TabICL(dataclasses.replace(SMALL, icl_scaling="none"))  # whose inducing points have no kernel
-    assert not compiling.use_triton(only_columns)
-    (problem,) = compiling.problems(TrainerConfig(triton=True, accelerator="cpu"))
-    assert problem == "trainer.triton is true, which needs a GPU"
-    with pytest.raises(ConfigError, match=problem):
-        train_short_run(tmp_path / "run", "trainer.triton=true")
+def test_own_kernels_stay_in_the_graphs_of_blocks(tracing, monkeypatch):
+    """Traced with fake kernels, whose shapes alone count."""
+    triton_attention = pytest.importorskip("tabicl_train.model.triton_attention")
+    traced, _ = tracing
+    launched: set[str] = set()
+    monkeypatch.setattr(attention, "KERNEL_DEVICES", ["cpu"])
+    for kernel in ("rows", "tokens_read_points", "points_read_tokens"):
+        for way in ("forward", "backward"):
+            monkeypatch.setattr(triton_attention, f"{kernel}_{way}", Launched(launched, f"{kernel} {way}"))
+    kernels_of(traced, torch.float32).use()
+    for layer in (block.attn for block in traced.icl_predictor.tf_icl["blocks"]):
+        assert not layer.own_kernels
+    for shapes in ([(20, 12, 3), (20, 12, 3), (30, 21, 7)], [(25, 13, 4), (18, 12, 9), (33, 20, 11)]):
+        gradients(traced, pack_of(shapes))
+        found = counters["stats"]["unique_graphs"]
+    gradients(traced, pack_of([(40, 30, 5), (19, 12, 2), (33, 20, 40)]))
+    assert counters["stats"]["unique_graphs"] == found  # other sizes alone do not compile anew
+    assert len(launched) == 6
+
+
+class Launched:
+    """A kernel that is noted and does nothing."""
+
+    def __init__(self, names: set[str], name: str) -> None:
+        self.names, self.name = names, name
+
+    def __getitem__(self, grid):
+        return lambda *arrays, **constants: self.names.add(self.name)
 
 
 @pytest.mark.campaign  # generates code for minutes

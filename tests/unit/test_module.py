@@ -112,16 +112,18 @@ def test_adamw_beside_muon_has_a_fraction_of_the_learning_rate():
 
 
 def test_a_stage_decides_whether_column_attention_is_in_fp32():
-    stages = [StageConfig(steps=1, col_attention_fp32=fp32) for fp32 in (True, None, True, False)]
+    stages = [StageConfig(steps=1, col_attention_fp32=fp32) for fp32 in (True, None, True, False, "auto", "auto")]
     training = Training(*stages)
     network = training.module.model
     seen = []
-    for number in range(4):
+    for number in range(6):
+        for block in network.col_embedder.tf_col["blocks"]:
+            block.multihead_attn1.attn.own_kernels = block.multihead_attn2.attn.own_kernels = number == 5
         network.config = replace(TINY, col_attention_fp32=number == 1)  # what null takes
         training.take_step()
         seen.append({layer.fp32 for name, layer in network.named_attentions() if name.startswith("column")})
         assert not any(layer.fp32 for name, layer in network.named_attentions() if name.startswith("icl"))
-    assert seen == [{True}, {True}, {True}, {False}]
+    assert seen == [{True}, {True}, {True}, {False}, {True}, {False}]
 
 
 def test_a_column_stage_of_its_own_trains_unless_a_stage_asks_it_for_fp32():

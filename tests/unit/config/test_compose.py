@@ -145,7 +145,7 @@ def test_the_recipe_of_tabicl_v2_is_the_published_one_but_for_the_corrections_of
     expected = {
         f"curriculum.stages.stage{number}.{key}": values for number in (1, 2, 3) for key, values in per_stage.items()
     } | {
-        "curriculum.stages.stage1.col_attention_fp32": (None, True),
+        "curriculum.stages.stage1.col_attention_fp32": (None, "auto"),
         "optimizer.name": ("muon_all", "muon"),
         "optimizer.momentum": (0.9, 0.95),
         "optimizer.adamw_factor": (1.0, 0.125),

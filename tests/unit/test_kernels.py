@@ -1,0 +1,100 @@
+"""Which layers have kernels, and what a run says of them; results are in model/test_triton_attention.py."""
+
+import pytest
+import torch
+from networks import small_network
+
+from tabicl_train import kernels, state
+from tabicl_train.config.compose import compose
+from tabicl_train.distributed.ranks import Ranks
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.attention import Attention
+
+SIZES = {
+    "embed_dim": 32, "col_num_heads": 2, "row_num_heads": 2, "col_num_blocks": 1, "row_num_blocks": 2,
+    "col_num_inducing": 4, "icl_num_blocks": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "rules"),
+    [
+        ({}, 4, 1),  # two in a block of columns, and two blocks of rows; the scaling rule of in-context learning
+        ({"col_scaling": "ssa"}, 3, 1),  # in place of softmax
+        ({"icl_scaling": "ssmax"}, 4, 0),
+        ({"col_num_inducing": 129}, 2, 1),
+        ({"row_num_heads": 8}, 2, 1),  # heads of 4 values
+        ({"embed_dim": 96}, 0, 1),  # of 48
+    ],
+)
+def test_layers_with_kernels(options, layers, rules):
+    network = small_network(**SIZES | options)
+    found = kernels.kernels_of(network, torch.bfloat16)
+    assert (len(found.attention), len(found.scaling)) == (layers, rules)
+    found.use()
+    assert sum(layer.own_kernels for layer in network.modules() if isinstance(layer, Attention)) == layers
+    assert not kernels.kernels_of(network, torch.float16).attention
+
+
+@pytest.mark.parametrize(
+    ("problem", "stage", "said"),
+    [
+        (
+            None,
+            "auto",
+            "kernels of this package in rows and columns, which agree with float64; column attention in",
+        ),
+        ("Triton is not installed", "auto", "PyTorch's, since Triton is not installed; column attention in fp32, as"),
+        ("Triton is not installed", "false", "PyTorch's, since Triton is not installed\n"),
+    ],
+)
+def test_a_run_says_which_attention_it_uses_and_why(problem, stage, said, monkeypatch, capsys):
+    monkeypatch.setattr(state, "problem_of_kernels", lambda *_: problem)
+    words = (f"curriculum.stages.smoke.col_attention_fp32={stage}", "trainer.accelerator=cpu")
+    config = compose(["experiment=smoke", "run_dir=unused", *words])
+    module = state.untrained_module(config)
+    state.choose_attention(module, config, Ranks())
+    assert f"attention {said}" in capsys.readouterr().err
+    assert module.uses_kernels == (problem is None)
+    module.set_column_precision(config.curriculum.stages["smoke"])
+    assert {layer.fp32 for name, layer in module.model.named_attentions() if "column" in name} == {
+        problem is not None and stage == "auto"
+    }
+
+
+def test_why_kernels_stay_off(monkeypatch):
+    network = small_network(**SIZES)
+    given = (torch.device("cuda"), torch.bfloat16)
+    assert kernels.problem_of_kernels(network, "torch", *given) == "trainer.attention is torch"
+    monkeypatch.setattr(kernels, "is_installed", lambda _: False)
+    assert kernels.problem_of_kernels(network, "auto", *given) == "Triton is not installed"
+    on_cpu = kernels.problem_of_kernels(network, "auto", torch.device("cpu"), torch.bfloat16)
+    assert on_cpu == "kernels do not run on device cpu"
+
+
+def test_a_resumed_run_says_that_its_attention_has_changed(capsys):
+    config = compose(["experiment=smoke", "run_dir=unused", "trainer.accelerator=cpu"])
+    module = state.untrained_module(config)
+    module.uses_kernels = True
+    saved = {"config": {"optimizer": {"name": "muon"}, "trainer": {"precision": "bf16"}}}
+    module.on_save_checkpoint(saved)
+    module.on_load_checkpoint(saved)
+    assert capsys.readouterr().err == ""
+    module.uses_kernels = False
+    module.on_load_checkpoint(saved)
+    line = "changed   attention was that of the kernels of this package, is PyTorch's\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trainer.attention=flash", "trainer.attention is 'flash'; it must be one of auto, torch"),
+        ("trainer.triton=true", "trainer.triton: removed in version 0.3.0; trainer.attention=auto, the default"),
+        ("curriculum.stages.smoke.col_attention_fp32=yes", "it must be true, false, auto or null"),
+    ],
+)
+def test_settings_that_are_refused(word, said):
+    with pytest.raises(ConfigError) as error:
+        compose(["experiment=smoke", "run_dir=unused", word])
+    assert said in str(error.value)
