@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from tabicl_train.config.compose import compose
 from tabicl_train.curriculum import plan_step
-from tabicl_train.model import attention, pack, tabicl
+from tabicl_train.kernels import kernels_of
+from tabicl_train.model import attention, tabicl, triton_attention
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
@@ -49,6 +50,12 @@ KERNELS = {
     "_efficient_attention_backward": 5,
     "native_layer_norm_backward": 2,
     "linalg_vector_norm": 2,
+    # of this package; rows: one for each size of a program, of which there are three
+    "rows": 3,
+    "rows_backward": 3,
+    "points_read_tokens_backward": 2,
+    "scale_queries": 2,
+    "scale_queries_backward": 7,  # with sums over programs
 }
 TENSORS_OF_A_LAUNCH = 64  # of an operator over lists of tensors
 
@@ -131,30 +138,24 @@ def planned_shapes(overrides: list[str], step: int) -> tuple[Any, list[tuple[Sha
 def branches_of_cuda() -> Iterator[None]:
     """Take the branches of CUDA on the CPU, where operators on fake tensors run."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, spans: pack.Spans, dropout: float = 0.0) -> Tensor:
-        return attention.attend_at_once(q, k, v, spans)
-
-    def take_rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        return pack.one_hot_sums(grad, index, ctx.count), None
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "attend", attend)
-        patch.setattr(pack.TakeRows, "backward", staticmethod(take_rows_backward))
+        patch.setattr(Tensor, "is_cuda", property(lambda self: True))
+        patch.setattr(attention, "KERNEL_DEVICES", ["cpu"])
+        patch.setattr(triton_attention, "row_programs", lambda runs, device: [torch.zeros(3, 4), torch.zeros(3, 3)])
         patch.setattr(tabicl.TabICL, "_check", lambda self, pack: None)
         patch.setattr(nn.init, "trunc_normal_", lambda tensor, std: tensor)  # reads a value
         yield
 
 
-def launches_of_step(
-    config: Any, packs: list[tuple[Shape, ...]], prepare: Callable[[Pack], Pack] = lambda x: x
-) -> Launches:
-    """Count the launches of a step of a network in bf16, with packs of these shapes."""
+def launches_of_step(config: Any, packs: list[tuple[Shape, ...]], own_kernels: bool = True) -> Launches:
+    """Count the launches of a step in bf16 with packs of these shapes; own_kernels: those of triton_attention.py."""
     logging.disable(logging.WARNING)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with branches_of_cuda(), fake:
         module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
         module.on_fit_start()
+        kernels_of(module.model, torch.bfloat16).use(own_kernels)
+        module.uses_kernels = own_kernels
         made = []
         for shapes in packs:
             cells = sum(N * M for N, _, M in shapes)

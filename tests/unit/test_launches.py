@@ -20,9 +20,9 @@ from tabicl_train.workers import packed, unpacked
 @pytest.mark.parametrize(
     ("settings", "most"),
     [
-        (["experiment=mini", "curriculum.stages.short.tables=64"], 725),
-        (["experiment=base", "curriculum.stages.short.tables=64"], 1100),
-        (["experiment=tabicl_v2"], 1870),
+        (["experiment=mini", "curriculum.stages.short.tables=64"], 600),
+        (["experiment=base", "curriculum.stages.short.tables=64"], 910),
+        (["experiment=tabicl_v2"], 1480),
     ],
 )
 def test_a_step_of_one_pack_launches_few_kernels(settings, most):
