@@ -187,6 +187,7 @@ class Pretraining(L.LightningModule):
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory of late
         self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
+        self.compiled = False  # whether the blocks of the network are
         self.replay = Replay()
         self.states_replaced = 0  # times that the optimizer got another state
         self.rank = 0  # of this process in the last step

@@ -244,7 +244,7 @@ class RunFolder:
         for line in [*described, *eligible]:
             info(f"          {line}")
         has_blocks = next(state.network.blocks(), None) is not None
-        compiled = ", compiled blocks (the first steps take long)" if config.trainer.compile and has_blocks else ""
+        compiled = ", compiled blocks (the first steps take long)" if state.module.compiled and has_blocks else ""
         info(f"device    {self.ranks.size} x {state.device.type}{compiled}")
         if config.trainer.compile and not has_blocks:
             info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")

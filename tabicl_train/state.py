@@ -87,7 +87,8 @@ def build_module(
     module = untrained_module(config)
     fabric.to_device(module)
     module.on_fit_start()
-    if config.trainer.compile:
+    module.compiled = ranks.from_first(lambda: compiling.is_wanted(config, module.model))
+    if module.compiled:
         compiling.compile_blocks(module.model)
     if module.device.type in KERNEL_DEVICES:
         choose_attention(module, config, ranks)

@@ -25,6 +25,26 @@ SMALL = TabICLConfig(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], True),
+        (["trainer.compile=false"], False),
+        (["trainer.max_steps=2000"], False),
+        (["model.dropout=0.1"], False),
+        (["model=tiny"], False),
+        (["model=tiny", "trainer.compile=true"], True),
+        (["trainer.accelerator=cpu"], False),
+    ],
+)
+def test_a_run_compiles_by_default_where_it_pays(settings, expected, monkeypatch):
+    monkeypatch.setattr(compiling, "compiler_problems", lambda _: [])
+    config = compose(["experiment=tabicl_v2", "run_dir=unused", "trainer.accelerator=cuda", *settings])
+    with torch.device("meta"):
+        network = TabICL(config.model)
+    assert compiling.is_wanted(config, network) == expected
+
+
 @pytest.fixture
 def tracing():
     """Two equal networks, the first one with blocks that are traced."""
