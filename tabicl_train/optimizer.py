@@ -271,6 +271,9 @@ class AdamW(MuonAdamW):
         return "adamw"
 
 
+REPLAYED = (Muon, MuonAll, AdamW)  # whose steps a CUDA graph can replay
+
+
 def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
     """Build an optimizer with groups by kind and by decay: matrices are decayed, vectors and biases are not.
 
@@ -325,7 +328,7 @@ def decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def is_function_of_tensors(optimizer: torch.optim.Optimizer) -> TypeGuard[MuonAdamW]:
     """Whether `set_rates` and `update` may replace `step`: for ours, if nobody has registered a hook."""
     has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return type(optimizer) in (Muon, MuonAll, AdamW) and not has_hooks
+    return type(optimizer) in REPLAYED and not has_hooks
 
 
 def take_step(optimizer: torch.optim.Optimizer, taken: Tensor) -> None:

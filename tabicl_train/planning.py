@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from priors.mix_scm import MixSCM
+from tabicl_train import register
 from tabicl_train.config.prior_checks import draws_validation_tables
 from tabicl_train.config.schema import (
     CurriculumConfig,
@@ -30,11 +31,12 @@ from tabicl_train.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
-from tabicl_train.optimizer import state_bytes
+from tabicl_train.optimizer import REPLAYED, state_bytes
 from tabicl_train.precision import choose, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
+REPLAY_BYTES = 12  # on a GPU: temporary values of our optimizers, which a CUDA graph keeps (counted on a CPU)
 STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
 PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, Lightning and what they import
 
@@ -170,7 +172,8 @@ def memory_problems(config: RunConfig) -> list[str]:
 
 def bytes_per_weight(config: RunConfig) -> float:
     """Return the bytes of a parameter with its gradients and the state of the run's optimizer."""
-    return WEIGHT_BYTES + state_bytes(config.optimizer)
+    is_replayed = uses_cuda(config.trainer) and register.optimizer[config.optimizer.name].optimizer in REPLAYED
+    return WEIGHT_BYTES + state_bytes(config.optimizer) + (REPLAY_BYTES if is_replayed else 0)
 
 
 def count_parameters(model: NetworkConfig) -> int:
