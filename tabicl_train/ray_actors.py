@@ -43,7 +43,7 @@ class Drawer:
     The stream is pickled by itself, since it needs the plug-ins that are sent with it.
     """
 
-    def __init__(self, sent: list[tuple[plugins.Plugin, bytes | None]], stream: bytes, folder: str) -> None:
+    def __init__(self, sent: list[tuple[plugins.Plugin, list[bytes] | None]], stream: bytes, folder: str) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently

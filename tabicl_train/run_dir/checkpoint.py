@@ -135,7 +135,7 @@ def checksums(weights: dict[str, Tensor]) -> dict[str, int]:
     sums = {}
     for name, tensor in weights.items():
         values = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-        sums[name] = zlib.crc32(values.numpy())
+        sums[name] = zlib.crc32(values.numpy().data)
     return sums
 
 
