@@ -19,7 +19,7 @@ import torch
 
 from tabicl_train import plugins
 from tabicl_train.config.schema import StreamConfig
-from tabicl_train.console import first_line
+from tabicl_train.console import first_line, info
 from tabicl_train.distributed.processes import Stop, connect_to
 from tabicl_train.errors import ConfigError, picklable
 from tabicl_train.stream import StepItem, StepStream
@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# Ray listens on all network interfaces, and whoever may send it a request runs code. Since 2.52 it can ask for a token,
+# which it keeps in the home folder; by itself it does so since 2.59.
+OF_NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
 
 
 class Drawer:
@@ -75,7 +78,8 @@ class RayLoader(Loader):
         """Start drawing at step `first`, by default the stream's first one."""
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
-        os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        environment = ENVIRONMENT if self.config.address else ENVIRONMENT | OF_NEW_CLUSTER
+        os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
         sent = plugins.sent()
         import ray
 
@@ -186,3 +190,17 @@ def connect(config: StreamConfig) -> None:
         )
     finally:
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+    if config.address is None and not asks_for_token():
+        info(
+            "warning   Ray listens on all network interfaces of this machine without a token: whoever reaches its "
+            "ports can run code here; install Ray 2.52 or newer, and leave RAY_AUTH_MODE unset"
+        )
+
+
+def asks_for_token() -> bool:
+    """Whether a Ray that this process starts takes requests only with the token of its user."""
+    try:
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    except ImportError:  # before Ray 2.52
+        return False
+    return is_token_auth_enabled()

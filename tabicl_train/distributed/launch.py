@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import re
@@ -14,7 +16,8 @@ from typing import TYPE_CHECKING
 from tabicl_train import plugins
 from tabicl_train.console import print_line
 from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, stop_signals
-from tabicl_train.run_dir.status import read_status
+from tabicl_train.run_dir.records import Records
+from tabicl_train.run_dir.status import STATUS, read_status, written_status
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -53,7 +56,9 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     except ChildFailedError as error:
         if any(failure.exitcode == 2 for failure in error.failures.values()):  # the reasons were printed
             return 2
-        print_line(f"error: {describe_cause(error.failures, run_dir)}")
+        cause = describe_cause(error.failures, run_dir, devices)
+        print_line(f"error: {cause}")
+        record_cause(cause, run_dir, run_id)
         return 1
     finally:
         for number, handler in handlers.items():
@@ -68,25 +73,42 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         if status["status"] == "failed":
             print_line(f"error: {status['cause']}")
             return 1
-    return PREEMPTED if signaled else 0  # before the run began
+    if signaled:  # before the run began
+        return PREEMPTED
+    if status.get("status") == "finished":  # by an earlier launch
+        return 0
+    print_line("error: all ranks ended with exit code 0 before the end of the run")
+    return 1
 
 
-def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path) -> str:
-    """Describe in one line the rank that has failed first, and how."""
+def record_cause(cause: str, run_dir: Path, run_id: str) -> None:
+    """Replace the cause in status.json, where rank 0 may have written that it has lost the connection to another."""
+    status = written_status(run_dir)
+    if status is not None and status.get("launch") == run_id and status["status"] == "failed":
+        with contextlib.suppress(OSError):
+            Records(run_dir).replace(STATUS, json.dumps(status | {"cause": cause}) + "\n")
+
+
+def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path, size: int = 0) -> str:
+    """Describe in one line the rank that has failed first, and how; `size` is the number of ranks."""
     # When a rank is lost, others fail too, perhaps with an earlier time in their error files, and the rest are sent
     # SIGTERM. So a rank that another signal has killed comes first, then one whose error is not a lost connection.
     start = min(failure.timestamp for failure in failures.values())
 
+    def is_sequel(failure: ProcessFailure) -> bool:
+        message = message_of(failure)
+        return bool(CONNECTION.search(message)) or (failure.exitcode == -signal.SIGTERM and not message)
+
     def order(rank: int) -> tuple:
         failure = failures[rank]
-        message = message_of(failure)
-        was_sent_sigterm = failure.exitcode == -signal.SIGTERM
-        is_killed = failure.exitcode < 0 and not was_sent_sigterm
+        is_killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
         is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
-        is_sequel = bool(CONNECTION.search(message)) or (was_sent_sigterm and not message)
-        return is_late, not is_killed, is_sequel, failure.timestamp
+        return is_late, not is_killed, is_sequel(failure), failure.timestamp
 
     rank = min(failures, key=order)
+    exited = [other for other in range(size) if other not in failures]
+    if exited and is_sequel(failures[rank]):  # the agent knows of no failure of a rank that has called os._exit(0)
+        return f"rank {exited[0]} ended with exit code 0 before the end of the run"
     message = message_of(failures[rank])
     code = failures[rank].exitcode
     if not message and code < 0:

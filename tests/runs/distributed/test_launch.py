@@ -109,14 +109,18 @@ TIMEOUT = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 8000ms for rec
         # the agent kills a suspended rank 30 s after the first one has ended
         ({0: failure(1, 100, TIMEOUT), 1: failure(-9, 130)},
          f"rank 0 failed: another rank did not answer within trainer.timeout; {TIMEOUT}"),
+        # of a rank that calls os._exit(0), the agent says nothing
+        ({0: failure(1, 100, CLOSED)}, "rank 1 ended with exit code 0 before the end of the run"),
+        ({1: failure(-15, 100, CLOSED)}, "rank 0 ended with exit code 0 before the end of the run"),
+        ({1: failure(1, 100, "ValueError: no such luck")}, "rank 1 failed: ValueError: no such luck"),
     ],
 )  # fmt: skip
 def test_the_rank_that_failed_first_is_named(failures, expected, tmp_path):
-    assert describe_cause(failures, tmp_path) == expected
+    assert describe_cause(failures, tmp_path, 2) == expected
     rank = expected.split()[1]
     (tmp_path / f"rank-{rank}.log").touch()
     trace = f"; its stack trace is in {tmp_path}/rank-{rank}.log" if "failed: " in expected else ""
-    assert describe_cause(failures, tmp_path) == expected + trace
+    assert describe_cause(failures, tmp_path, 2) == expected + trace
 
 
 RANK = """import json, os, signal, sys, time
@@ -138,6 +142,9 @@ if mode == "refused":
     sys.exit(2)
 if mode == "lost" and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
+if mode == "exited":
+    write("running")
+    os._exit(0)
 if mode in ("finished", "preempted"):
     write(mode)
 else:
@@ -161,6 +168,7 @@ def launch_two(run: Path) -> None:
         ("failed after a signal", True, 1, "error: OSError: no space\n"),
         ("refused", False, 2, ""),
         ("lost", False, 1, "error: rank 1 was killed by SIGKILL\n"),
+        ("exited", False, 1, "error: all ranks ended with exit code 0 before the end of the run\n"),
     ],
 )
 def test_the_exit_code_of_a_launch_is_that_of_the_run(mode, signaled, code, stderr, tmp_path):

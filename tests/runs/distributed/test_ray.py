@@ -146,6 +146,29 @@ class TestOnThisMachine:
         assert_same_end(tmp_path / "ray", tmp_path / "local")
 
 
+@pytest.mark.parametrize(
+    ("address", "mode", "warns"), [(None, "disabled", True), (None, None, False), ("h:1", None, False)]
+)
+def test_ray_on_this_machine_asks_for_a_token_or_a_line_warns(address, mode, warns, monkeypatch, capsys):
+    import ray
+
+    def stop_here():
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(os, "environ", {name: text for name, text in os.environ.items() if name != "RAY_AUTH_MODE"})
+    if mode is not None:
+        os.environ["RAY_AUTH_MODE"] = mode
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray, "get_runtime_context", stop_here)
+    place = "ray._private.authentication.authentication_utils.is_token_auth_enabled"
+    monkeypatch.setattr(place, lambda: os.environ.get("RAY_AUTH_MODE") == "token")
+    loader = RayLoader(stream_of(build_prior("mlp_scm")), StreamConfig("ray", num_workers=1, address=address))
+    with pytest.raises(RuntimeError, match="far enough"):
+        loader.start()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:60] for line in lines] == ["warning   Ray listens on all network interfaces of this mach"] * warns
+
+
 def problems_at_start(*settings: str) -> list[str]:
     try:
         return start_problems(compose(["experiment=smoke", *settings]))
