@@ -81,18 +81,18 @@ class Network(nn.Module, ABC):
 
         Raises ConfigError if that fails, too.
         """
-        tried = dict(memo)
+        before = dict(memo)
         try:  # what copy.deepcopy does
-            tried[id(self)] = twin = type(self).__new__(type(self))
-            twin.__setstate__(copy.deepcopy(self.__getstate__(), tried))
+            memo[id(self)] = twin = type(self).__new__(type(self))
+            twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         except Exception as reason:  # of any type: it depends on what the network keeps
+            memo.clear()
+            memo.update(before)
             try:
-                twin = rebuilt(self)
+                memo[id(self)] = twin = rebuilt(self)
             except Exception as error:
                 why = f"{first_line(reason)}; from settings and weights: {' '.join(str(error).split())}"
                 raise ConfigError([f"{type(self).__name__} cannot be copied: {why}"]) from None
-            tried = {**memo, id(self): twin}
-        memo.update(tried)
         return twin
 
     @abstractmethod

@@ -171,6 +171,18 @@ def test_a_network_that_keeps_what_has_no_copy_is_copied_without_it(thing):
     assert torch.equal(network(pack), expected)
 
 
+@pytest.mark.parametrize("thing", [None, threading.Lock()])
+def test_what_is_copied_beside_a_network_is_not_taken_for_a_part_of_it(thing):
+    network = Keeping(LineConfig())
+    network.thing = thing
+    memo: dict = {}  # by id, of objects that it keeps alive
+    twin = network.__deepcopy__(memo)
+    assert memo.pop(id(network)) is twin
+    kept = {id(thing) for thing in memo.pop(id(memo), [])} | {id(part) for part in network.modules()}
+    kept |= {id(weight) for weight in network.parameters()}
+    assert memo.keys() <= kept
+
+
 def test_a_network_that_can_neither_be_copied_nor_built_is_named():
     network = Keeping(LineConfig())
     network.thing, network.intercept = threading.Lock(), nn.Linear(1, 2)  # other weights than those of its settings
