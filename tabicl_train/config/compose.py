@@ -567,7 +567,7 @@ def set_value(
 
     value = override.value()
     try:
-        OmegaConf.update(tree, key, value, merge=not replaces(text, key, value))
+        OmegaConf.update(tree, key, value, merge=node is not None and not replaces(text, key, value))
         taken = OmegaConf.select(tree, key)
         if isinstance(taken, str):
             OmegaConf.update(tree, key, typed_text(text, value))
