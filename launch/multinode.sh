@@ -8,6 +8,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""  # without an argument it would see those of this script
 [[ $# -ge 4 && $2 =~ ^[0-9]+(:[0-9]+)?$ && $3 =~ ^[0-9]+$ ]] ||
     { sed -n 's/^# Usage: /usage: /p' "$project/launch/multinode.sh" >&2; exit 2; }
+export PYTHONSAFEPATH=1  # as with tabicl-train, nothing is imported from the current folder
 endpoint=$1 nodes=$2 ranks=$3 && shift 3
 # All errors of the configuration at once, and once: torchrun would repeat them at each restart.
 errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$errors" >&2; exit 2; }

@@ -6,10 +6,10 @@ project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 extra=${1:-}
 if [ ! -x "$project/.venv/bin/python" ]; then
     for python in python3 python3.13 python3.12 python3.11 none; do
-        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
+        "$python" -Pc 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break
     done
     [ "$python" != none ] || { echo "Python 3.11 or newer is needed and was not found" >&2; exit 1; }
-    "$python" -m venv "$project/.venv"
+    "$python" -P -m venv "$project/.venv"
 fi
 # A stamp holds what was installed, and from which folder; the test extra includes everything of the plain install.
 stamp=$project/.venv/installed-
@@ -18,7 +18,7 @@ installed=$(cat "$stamp$extra" 2>/dev/null || true)
 [ -n "$extra$installed" ] || installed=$(cat "${stamp}test" 2>/dev/null || true)
 if [ "$installed" != "$wanted" ]; then
     echo "installing tabicl-train${extra:+[$extra]}, torch and what else it needs into $project/.venv: 2 to 8 GB, some minutes" >&2
-    "$project/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$project/.venv/bin/python" -P -m pip install --quiet --disable-pip-version-check \
         -c "$project/launch/constraints.txt" -e "$project${extra:+[$extra]}"
     echo "$wanted" > "$stamp$extra"
 fi

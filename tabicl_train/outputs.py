@@ -21,7 +21,8 @@ OF_RUN = (
     *("checkpoints", "config.yaml", "jobs", "lock", "metrics.csv", "profile", "scaling.csv", "status.json"),
     *("tensorboard", "test.json", "validation.csv", "wandb", "wandb.json"),
 )
-OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, "study.log": ("lock", "study.log")}
+OF_SWEEP = ("lock", "results.csv", "study.log", "sweep.html")
+OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, "study.log": OF_SWEEP}
 
 
 def expand_home(path: str | Path) -> str:

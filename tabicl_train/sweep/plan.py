@@ -202,6 +202,8 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             folder = typed_text(text, override.value())
             if axis is not None or not folder.strip():
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
+            elif "${" in folder:  # each run would go to the folder that its own settings name
+                problems.append(f"{text}: run_dir is the folder of the whole sweep; write it without ${{...}}")
         elif key == "seed":
             seeds = axis.choices if axis is not None else [override.value()]
             is_range = axis is not None and not axis.settings

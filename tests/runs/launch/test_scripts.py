@@ -11,13 +11,15 @@ ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = ["experiment=smoke", "seed=3"]
 # Checks a configuration, as tabicl-train does with --cfg job.
 PYTHON = """#!/usr/bin/env bash
+[[ "${PYTHONSAFEPATH-}" = 1 || "$1" = -P* ]] || { echo "imports from the current folder" >&2; exit 9; }
 case "$*" in
 *"-m pip "*) echo "$*" >> installed ;;
 *--cfg*) [[ "$*" != *wrong* ]] || { echo "error: wrong" >&2; exit 2; } ;;
 *) echo "$*" >> calls ;;
 esac
 """
-SRUN = '#!/usr/bin/env bash\necho "$*" >> calls\n'
+RECORD = '#!/usr/bin/env bash\necho "$*" >> calls\n'
+SRUN = RECORD.replace("echo", '[ "$PYTHONSAFEPATH" = 1 ] && echo')
 SCONTROL = "#!/usr/bin/env bash\nprintf 'first\\nsecond\\n'\n"
 
 
@@ -151,7 +153,7 @@ def test_each_of_the_weights_gets_a_hub_folder_of_its_name(folder):
     for name in ("a-2027-01-classifier", "a-2027-01-regressor"):
         (project / f"tabicl_train/weights/{name}.safetensors").touch()
     export = project / ".venv/bin/tabicl-export"
-    export.write_text(SRUN)
+    export.write_text(RECORD)
     export.chmod(0o755)
     assert subprocess.run(["bash", project / "launch/hub.sh", "my hub"], capture_output=True).returncode == 0
     assert (folder / "calls").read_text().splitlines() == [

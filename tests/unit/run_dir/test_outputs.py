@@ -63,5 +63,6 @@ def test_what_belongs_to_a_run_and_what_does_not(folder, tmp_path):
         assert output_problems("output", run / name) == [], name
     make_folder("output", run)
     (tmp_path / "study.log").touch()
-    assert owner_problem(tmp_path / "study.log") and not owner_problem(tmp_path / "comparison.csv")
+    assert all(owner_problem(tmp_path / name) for name in ("study.log", "results.csv", "sweep.html"))
+    assert not owner_problem(tmp_path / "comparison.csv")
     assert not owner_problem(tmp_path / "other/checkpoints/a.ckpt")

@@ -141,6 +141,7 @@ def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
         (["sweep.metric=lss"], ["sweep.metric is 'lss'; there is no such metric; did you mean loss?"]),
         (["trainer.requeue=true"], ["trainer.requeue is true, but a sweep itself starts its runs again"]),
         (["run_dir=a,b"], ["run_dir=a,b: run_dir is the folder of the whole sweep"]),
+        (["run_dir=a/${seed}"], ["run_dir=a/${seed}: run_dir is the folder of the whole sweep; write it without"]),
         (
             ["sweep.space.optimizer=[muon]"],
             ["sweep.space.optimizer=[muon]: on the command line, write KEY=VALUE,VALUE or KEY=interval(LOW,HIGH) for"],
