@@ -130,6 +130,7 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
             break
         assert item is not None  # otherwise all ranks have stopped
         item = item.to(state.device)
+        state.module.seed_torch(state.step, "callbacks")  # equally on all ranks
         callbacks.before_step(state, item)
         state.take_step(item)
         callbacks.after_step(state, item)  # guard, metrics, averages, checkpoint, validation

@@ -227,6 +227,24 @@ def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_all_ranks_and_
     assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
 
 
+class Draws:
+    """Keeps a random number of torch from before each step."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def before_step(self, state, item):
+        self.drawn.append(torch.rand(()).item())
+
+
+def test_a_callback_draws_the_same_random_numbers_after_a_stop(tmp_path):
+    whole, parts = Draws(), Draws()
+    train_short_run(tmp_path / "whole", "trainer.max_steps=2", callbacks=(whole,))
+    for steps in (1, 2):
+        train_short_run(tmp_path / "parts", f"trainer.max_steps={steps}", callbacks=(parts,))
+    assert parts.drawn == whole.drawn and len({*whole.drawn}) == 2
+
+
 def test_the_host_waits_for_the_device_at_logged_steps_and_saves_only(tmp_path, monkeypatch):
     monkeypatch.setattr(TabICL, "_check", lambda *_: None)  # reads labels where they are on the CPU
     counting = CountWaits()
