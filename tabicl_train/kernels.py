@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tabicl_train.console import first_line
 from tabicl_train.errors import is_installed
-from tabicl_train.model.attention import KERNEL_DEVICES, Attention, Rotary, turn, widest_row
+from tabicl_train.model.attention import KERNEL_DEVICES, Attention, Block, Rotary, turn, widest_row
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import TakeRows, ends_of
 from tabicl_train.model.scaling import SSA, QASSMax
@@ -36,19 +36,22 @@ class Kernels:
 
     Parameters
     ----------
+    dtype : torch.dtype
+        The format in which they are used; another one has not proved itself.
     attention : list of Attention
         Layers whose attention a kernel can compute.
     scaling : list of QASSMax
         Scaling rules that have one.
     """
 
+    dtype: torch.dtype
     attention: list[Attention]
     scaling: list[QASSMax]
 
     def use(self, used: bool = True) -> None:
         """Let the layers use their kernels on a GPU, or not."""
         for layer in self.attention:
-            layer.own_kernels = used
+            layer.own_kernels = self.dtype if used else None
         for rule in self.scaling:
             rule.triton = used
 
@@ -58,26 +61,28 @@ class Kernels:
 
 
 def kernels_of(network: Network, dtype: torch.dtype) -> Kernels:
-    """Find the layers that have kernels in this format: with heads of 8 to 32 values, and up to 128 inducing points."""
+    """Find the layers that have kernels in this format: heads of 8 to 32 values, up to 128 inducing points, no dropout."""
+    # Stages and blocks of a plug-in's class may attend to other tokens.
     attention: list[Attention] = []
     for module in network.modules() if dtype in LIMIT else ():
-        layers: list[Any] = []
-        if isinstance(module, RowInteraction):
-            layers = [getattr(block, "attn", None) for block in module.tf_row["blocks"].children()]
-        elif isinstance(module, InducedAttention) and len(module.ind_vectors) <= 128:
-            layers = [module.multihead_attn1.attn, module.multihead_attn2.attn]
-        attention += [layer for layer in layers if type(layer) is Attention and has_kernel(layer)]
+        blocks: list[nn.Module] = []
+        if type(module) is RowInteraction:
+            blocks = list(module.tf_row["blocks"].children())
+        elif type(module) is InducedAttention and len(module.ind_vectors) <= 128:
+            blocks = [module.multihead_attn1, module.multihead_attn2]
+        attention += [block.attn for block in blocks if type(block) is Block and has_kernel(block.attn)]
     # The kernel takes queries of rows; inducing points are queries that all columns share (`QASSMax.scale`).
     induced = [block for block in network.modules() if isinstance(block, InducedAttention)]
     without_kernel = {block.multihead_attn1.attn.ssmax_layer for block in induced}
     rules = [rule for _, rule in network.named_scalings() if isinstance(rule, QASSMax)]
-    return Kernels(attention, [rule for rule in rules if rule not in without_kernel])
+    return Kernels(dtype, attention, [rule for rule in rules if rule not in without_kernel])
 
 
 def has_kernel(layer: Attention) -> bool:
-    """Whether a kernel exists for the heads of a layer, and its rule is softmax."""
+    """Whether a kernel exists for the heads of a layer, and what it computes is softmax without dropout."""
     head_dim = layer.dim // layer.num_heads
-    return 8 <= head_dim <= 32 and head_dim % 2 == 0 and not isinstance(layer.ssmax_layer, SSA)
+    is_softmax = type(layer) is Attention and not isinstance(layer.ssmax_layer, SSA)
+    return 8 <= head_dim <= 32 and head_dim % 2 == 0 and is_softmax and layer.dropout == 0
 
 
 def problem_of_kernels(network: Network, setting: str, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -10,12 +10,13 @@ from lightning.fabric import Fabric
 
 from tabicl_train import compiling
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.console import first_line, info
+from tabicl_train.console import counted, first_line, info
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.kernels import kernels_of, problem_of_kernels
 from tabicl_train.model.attention import KERNEL_DEVICES
 from tabicl_train.model.family import Network
+from tabicl_train.model.stages import InducedAttention
 from tabicl_train.module import Pretraining
 from tabicl_train.objectives import build_objective
 from tabicl_train.precision import DTYPES, choose
@@ -113,12 +114,17 @@ def choose_attention(module: Pretraining, config: RunConfig, ranks: Ranks) -> No
     kernels = kernels_of(network, dtype)
     kernels.use(problem is None)
     module.uses_kernels = problem is None and bool(kernels.attention)
-    is_auto = any(stage.col_attention_fp32 == "auto" for stage in config.curriculum.stages.values())
+    name = module.precision.name
+    columns = ""
+    if any(stage.col_attention_fp32 == "auto" for stage in config.curriculum.stages.values()):
+        blocks = [block for block in network.modules() if isinstance(block, InducedAttention)]
+        layers = [attention.attn for block in blocks for attention in (block.multihead_attn1, block.multihead_attn2)]
+        formats = sorted({"fp32" if layer.own_kernels is None else name for layer in layers})
+        columns = f"; column attention in {' and '.join(formats)}, as col_attention_fp32 is auto"
     if module.uses_kernels:
-        columns = f"; column attention in {module.precision.name}, as col_attention_fp32 is auto" if is_auto else ""
-        info(f"attention kernels of this package in rows and columns, which agree with float64{columns}")
+        where = f"in {counted(len(kernels.attention), 'layer')} of rows and columns, in {name}"
+        info(f"attention kernels of this package {where}, which agree with float64{columns}")
     elif kernels.attention or kernels.scaling:
-        columns = "; column attention in fp32, as col_attention_fp32 is auto" if is_auto else ""
         info(f"attention PyTorch's{'' if problem is None else f', since {problem}'}{columns}")
 
 

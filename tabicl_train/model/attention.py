@@ -297,7 +297,8 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.dropout = settings.dropout
         self.fp32 = fp32
-        self.own_kernels = False  # whether a GPU uses those of triton_attention.py, see `trainer.attention`
+        # The format in which a GPU uses the kernels of triton_attention.py; None: in no one. See `trainer.attention`.
+        self.own_kernels: torch.dtype | None = None
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
@@ -349,9 +350,7 @@ class Attention(nn.Module):
 
     def takes_kernels(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether the kernels of triton_attention.py compute queries of a row or column, of this device and dtype."""
-        is_exact = self.dropout == 0 or not self.training
-        is_supported = device.type in KERNEL_DEVICES and dtype in (torch.bfloat16, torch.float32)
-        return self.own_kernels and is_exact and is_supported
+        return dtype == self.own_kernels and device.type in KERNEL_DEVICES
 
     def project(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return queries (Q, H, d), not scaled, and keys and values (K, 2, H, d); or all as (Q, 3, H, d), and None."""

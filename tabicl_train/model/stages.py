@@ -128,7 +128,7 @@ class ColumnEmbedding(nn.Module):
         for block in self.tf_col["blocks"].children():
             assert isinstance(block, InducedAttention)
             for layer in (block.multihead_attn1.attn, block.multihead_attn2.attn):
-                layer.fp32 = not layer.own_kernels if fp32 == "auto" else bool(fp32)
+                layer.fp32 = layer.own_kernels is None if fp32 == "auto" else bool(fp32)
 
     def products(self) -> Iterator[tuple[nn.Module, str]]:
         """See `Network.products`."""

@@ -25,6 +25,7 @@ SIZES = {
         ({"col_num_inducing": 129}, 2, 1),
         ({"row_num_heads": 8}, 2, 1),  # heads of 4 values
         ({"embed_dim": 96}, 0, 1),  # of 48
+        ({"dropout": 0.1}, 0, 1),
     ],
 )
 def test_layers_with_kernels(options, layers, rules):
@@ -32,7 +33,14 @@ def test_layers_with_kernels(options, layers, rules):
     found = kernels.kernels_of(network, torch.bfloat16)
     assert (len(found.attention), len(found.scaling)) == (layers, rules)
     found.use()
-    assert sum(layer.own_kernels for layer in network.modules() if isinstance(layer, Attention)) == layers
+    attention = [layer for layer in network.modules() if isinstance(layer, Attention)]
+    cuda = torch.device("cuda")
+    for dtype, number in ((torch.bfloat16, layers), (torch.float32, 0)):  # which have not proved themselves in fp32
+        assert sum(layer.takes_kernels(cuda, dtype) for layer in attention) == number
+    network.set_col_attention_fp32("auto")  # PyTorch's attention of columns is inexact in bf16
+    for name, layer in network.named_attentions():
+        if name.startswith("column"):
+            assert layer.fp32 != layer.takes_kernels(cuda, torch.bfloat16)
     assert not kernels.kernels_of(network, torch.float16).attention
 
 
@@ -42,24 +50,27 @@ def test_layers_with_kernels(options, layers, rules):
         (
             None,
             "auto",
-            "kernels of this package in rows and columns, which agree with float64; column attention in",
+            "kernels of this package in 4 layers of rows and columns, in bf16, which agree with float64; column attention "
+            "in bf16, as",
         ),
+        (None, "false", "kernels of this package in 4 layers of rows and columns, in bf16, which agree with float64\n"),
+        (None, "auto model.col_num_inducing=129", "kernels of this package in 2 layers of rows and columns, in bf16, "),
         ("Triton is not installed", "auto", "PyTorch's, since Triton is not installed; column attention in fp32, as"),
         ("Triton is not installed", "false", "PyTorch's, since Triton is not installed\n"),
     ],
 )
 def test_a_run_says_which_attention_it_uses_and_why(problem, stage, said, monkeypatch, capsys):
     monkeypatch.setattr(state, "problem_of_kernels", lambda *_: problem)
-    words = (f"curriculum.stages.smoke.col_attention_fp32={stage}", "trainer.accelerator=cpu")
-    config = compose(["experiment=smoke", "run_dir=unused", *words])
+    words = [*f"curriculum.stages.smoke.col_attention_fp32={stage}".split(), "trainer.accelerator=cpu"]
+    config = compose(["experiment=smoke", "run_dir=unused", "trainer.precision=bf16", *words])
     module = state.untrained_module(config)
     state.choose_attention(module, config, Ranks())
-    assert f"attention {said}" in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert f"attention {said}" in found
     assert module.uses_kernels == (problem is None)
     module.set_column_precision(config.curriculum.stages["smoke"])
-    assert {layer.fp32 for name, layer in module.model.named_attentions() if "column" in name} == {
-        problem is not None and stage == "auto"
-    }
+    in_fp32 = {layer.fp32 for name, layer in module.model.named_attentions() if "column" in name}
+    assert in_fp32 == {"column attention in fp32" in found}
 
 
 def test_why_kernels_stay_off(monkeypatch):

@@ -118,7 +118,8 @@ def test_a_stage_decides_whether_column_attention_is_in_fp32():
     seen = []
     for number in range(6):
         for block in network.col_embedder.tf_col["blocks"]:
-            block.multihead_attn1.attn.own_kernels = block.multihead_attn2.attn.own_kernels = number == 5
+            for layer in (block.multihead_attn1.attn, block.multihead_attn2.attn):
+                layer.own_kernels = torch.bfloat16 if number == 5 else None
         network.config = replace(TINY, col_attention_fp32=number == 1)  # what null takes
         training.take_step()
         seen.append({layer.fp32 for name, layer in network.named_attentions() if name.startswith("column")})

@@ -342,9 +342,9 @@ def test_a_network_computes_the_same(options, checkpoint_rows, monkeypatch):
     own = copy.deepcopy(plain)
     for module in own.modules():
         if isinstance(module, attention.Attention):
-            module.own_kernels = True
+            module.own_kernels = torch.float32
     for block in own.icl_predictor.tf_icl["blocks"]:
-        block.attn.own_kernels = False
+        block.attn.own_kernels = None
     generator = torch.Generator().manual_seed(0)
     pack = Pack.of(
         (torch.randn(N, M, generator=generator), torch.randint(10, (N,), generator=generator), n)
