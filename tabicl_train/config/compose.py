@@ -48,6 +48,7 @@ from tabicl_train.weights import architecture, names
 __all__ = ["compose"]
 
 STAGES = "curriculum.stages"
+LIST_ADVICE = "write a list as [a,b], and a text with special characters in quotes: ['a #1','b']"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 CONFIG_DIR = PACKAGE / "configs"  # in a wheel
@@ -737,6 +738,8 @@ def read_value(text: str, kind: Any) -> Any:
     is_list = text.startswith("[") and bool(kinds & {list, Any})
     is_dictionary = text.startswith("{") and dict in kinds
     value = read_whole(text) if is_list or is_dictionary else text
+    if is_list and list[str] in alternatives(kind) and not is_text(value, kind):  # [?] holds a dictionary for YAML
+        raise ValueError(LIST_ADVICE)
     if not is_text(value, kind) and re.search(r"\$\{|\?\?\?", text):  # OmegaConf would look up ${x}
         raise ValueError("it must not have ${ or ???")
     return value
@@ -771,7 +774,7 @@ def read_whole(text: str) -> Any:
     except (yaml.YAMLError, ValueError):
         is_whole = False
     if not is_whole:
-        raise ValueError("write a list as [a,b], and a text with special characters in quotes: ['a #1','b']")
+        raise ValueError(LIST_ADVICE)
     return value
 
 

@@ -30,6 +30,7 @@ def test_text_of_a_command_is_taken_as_it_was_typed(text):
         ("[]", []),
         *((text, None) for text in ("[a] # b", "[a #1,b]", "[a,b", "[a\n b]", "['a\nb']", "[&x a,*x]", "[!!str a]")),
         *((text, None) for text in ("[a] b", "[a,,b]", "[[a]]", "[{a: 1}]", "a", "{x}", "", "null", "${x}")),
+        ("['?']", ["?"]),
     ],
 )
 def test_a_list_loses_nothing(text, expected):
@@ -40,6 +41,12 @@ def test_a_list_loses_nothing(text, expected):
     with pytest.raises(ConfigError, match=r"^drop[: ]") as caught:
         parse_options(PredictOptions, words)
     assert len(caught.value.problems) == 1 and "\n" not in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("text", ["[?]", "[a: b]", "[[a]]"])
+def test_a_list_that_holds_dictionaries_for_yaml_needs_quotes(text):
+    with pytest.raises(ConfigError, match="in quotes"):
+        parse_options(PredictOptions, [*FILES, "target=y", f"missing_words={text}"])
 
 
 def test_a_dictionary_loses_nothing_and_numbers_are_plain():
