@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +60,7 @@ class Kernels:
 
 
 def kernels_of(network: Network, dtype: torch.dtype) -> Kernels:
-    """Find the layers that have kernels in this format: heads of 8 to 32 values, up to 128 inducing points, no dropout."""
+    """Find the layers that have kernels in this format: heads of 8 to 32, up to 128 inducing points, no dropout."""
     # Stages and blocks of a plug-in's class may attend to other tokens.
     attention: list[Attention] = []
     for module in network.modules() if dtype in LIMIT else ():
@@ -211,7 +210,7 @@ def column_error(heads: int, dim: int, points: int, device: torch.device, dtype:
 
     labeled = list(LABELED)
     sequences = [*LABELED, *QUERIES]
-    table = torch.tensor([0, 0, 1], device=device)
+    table = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)  # as in a `FlatLayout`
     label_ends = ends_of(torch.tensor(labeled)).to(device)
     ends = ends_of(torch.tensor(sequences)).to(device)
     columns = len(labeled)
