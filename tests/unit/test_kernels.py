@@ -50,8 +50,8 @@ def test_layers_with_kernels(options, layers, rules):
         (
             None,
             "auto",
-            "kernels of this package in 4 layers of rows and columns, in bf16, which agree with float64; column attention "
-            "in bf16, as",
+            "kernels of this package in 4 layers of rows and columns, in bf16, which agree with float64; "
+            "column attention in bf16, as",
         ),
         (None, "false", "kernels of this package in 4 layers of rows and columns, in bf16, which agree with float64\n"),
         (None, "auto model.col_num_inducing=129", "kernels of this package in 2 layers of rows and columns, in bf16, "),
