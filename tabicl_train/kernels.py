@@ -210,7 +210,7 @@ def column_error(heads: int, dim: int, points: int, device: torch.device, dtype:
 
     labeled = list(LABELED)
     sequences = [*LABELED, *QUERIES]
-    table = torch.tensor([0, 0, 1], device=device)
+    table = torch.tensor([0, 0, 1], dtype=torch.int32, device=device)  # as in a `FlatLayout`
     label_ends = ends_of(torch.tensor(labeled)).to(device)
     ends = ends_of(torch.tensor(sequences)).to(device)
     columns = len(labeled)

@@ -83,14 +83,16 @@ class Gradients:
         self.inputs: list[Tensor] = []
         self.views_of_casts: list[Tensor] = []
         if casts is not None:
-            places = {id(p): i for i, p in enumerate(trained)}
-            casts.refresh(set(places))
+            numbers = {id(p): i for i, p in enumerate(trained)}
+            casts.refresh(set(numbers))
+            # As large as `flat`, with each gradient at the same position, so that one sum adds all of them to it; zeros
+            # where a parameter has no copy.
             self.flat_of_casts = torch.zeros_like(self.flat, dtype=casts.dtype)
             views = aligned_views(trained, self.flat_of_casts)
             for parameter, leaf in zip(casts.parameters, casts.leaves, strict=True):
-                if id(parameter) in places:
+                if id(parameter) in numbers:
                     self.inputs.append(leaf)
-                    self.views_of_casts.append(views[places[id(parameter)]])
+                    self.views_of_casts.append(views[numbers[id(parameter)]])
         self.inputs += trained
 
     def start(self) -> None:
@@ -104,7 +106,7 @@ class Gradients:
         number = len(self.views_of_casts)
         if number:
             of_casts = gradients[:number]
-            if any(g is None for g in of_casts):
+            if any(g is None for g in of_casts):  # there, that of an earlier pack would be added again
                 self.flat_of_casts.zero_()
             read = [(view, g) for view, g in zip(self.views_of_casts, of_casts, strict=True) if g is not None]
             torch._foreach_copy_([view for view, _ in read], [g for _, g in read])
@@ -281,10 +283,11 @@ class Pretraining(L.LightningModule):
     def gradients_of(self, stage: StageConfig) -> Gradients:
         """Return the gradient buffer of the parts that a stage trains."""
         trained_parts = [part for part in self.model.parts if part not in stage.frozen]
-        made_for = (trained_parts, stage.col_attention_fp32, self.uses_kernels)
+        # In a stage with column attention in fp32, other weights are read in 16 bits.
+        places = [] if self.precision.name == "fp32" else list(self.model.products())
+        made_for = (trained_parts, places)
         if self.gradients is not None and made_for == self.made_for:
             return self.gradients
-        self.gradients = None  # before there is another one, which takes as much memory
         trained: list[nn.Parameter] = []
         frozen: list[nn.Parameter] = []
         for part, name in self.model.parts.items():
@@ -298,7 +301,6 @@ class Pretraining(L.LightningModule):
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
         # An objective of a plug-in may depend on the weights themselves.
         is_own = self.objective is None or type(self.objective).__module__ == Objective.__module__
-        places = [] if self.precision.name == "fp32" else list(self.model.products())
         casts = CastWeights(places, DTYPES[self.precision.name]) if places else None
         self.gradients = Gradients(trained, frozen, self.model.biases_without_effect() if is_own else (), casts)
         self.made_for = made_for

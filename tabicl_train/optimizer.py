@@ -172,7 +172,8 @@ class MuonAdamW(torch.optim.Optimizer):
         """Group parameters by the number of AdamW steps that they have taken."""
         # All parameters of a group share one tensor as their `taken`, so the groups are known without waiting for the
         # device, and a group has one bias correction. After a part has been unfrozen there are two or three groups.
-        # It counts in place, so a tensor that others share, such as parameters frozen meanwhile, is copied before.
+        # `adamw` counts in place. So where parameters that take no step with these share the tensor, since they are
+        # frozen or, after `load_state_dict`, of another group, these get a copy.
         no_steps = parameters[0].new_zeros(())
         groups: dict[Tensor, list[Tensor]] = defaultdict(list)  # by identity, as tensors are hashed
         for p in parameters:

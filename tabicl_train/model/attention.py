@@ -450,11 +450,10 @@ class Block(nn.Module):
 
 
 def weights_and_biases(*modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the parameters of linear layers and norms, a norm perhaps without bias."""
+    """Yield the parameters of linear layers and norms; those of other classes may be read otherwise."""
     for module in modules:
-        yield module, "weight"
-        if module.bias is not None:
-            yield module, "bias"
+        if type(module) in (nn.Linear, LayerNorm):
+            yield from ((module, name) for name, _ in module.named_parameters(recurse=False))
 
 
 def call_block(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:

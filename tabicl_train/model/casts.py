@@ -47,17 +47,19 @@ class CastWeights:
     Attributes
     ----------
     parameters : list of Parameter
-        Those in float32.
+        Those in float32, each once, though several modules may share one.
     leaves : list of Tensor
         Their copies, in the same order; those of frozen parameters need no gradient.
     """
 
     def __init__(self, places: Iterable[Place], dtype: torch.dtype) -> None:
-        self.places = list(places)
         self.dtype = dtype
-        self.parameters: list[Tensor] = [module.get_parameter(name) for module, name in self.places]
+        found = [(module, name, module.get_parameter(name)) for module, name in places]
+        self.parameters: list[Tensor] = list({id(p): p for _, _, p in found}.values())
         flat = self.parameters[0].new_zeros(aligned_size(self.parameters), dtype=dtype)
         self.leaves = [view.detach() for view in aligned_views(self.parameters, flat)]
+        leaf_of = {id(p): leaf for p, leaf in zip(self.parameters, self.leaves, strict=True)}
+        self.places = [(module, name, p, leaf_of[id(p)]) for module, name, p in found]
 
     def refresh(self, trained: set[int]) -> None:
         """Copy the weights; trained: the `id` of each parameter that needs a gradient."""
@@ -69,10 +71,10 @@ class CastWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the network read the copies."""
-        for (module, name), leaf in zip(self.places, self.leaves, strict=True):
+        for module, name, _, leaf in self.places:
             module._parameters[name] = leaf  # type: ignore[assignment]  # a leaf that no optimizer sees
         try:
             yield
         finally:
-            for (module, name), parameter in zip(self.places, self.parameters, strict=True):
+            for module, name, parameter, _ in self.places:
                 module._parameters[name] = parameter  # type: ignore[assignment]

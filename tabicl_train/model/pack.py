@@ -214,20 +214,23 @@ class FlatLayout(NamedTuple):
             nonlocal first
             if not isinstance(x, Tensor):
                 return x
-            if name == "runs":
+            if name == "runs":  # the host reads it, where `values` will be on a GPU
                 return x.tolist()
             piece = Piece(first, tuple(x.shape), x.is_floating_point())
             joined.append(x.flatten().view(torch.int32) if piece.is_float else x.flatten().int())
-            first += x.numel()
+            # Triton compiles a kernel anew for an array that does not start at a multiple of 16 bytes.
+            gap = -x.numel() % 4
+            joined.append(joined[-1].new_zeros(gap))
+            first += x.numel() + gap
             return piece
 
-        structure = changed(layout, join)
+        structure = map_fields(layout, join)
         of_targets = join("targets", targets)
         return cls(torch.cat(joined), structure, of_targets)
 
     def open(self) -> Any:
         """Return the layout, whose tensors are views of `values`."""
-        return changed(self.structure, lambda name, x: torch.tensor(x) if name == "runs" else self.view(x))
+        return map_fields(self.structure, lambda name, x: torch.tensor(x) if name == "runs" else self.view(x))
 
     def targets(self) -> Tensor:
         """Return the positions of the labels of query rows, (query rows,)."""
@@ -241,12 +244,12 @@ class FlatLayout(NamedTuple):
         return flat.view(torch.float32) if x.is_float else flat
 
 
-def changed(layout: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
-    """Apply a function to the name and value of each field of nested named tuples."""
+def map_fields(layout: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
+    """Apply a function to the name and value of each field of nested named tuples, which stay what they are."""
     if not isinstance(layout, tuple) or not hasattr(layout, "_fields") or isinstance(layout, Piece):
         return change(name, layout)
     fields = zip(layout._fields, layout, strict=True)
-    return type(layout)(*(changed(x, change, field) for field, x in fields))
+    return type(layout)(*(map_fields(x, change, field) for field, x in fields))
 
 
 class EqualSequences(NamedTuple):

@@ -136,7 +136,7 @@ class QASSMax(Scaling):
 
     def __init__(self, num_heads: int, head_dim: int, settings: Any, elementwise: bool = False) -> None:
         super().__init__(num_heads, head_dim, settings)
-        self.triton = False  # whether CUDA uses a Triton kernel, see `trainer.triton`
+        self.triton = False  # whether CUDA uses a Triton kernel, see `trainer.attention`
         width = head_dim if elementwise else 1
         self.base_mlp = mlp(1, num_heads * width)
         self.query_mlp = mlp(head_dim, width)

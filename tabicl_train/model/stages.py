@@ -135,10 +135,10 @@ class ColumnEmbedding(nn.Module):
         if type(self) is not ColumnEmbedding:
             return
         for block in self.tf_col["blocks"].children():
-            assert isinstance(block, InducedAttention)
-            # Inducing points are float32 tokens: norms that read them, or what becomes of them, are too.
-            yield from block.multihead_attn1.products(norms=())
-            yield from block.multihead_attn2.products(norms=("norm2",))
+            if type(block) is InducedAttention:
+                # Norms of inducing points, and of what becomes of them, compute in float32, as these tokens are.
+                yield from block.multihead_attn1.products(norms=())
+                yield from block.multihead_attn2.products(norms=("norm2",))
         if self.config.col_affine:
             yield from weights_and_biases(self.out_w, self.out_b, self.ln_w, self.ln_b)
 
@@ -263,10 +263,12 @@ class RowInteraction(nn.Module):
             return
         *blocks, last = self.tf_row["blocks"].children()
         for block in blocks:
-            assert isinstance(block, Block)
-            yield from block.products()
-        assert isinstance(last, Block)
-        yield from last.products(norms=("norm2",))  # norm1 is applied twice, whose gradients are added in float32
+            if isinstance(block, Block):
+                yield from block.products()
+        if isinstance(last, Block):
+            # norm1 is applied to queries and to keys, and casts its weights each time: the two gradients are added in
+            # float32, those of one copy would be in 16 bits.
+            yield from last.products(norms=("norm2",))
         yield from weights_and_biases(self.out_ln)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
@@ -337,11 +339,14 @@ class InContextLearner(nn.Module):
             return
         *blocks, last = self.tf_icl["blocks"].children()
         for block in blocks:
-            assert isinstance(block, Block)
-            yield from block.products()
-        assert isinstance(last, Block)
-        yield from last.products(norms=("norm2",))  # norm1 is applied twice, whose gradients are added in float32
-        yield from weights_and_biases(self.ln, self.decoder[0], self.decoder[2])
+            if isinstance(block, Block):
+                yield from block.products()
+        if isinstance(last, Block):
+            # norm1 is applied to queries and to keys, and casts its weights each time: the two gradients are added in
+            # float32, those of one copy would be in 16 bits.
+            yield from last.products(norms=("norm2",))
+        layers = self.decoder.children() if type(self.decoder) is nn.Sequential else ()
+        yield from weights_and_biases(self.ln, *layers)
 
     def forward(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor, recompute: bool = False) -> Tensor:
         """Predict the query rows (query rows, C) from rows (rows, D), in the order of `context`, and their labels y."""

@@ -239,7 +239,8 @@ class TabICL(Network):
         if type(self).forward is not TabICL.forward:  # a subclass may read them otherwise
             return
         for stage in (self.col_embedder, self.row_interactor, self.icl_predictor):
-            yield from stage.products()
+            if hasattr(stage, "products"):  # a stage of a plug-in may be any module
+                yield from stage.products()
 
     def named_scalings(self) -> Iterator[tuple[str, Scaling | SSA]]:
         """Yield the attention layers that have a scaling rule, by name: `column.0`, ..., `icl.11`."""

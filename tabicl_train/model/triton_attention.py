@@ -233,7 +233,7 @@ def rows_backward(
 # Columns: a program computes a head of a column.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns"])  # whose multiples of 16 would be a kernel of their own
 def tokens_read_points_forward(
     q, kv, out, ends, columns, scale,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, USES: tl.constexpr,
@@ -261,7 +261,7 @@ def tokens_read_points_forward(
             _store(out + at, read, tokens - start, H * D, TILE, D, P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns"])  # whose multiples of 16 would be a kernel of their own
 def tokens_read_points_backward(
     q, kv, grad, dq, dkv, ends, columns, scale,
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, USES: tl.constexpr,
@@ -626,7 +626,7 @@ def points_read_tokens(q: Tensor, table: Tensor, kv: Tensor, ends: Tensor) -> tu
     q : Tensor
         (B, points, H, d), queries that the columns of a table share, or (1, points, H, d), those of all columns.
     table : Tensor
-        int64 (columns,), the table of each column.
+        int32 or int64 (columns,), the table of each column.
     kv : Tensor
         (K, 2, H, d) of the labeled tokens.
     ends : Tensor

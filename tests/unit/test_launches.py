@@ -49,6 +49,8 @@ def test_a_layout_that_was_sent_is_that_of_the_step(grouping):
         found.append([losses, *torch.autograd.grad(losses.sum(), trained, allow_unused=True)])
     half = len(found) // 2
     assert half and all(pack.layout is not None for pack in sent.packs)
+    ends = [span.query_ends for pack in sent.packs for span in (pack.layout.structure.columns.from_inducing,)]
+    assert all(piece.first % 4 == 0 for piece in ends)  # as the arrays with which kernels prove themselves
     for prepared, computed in zip(found[:half], found[half:], strict=True):
         for ours, expected in zip(prepared, computed, strict=True):
             assert (ours is None and expected is None) or torch.equal(ours, expected)

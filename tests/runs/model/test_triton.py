@@ -1,4 +1,4 @@
-"""The Triton kernel of trainer.triton in Triton's interpreter, against float64.
+"""The Triton kernel of a scaling rule in Triton's interpreter, against float64.
 
 The interpreter is chosen when Triton is imported, so this file is also a script.
 """

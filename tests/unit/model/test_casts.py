@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from networks import TINY, randomize
+from torch import nn
 
 from tabicl_train import compiling
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
@@ -20,6 +21,42 @@ def penalty(predictions, pack, network):
     return network.losses(predictions, pack) + 0.1 * network.icl_predictor.decoder[0].weight.square().sum()
 
 
+def share(network):
+    blocks = network.icl_predictor.tf_icl["blocks"]
+    for block in blocks[1:]:
+        block.linear1.weight = blocks[0].linear1.weight
+
+
+def replace_head(network):
+    width, outputs = network.config.row_dim, network.config.outputs
+    network.icl_predictor.decoder = nn.Sequential(
+        nn.Linear(width, 8), nn.Dropout(0.0), nn.ReLU(), nn.Linear(8, outputs)
+    )
+
+
+def normalize_weights(network):
+    nn.utils.parametrizations.weight_norm(network.icl_predictor.tf_icl["blocks"][0].linear1)
+
+
+class OwnStage(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *arguments):
+        return self.stage(*arguments)
+
+
+def own_stage(network):
+    network.row_interactor = OwnStage(network.row_interactor)
+
+
+CHANGES = {
+    "weights that blocks share": share,
+    "another head": replace_head,
+    "weights of another parametrization": normalize_weights,
+    "a stage of another class": own_stage,
+}
 CASES = {
     "plain": {},
     "norms without bias": {"bias_free_ln": True},
@@ -32,6 +69,7 @@ CASES = {
     "objective": {},
     "fp16": {},
     "compiled": {},
+    **{name: {} for name in CHANGES},
 }
 
 
@@ -45,6 +83,7 @@ def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
             replace(TINY, **CASES[case]), CurriculumConfig(stages), OptimizerConfig("muon"), precision, seed=0,
             objective=penalty if case == "objective" else None,
         )  # fmt: skip
+        CHANGES.get(case, lambda network: None)(module.model)  # as a plug-in does
         randomize(module.model)
         if case == "compiled":
             torch._dynamo.reset()
