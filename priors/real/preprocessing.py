@@ -198,6 +198,8 @@ class FeatureEncoder:
         """Return column j of X as numbers, float64 (rows,)."""
         categories = self.categories[j]
         if categories is None:
+            if (self.value_kinds[j] == {"durations"}) != (column.dtype.kind == "m"):  # read as numbers of microseconds
+                self.refuse_other_kinds(column, j)
             numbers = readable(column, self.kinds[j])
             is_unreadable = np.isnan(numbers)
             if is_unreadable.any():  # most columns have none, and looking for missing values takes time

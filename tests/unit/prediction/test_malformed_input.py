@@ -115,7 +115,14 @@ OTHER_KINDS = {  # of a column in fit, the same values as another type, and the 
     "bytes, strings": (pd.Categorical(np.where(TRUTH, b"a", b"b").astype(object)), np.where(TRUTH, "a", "b")),
     "times, strings": (pd.Categorical(TIMES), TIMES.strftime("%Y-%m-%d")),
     "times, numbers": (TIMES, CATEGORIES),
+    "numbers, durations": (CATEGORIES, pd.to_timedelta(CATEGORIES, unit="D")),
 }
+
+
+def test_numbers_in_a_column_of_durations_are_refused():
+    model = classifier(n_estimators=1).fit(pd.DataFrame({"column": pd.to_timedelta(CATEGORIES, unit="D")}), Y)
+    with pytest.raises(ValueError, match="held durations in fit, now it holds numbers"):
+        model.predict(pd.DataFrame({"column": CATEGORIES}))
 
 
 @pytest.mark.parametrize("kinds", OTHER_KINDS)
