@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import time
 from typing import Any
 
@@ -78,7 +79,9 @@ class RayLoader(Loader):
         """Start drawing at step `first`, by default the stream's first one."""
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
-        environment = ENVIRONMENT if self.config.address else ENVIRONMENT | OF_NEW_CLUSTER
+        environment = dict(ENVIRONMENT)
+        if self.config.address is None and "ray" not in sys.modules:  # it reads the mode once, when it is imported
+            environment |= OF_NEW_CLUSTER
         os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
         sent = plugins.sent()
         import ray

@@ -147,21 +147,17 @@ class TestOnThisMachine:
 
 
 @pytest.mark.parametrize(
-    ("address", "mode", "warns"), [(None, "disabled", True), (None, None, False), ("h:1", None, False)]
+    ("address", "token", "warns"), [(None, False, True), (None, True, False), ("h:1", False, False)]
 )
-def test_ray_on_this_machine_asks_for_a_token_or_a_line_warns(address, mode, warns, monkeypatch, capsys):
+def test_ray_on_this_machine_asks_for_a_token_or_a_line_warns(address, token, warns, monkeypatch, capsys):
     import ray
 
     def stop_here():
         raise RuntimeError("far enough")
 
-    monkeypatch.setattr(os, "environ", {name: text for name, text in os.environ.items() if name != "RAY_AUTH_MODE"})
-    if mode is not None:
-        os.environ["RAY_AUTH_MODE"] = mode
     monkeypatch.setattr(ray, "init", lambda **options: None)
     monkeypatch.setattr(ray, "get_runtime_context", stop_here)
-    place = "ray._private.authentication.authentication_utils.is_token_auth_enabled"
-    monkeypatch.setattr(place, lambda: os.environ.get("RAY_AUTH_MODE") == "token")
+    monkeypatch.setattr("ray._private.authentication.authentication_utils.is_token_auth_enabled", lambda: token)
     loader = RayLoader(stream_of(build_prior("mlp_scm")), StreamConfig("ray", num_workers=1, address=address))
     with pytest.raises(RuntimeError, match="far enough"):
         loader.start()
