@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from priors.random import rng_at
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import info, print_line
+from tabicl_train.cuda_graph import Replay
 from tabicl_train.curriculum import learning_rate, stage_at
 from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.config import family_of
@@ -29,7 +30,6 @@ from tabicl_train.objectives import Objective, refuse_detached
 from tabicl_train.objectives import losses_of as query_losses
 from tabicl_train.optimizer import build_optimizer, is_function_of_tensors, take_step
 from tabicl_train.precision import DTYPES, LossScale, Precision
-from tabicl_train.replay import Replay
 from tabicl_train.stream import StepItem
 
 __all__ = ["Pretraining"]

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tabicl_train.config.compose import compose
+from tabicl_train.cuda_graph import Replay
 from tabicl_train.curriculum import plan_step
 from tabicl_train.kernels import kernels_of
 from tabicl_train.model import attention, tabicl, triton_attention
@@ -29,7 +30,6 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import Precision
-from tabicl_train.replay import Replay
 from tabicl_train.stream import StepItem
 
 VIEWS = {

@@ -11,8 +11,8 @@ from networks import randomize
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
+from tabicl_train.cuda_graph import EAGER_CALLS, Replay
 from tabicl_train.model.config import family_of
-from tabicl_train.replay import EAGER_CALLS, Replay
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import packed, unpacked
 
