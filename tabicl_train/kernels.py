@@ -61,27 +61,36 @@ class Kernels:
 
 def kernels_of(network: Network, dtype: torch.dtype) -> Kernels:
     """Find the layers with kernels in this format: heads of 8 to 32 values, up to 128 inducing points, no dropout."""
-    # Stages and blocks of a plug-in's class may attend to other tokens.
     attention: list[Attention] = []
-    for module in network.modules() if dtype in LIMIT else ():
-        blocks: list[nn.Module] = []
-        if type(module) is RowInteraction:
-            blocks = list(module.tf_row["blocks"].children())
-        elif type(module) is InducedAttention and len(module.ind_vectors) <= 128:
-            blocks = [module.multihead_attn1, module.multihead_attn2]
-        attention += [block.attn for block in blocks if type(block) is Block and has_kernel(block.attn)]
+    if dtype in LIMIT:
+        for module in network.modules():
+            attention += layers_with_kernels(module)
     # The kernel takes queries of rows; inducing points are queries that all columns share (`QASSMax.scale`).
-    induced = [block for block in network.modules() if isinstance(block, InducedAttention)]
-    without_kernel = {block.multihead_attn1.attn.ssmax_layer for block in induced}
-    rules = [rule for _, rule in network.named_scalings() if isinstance(rule, QASSMax)]
-    return Kernels(dtype, attention, [rule for rule in rules if rule not in without_kernel])
+    of_points: set[nn.Module] = set()
+    for module in network.modules():
+        if isinstance(module, InducedAttention):
+            of_points.update(module.modules())
+    scaling = [module for module in network.modules() if type(module) is QASSMax and module not in of_points]
+    return Kernels(dtype, attention, scaling)
 
 
-def has_kernel(layer: Attention) -> bool:
+def layers_with_kernels(module: nn.Module) -> list[Attention]:
+    """Return the attention layers with a kernel of the row stage or of a block of columns; of other modules none."""
+    # A plug-in's subclass of a stage or block may attend to other tokens, or lack the attributes of ours.
+    blocks: list[nn.Module] = []
+    if type(module) is RowInteraction:
+        blocks = list(module.tf_row["blocks"].children())
+    elif type(module) is InducedAttention and len(module.ind_vectors) <= 128:
+        blocks = [module.multihead_attn1, module.multihead_attn2]
+    return [block.attn for block in blocks if type(block) is Block and has_kernel(block.attn)]
+
+
+def has_kernel(layer: nn.Module) -> bool:
     """Whether a kernel exists for the heads of a layer, and what it computes is softmax without dropout."""
+    if type(layer) is not Attention or isinstance(layer.ssmax_layer, SSA) or layer.dropout > 0:
+        return False
     head_dim = layer.dim // layer.num_heads
-    is_softmax = type(layer) is Attention and not isinstance(layer.ssmax_layer, SSA)
-    return 8 <= head_dim <= 32 and head_dim % 2 == 0 and is_softmax and layer.dropout == 0
+    return 8 <= head_dim <= 32 and head_dim % 2 == 0
 
 
 def problem_of_kernels(network: Network, setting: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -129,14 +138,13 @@ def proofs(
     """Yield what each distinct kernel computes, and a function that returns its largest error."""
     columns = set()
     for module in network.modules():
-        if isinstance(module, RowInteraction):
+        layers = [layer for layer in layers_with_kernels(module) if layer in kernels.attention]
+        if type(module) is RowInteraction and layers:
             heads = module.config.row_num_heads
-            if any(block.attn in kernels.attention for block in module.tf_row["blocks"].children()):  # type: ignore
-                yield "rows", partial(row_error, module, heads, module.config.embed_dim // heads, device, dtype)
-        elif isinstance(module, InducedAttention):
-            layer = module.multihead_attn2.attn
-            if layer in kernels.attention:  # with the sizes of multihead_attn1
-                columns.add((layer.num_heads, layer.dim // layer.num_heads, len(module.ind_vectors)))
+            yield "rows", partial(row_error, module, heads, module.config.embed_dim // heads, device, dtype)
+        elif type(module) is InducedAttention:
+            points = len(module.ind_vectors)
+            columns.update((layer.num_heads, layer.dim // layer.num_heads, points) for layer in layers)
     for heads, dim, points in sorted(columns):
         yield "columns", partial(column_error, heads, dim, points, device, dtype)
     rules = {}

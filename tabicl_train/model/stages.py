@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tabicl_train.model.attention import (
+    Attention,
     Block,
     KernelRows,
     LayerNorm,
@@ -313,7 +314,9 @@ class RowInteraction(nn.Module):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         for block in self.tf_row["blocks"].children():
-            if not isinstance(block, Block) or not block.attn.takes_kernels(x.device, dtype):
+            if type(block) is not Block or type(block.attn) is not Attention:  # a plug-in's may lack what ours have
+                return False
+            if not block.attn.takes_kernels(x.device, dtype):
                 return False
         return within.every.most_keys <= widest_row(self.config.embed_dim // self.config.row_num_heads)
 

@@ -3,12 +3,15 @@
 import pytest
 import torch
 from networks import small_network
+from torch import nn
 
 from tabicl_train import kernels, state
 from tabicl_train.config.compose import compose
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.attention import Attention
+from tabicl_train.model.attention import Attention, Block
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.stages import InducedAttention
 
 SIZES = {
     "embed_dim": 32, "col_num_heads": 2, "row_num_heads": 2, "col_num_blocks": 1, "row_num_blocks": 2,
@@ -42,6 +45,36 @@ def test_layers_with_kernels(options, layers, rules):
         if name.startswith("column"):
             assert layer.fp32 != layer.takes_kernels(cuda, torch.bfloat16)
     assert not kernels.kernels_of(network, torch.float16).attention
+
+
+def bare(parent):
+    """Return a block of a plug-in that has nothing of ours but the class."""
+
+    class Bare(parent):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+        def forward(self, x, *_, **__):
+            return x
+
+    return Bare()
+
+
+class OwnAttention(nn.Module):
+    def forward(self, x, *_):
+        return x
+
+
+def test_blocks_of_a_plug_in_need_no_attributes_of_ours():
+    network = small_network(**SIZES)
+    network.col_embedder.tf_col["blocks"][0] = bare(InducedAttention)
+    network.row_interactor.tf_row["blocks"][0] = bare(Block)
+    network.row_interactor.tf_row["blocks"][1].attn = OwnAttention()
+    found = kernels.kernels_of(network, torch.bfloat16)
+    assert (found.attention, len(found.scaling)) == ([], 1)
+    proofs = kernels.proofs(network, found, torch.device("cpu"), torch.bfloat16)
+    assert [name for name, _ in proofs] == ["scaling"]
+    network(Pack.stack(torch.randn(1, 6, 2), torch.zeros(1, 4, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize(
