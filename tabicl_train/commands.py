@@ -33,7 +33,6 @@ from tabicl_train.distributed.processes import (
     is_rank,
     start_problems,
     torchrun_problems,
-    watch_signals,
 )
 from tabicl_train.errors import (
     ConfigError,
@@ -46,6 +45,7 @@ from tabicl_train.errors import (
     require_sweep_packages,
 )
 from tabicl_train.outputs import expand_home
+from tabicl_train.signals import watch_signals
 
 if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions

@@ -19,9 +19,10 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy
 
 from tabicl_train.config.schema import TrainerConfig
-from tabicl_train.distributed.processes import Launch, Stop, read_launch, watch_signals
+from tabicl_train.distributed.processes import Launch, read_launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.precision import gpu_settings_kept, set_up_gpu, uses_cuda
+from tabicl_train.signals import Stop, watch_signals
 
 __all__ = ["Process"]
 

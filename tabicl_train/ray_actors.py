@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from typing import Any
@@ -21,12 +22,13 @@ import torch
 from tabicl_train import plugins
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.processes import Stop, connect_to
-from tabicl_train.errors import ConfigError, picklable
+from tabicl_train.errors import ConfigError, install, is_installed, picklable
+from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import POLL, Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
 
 PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
+CONNECT = 5.0  # seconds in which the head of a cluster must answer
 RETRIES = 3  # of a call by Ray; without a limit, a step that needs too much memory would end actors forever
 ENVIRONMENT = {
     # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
@@ -36,6 +38,25 @@ ENVIRONMENT = {
 # Ray listens on all network interfaces, and whoever may send it a request runs code. Since 2.52 it can ask for a token,
 # which it keeps in the home folder; by itself it does so since 2.59.
 OF_NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
+
+
+def ray_problems(stream: StreamConfig) -> list[str]:
+    """List why Ray cannot draw the tables of a run with stream=ray."""
+    if not is_installed("ray"):
+        return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
+    if stream.address is None:
+        return []
+    try:
+        connect_to(stream.address)
+    except OSError as error:
+        return [f"stream.address is {stream.address!r}; no Ray cluster answers there ({error})"]
+    return []
+
+
+def connect_to(head: str) -> None:
+    """Raise OSError if nobody answers at HOST:PORT, the head of a Ray cluster."""
+    host, _, port = head.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=CONNECT).close()
 
 
 class Drawer:

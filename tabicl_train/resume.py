@@ -20,7 +20,6 @@ import yaml
 import priors
 from priors.random import STREAM_VERSION
 from tabicl_train import register
-from tabicl_train.config import optimizers
 from tabicl_train.config.build import default_of
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.plain_values import flatten, steps_of_stages
@@ -255,7 +254,8 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
     if section == "prior":
         return severity_of(option, priors.prior_class(values["prior"]["name"]), Severity.REFUSED)
     if section == "optimizer" and option != "name":
-        return severity_of(option, optimizers.settings_of(values["optimizer"]["name"]))
+        name = values["optimizer"]["name"]
+        return severity_of(option, register.optimizer[name].settings(name))
     if section == "objective" and option != "name" and values["objective"] is not None:
         return severity_of(option, register.objective[values["objective"]["name"]], Severity.REFUSED)
     if key.startswith(f"{STAGES}."):
@@ -371,7 +371,8 @@ def compared(values: dict) -> dict[str, Any]:
         parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
     with contextlib.suppress(ConfigError):
         optimizer = values["optimizer"]
-        parts["optimizer"] = dataclasses.asdict(optimizers.settings_of(optimizer["name"])()) | optimizer
+        settings = register.optimizer[optimizer["name"]].settings(optimizer["name"])
+        parts["optimizer"] = dataclasses.asdict(settings()) | optimizer
     return flatten(values | parts)
 
 

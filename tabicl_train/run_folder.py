@@ -27,7 +27,7 @@ from tabicl_train.callbacks.wandb_logger import WandbLogger
 from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.distributed.processes import Stop, shares_store, start_command
+from tabicl_train.distributed.processes import shares_store, start_command
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.distributed.requeue import requeue
 from tabicl_train.errors import Diverged
@@ -43,6 +43,7 @@ from tabicl_train.run_dir.provenance import describe_machine, describe_origin, r
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunLock, RunStatus
 from tabicl_train.run_dir.summary import end_lines
+from tabicl_train.signals import Stop
 from tabicl_train.state import TrainState
 
 __all__ = ["Left", "RunFolder", "Start"]

@@ -13,7 +13,7 @@ from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
-from tabicl_train.distributed.processes import Launch, Stop, start_problems
+from tabicl_train.distributed.processes import Launch, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
@@ -24,6 +24,7 @@ from tabicl_train.prediction.predict import disagreement
 from tabicl_train.process import Process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_folder import RunFolder
+from tabicl_train.signals import Stop
 from tabicl_train.state import TrainState, build_module
 from tabicl_train.stream import StepStream
 from tabicl_train.workers import Loader

@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tabicl_train import plugins
 from tabicl_train.config.schema import StreamConfig
 from tabicl_train.console import info
-from tabicl_train.distributed.processes import SIGNALS, Stop, die_with_parent
 from tabicl_train.errors import picklable
 from tabicl_train.model.pack import FlatLayout, Pack, Shape
+from tabicl_train.signals import SIGNALS, Stop, die_with_parent
 from tabicl_train.stream import StepItem, StepStream
 
 # Forked workers start in 0.1 s and are children of this process; with Python 3.14's default they are the forkserver's.

@@ -14,12 +14,12 @@ import torch
 from priors import Prior
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.curriculum import largest_tables
-from tabicl_train.distributed.processes import Stop
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.run_dir.choice import BEST_FILE, START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import RunStatus
+from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader
 

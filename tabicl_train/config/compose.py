@@ -32,7 +32,6 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tabicl_train import plugins, register
-from tabicl_train.config import optimizers
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
 from tabicl_train.config.removed import removal, without_removed
@@ -87,7 +86,8 @@ def from_values(values: dict[str, Any]) -> RunConfig:
     plugins.load_installed()  # its prior may be of one
     values = without_removed(Path(values["run_dir"], "config.yaml"), values)
     try:
-        optimizer = optimizers.settings_of(values["optimizer"]["name"])()
+        name = values["optimizer"]["name"]
+        optimizer = register.optimizer[name].settings(name)()
         run = RunConfig(model=settings_of(values["model"])(), optimizer=optimizer)
         tree = OmegaConf.merge(OmegaConf.structured(run), values)
         config, problems = to_config(tree)
@@ -470,7 +470,7 @@ def add_optimizer_schema(tree: DictConfig, overrides: Collection[Override]) -> N
             name = str(override.value())
     settings: type = OptimizerConfig  # whose `problems` reports an unknown name
     if name in register.optimizer:
-        settings = optimizers.settings_of(name)
+        settings = register.optimizer[name].settings(name)
     schema = OmegaConf.create({"optimizer": OmegaConf.structured(settings)})
     tree.optimizer = OmegaConf.merge(schema, {"optimizer": content}).optimizer
 

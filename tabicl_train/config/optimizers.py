@@ -13,7 +13,7 @@ from tabicl_train import register
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.console import first_line
 
-__all__ = ["OptimizerKind", "settings_of"]
+__all__ = ["OptimizerKind"]
 
 SET_BY_STAGES = ("lr", "weight_decay")  # arguments that are no options, since the stages of the curriculum set them
 
@@ -39,10 +39,9 @@ class OptimizerKind:
         """The class."""
         return register.load(self.entry) if isinstance(self.entry, str) else self.entry
 
-
-def settings_of(name: str) -> type:
-    """Return the dataclass of the settings `optimizer.*` for an optimizer; ConfigError if it is not registered."""
-    return make_settings(name, register.optimizer[name])
+    def settings(self, name: str) -> type:
+        """Return the dataclass of the settings `optimizer.*` for this optimizer, registered under a name."""
+        return make_settings(name, self)
 
 
 @functools.cache  # so that the settings of an optimizer have one class, by which they can be compared

@@ -1,1 +1,1 @@
-"""How a run uses several processes: launch by torch's elastic agent, collectives, stop signals, SLURM, Ray."""
+"""How a run uses several processes: launch by torch's elastic agent, collectives, SLURM."""

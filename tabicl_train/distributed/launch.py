@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
 from tabicl_train.console import print_line
-from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, stop_signals
+from tabicl_train.distributed.processes import OWN, PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import STATUS, read_status, written_status
+from tabicl_train.signals import stop_signals
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

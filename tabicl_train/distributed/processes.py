@@ -1,35 +1,28 @@
-"""How the processes of a run start and end.
+"""How the processes of a run start.
 
 torchrun starts the ranks, or `trainer.devices=N` does with the same elastic agent of torch (several machines need
-torchrun, launch/README.md). Stop signals take effect at the end of a step. A process ends with the one that started it.
+torchrun, launch/README.md).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import math
-import multiprocessing
 import os
 import shlex
-import signal
-import socket
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tabicl_train import plugins
 from tabicl_train.config.prior_checks import missing_steps
-from tabicl_train.console import info, is_first
-from tabicl_train.errors import TORCHRUN, install, is_installed
+from tabicl_train.console import is_first
+from tabicl_train.errors import TORCHRUN
 from tabicl_train.outputs import input_problems, unwritable_folder
+from tabicl_train.signals import die_with_parent
 
 if TYPE_CHECKING:
-    from tabicl_train.config.schema import RunConfig, StreamConfig
+    from tabicl_train.config.schema import RunConfig
 
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since any other
 # code counts as a failure.
@@ -38,12 +31,6 @@ STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # by which torch's agent is told; that of torch 2.11 waits 30 s
-CONNECT = 5.0  # seconds in which the head of a Ray cluster must answer
-# A terminal that is closed sends SIGHUP. Batch systems announce a limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM, LSF,
-# Grid Engine) or SIGXCPU (limits of CPU time).
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-SAME = 1.0  # seconds in which a repeated signal is ignored: launchers forward signals that their whole group receives
-PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 @dataclass(frozen=True)
@@ -80,11 +67,6 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
 def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun, or this program as it does, has started this process."""
     return "RANK" in environ and "WORLD_SIZE" in environ
-
-
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop this process: all of SIGNALS but those that it was started to ignore (nohup)."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
@@ -125,7 +107,10 @@ def start_problems(config: RunConfig) -> list[str]:
         problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
     if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
         problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
-    problems += ray_problems(config.stream)
+    if config.stream.name == "ray":
+        from tabicl_train.ray_actors import ray_problems
+
+        problems += ray_problems(config.stream)
     problems += missing_steps(config)
     return problems
 
@@ -157,27 +142,6 @@ def torchrun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [f"the environment has {found}{lack}, which torchrun does not set; unset them, or {TORCHRUN}"]
 
 
-def ray_problems(stream: StreamConfig) -> list[str]:
-    """List why Ray cannot draw tables."""
-    if stream.name != "ray":
-        return []
-    if not is_installed("ray"):
-        return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
-    if stream.address is None:
-        return []
-    try:
-        connect_to(stream.address)
-    except OSError as error:
-        return [f"stream.address is {stream.address!r}; no Ray cluster answers there ({error})"]
-    return []
-
-
-def connect_to(head: str) -> None:
-    """Raise OSError if nobody answers at HOST:PORT, the head of a Ray cluster."""
-    host, _, port = head.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=CONNECT).close()
-
-
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether restarted ranks find the addresses of earlier ones, as one of two restarts then failed in torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
@@ -190,66 +154,3 @@ def die_with_launcher() -> None:
     """Let the system kill a rank whose elastic agent has ended, since it would keep its device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
-
-
-class Stop:
-    """Whether the process was asked to stop, by a signal or a time limit."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.limit = math.inf  # seconds after which the process stops as if it had received a signal
-        self.signaled_at: float | None = None  # when the first signal came
-        self.cause = "trainer.max_hours"  # or the name of the signal
-
-    @property
-    def asked(self) -> bool:
-        """Whether to stop."""
-        return self.signaled_at is not None or time.monotonic() - self.started >= self.limit
-
-    def handle(self, number: int, _: object = None) -> None:
-        """Handle a signal: record the first one; a second one ends the process at once."""
-        now = time.monotonic()
-        if self.signaled_at is None:
-            self.signaled_at = now
-            self.cause = signal.Signals(number).name
-            if is_first():  # os.write, since print is not safe in a signal handler
-                line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
-                with contextlib.suppress(OSError):
-                    os.write(2, line.encode())
-        elif now - self.signaled_at >= SAME:
-            for worker in multiprocessing.active_children():
-                with contextlib.suppress(OSError, AttributeError):
-                    worker.kill()
-            os._exit(128 + number)
-
-
-_active: Stop | None = None
-
-
-@contextlib.contextmanager
-def watch_signals() -> Iterator[Stop]:
-    """Record stop signals in the main thread instead of ending the process; nested contexts share one Stop."""
-    global _active
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
-        info("warning   this is not the main thread: stop signals are not watched, and do not end the run")
-        yield Stop()
-        return
-    if _active is not None:
-        yield _active
-        return
-    stop = _active = Stop()
-    handlers = {number: signal.signal(number, stop.handle) for number in stop_signals()}
-    try:
-        yield stop
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        _active = None
-
-
-def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it had ended before
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE, SIGNALS
+from tabicl_train.distributed.processes import PREEMPTED, SHUTDOWN, SHUTDOWN_VARIABLE
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import naming
+from tabicl_train.signals import SIGNALS
 
 WARNING = 300  # seconds before the time limit at which the run is asked to stop: enough for a step and a checkpoint
 ALWAYS = 1_000_000  # times that submitit starts a job again; its own limit is 3

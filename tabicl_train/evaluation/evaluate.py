@@ -36,8 +36,8 @@ from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.run_dir.checkpoint import is_run_checkpoint, load
-from tabicl_train.run_dir.choice import say_once
+from tabicl_train.run_dir.checkpoint import is_run_checkpoint
+from tabicl_train.run_dir.choice import load, say_once
 from tabicl_train.run_dir.curves import THIS_MODEL
 from tabicl_train.run_dir.records import Records, number
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position

@@ -29,7 +29,6 @@ from tabicl_train.config.checks import each_of
 from tabicl_train.config.options import GpuCheckOptions
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.processes import die_with_parent
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check import kernels, runs, stages, steps
 from tabicl_train.gpu_check.page import JSON, LOG, NO_GPU, write_files
@@ -38,6 +37,7 @@ from tabicl_train.gpu_check.preflight import preflight
 from tabicl_train.outputs import folder_problem
 from tabicl_train.precision import set_up_gpu
 from tabicl_train.run_dir.provenance import git, versions
+from tabicl_train.signals import die_with_parent
 
 FORMAT = 1  # of the JSON file
 LONG = 300.0  # seconds that a check may take which compiles, draws many tables or starts other processes

@@ -23,7 +23,7 @@ from torch import Tensor
 from priors.checksum import with_checksum
 from priors.folders import without_folders
 from tabicl_train import register
-from tabicl_train.config.schema import PROBES, REAL, validation_kind
+from tabicl_train.config.score_names import PROBES, REAL, validation_kind
 from tabicl_train.console import first_line, info, one_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of

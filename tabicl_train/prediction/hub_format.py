@@ -23,7 +23,8 @@ import jinja2
 import safetensors.torch
 
 from tabicl_train import plugins
-from tabicl_train.config.schema import CLASS_SCORES, INTERVAL, NUMBER_SCORES, steps_of_stages
+from tabicl_train.config.plain_values import steps_of_stages
+from tabicl_train.config.score_names import CLASS_SCORES, INTERVAL, NUMBER_SCORES
 from tabicl_train.console import escaped_cell
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, family_of

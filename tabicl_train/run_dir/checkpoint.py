@@ -25,7 +25,6 @@ from torch import Tensor
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import locked, remove
-from tabicl_train.weights import no_such_weights
 
 FORMAT_VERSION = 1
 """Increased with a release that changes the content of checkpoints or its meaning."""
@@ -276,21 +275,3 @@ def sweep(folder: Path) -> None:
         with contextlib.suppress(OSError), locked(leftover) as is_abandoned:
             if is_abandoned:  # an export may be writing into the folder
                 remove(leftover)
-
-
-def load(checkpoint: str) -> tuple[Path, dict]:
-    """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
-    path = Path(checkpoint)
-    if path.is_dir():
-        newest = newest_valid(path / "checkpoints")
-        if newest is None:
-            raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
-        return newest
-    try:
-        return path, read(path)
-    except FileNotFoundError:
-        raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
-    except DamagedCheckpoint as error:
-        raise ConfigError([str(error)]) from None
-    except (OSError, MemoryError) as error:
-        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None

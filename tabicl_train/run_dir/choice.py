@@ -6,11 +6,19 @@ import functools
 from pathlib import Path
 
 from tabicl_train.config.removed import REMOVED
-from tabicl_train.config.schema import one_of
-from tabicl_train.console import info
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.checkpoint import averaged, is_run_checkpoint, load, saved, step_of
+from tabicl_train.run_dir.checkpoint import (
+    DamagedCheckpoint,
+    averaged,
+    is_run_checkpoint,
+    newest_valid,
+    read,
+    saved,
+    step_of,
+)
 from tabicl_train.run_dir.records import Records
+from tabicl_train.weights import no_such_weights
 
 BEST, NEWEST, EMA = "best", "newest", "ema"
 TRAINED = "trained"  # another name of the newest ones, under which exports record them
@@ -38,7 +46,9 @@ def choice_problems(weights: str | None) -> list[str]:
     if weights == "last":
         advice = REMOVED["averages.last"].advice
         return [f"weights is 'last', which was removed in version 0.3.0 with averages.last; {advice}"]
-    return [] if weights is None else one_of("weights", weights, CHOICES)
+    if weights is None or weights in CHOICES:
+        return []
+    return [f"weights is {weights!r}; it must be one of {', '.join(CHOICES)}"]
 
 
 def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
@@ -74,6 +84,24 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
         line += " (no weights are marked as the best by validation)"
     say_once(line)
     return file, content, kind
+
+
+def load(checkpoint: str) -> tuple[Path, dict]:
+    """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
+    path = Path(checkpoint)
+    if path.is_dir():
+        newest = newest_valid(path / "checkpoints")
+        if newest is None:
+            raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
+        return newest
+    try:
+        return path, read(path)
+    except FileNotFoundError:
+        raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
+    except DamagedCheckpoint as error:
+        raise ConfigError([str(error)]) from None
+    except (OSError, MemoryError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
 
 
 def no_average(file: Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.schema import REAL, validation_kind
+from tabicl_train.config.score_names import REAL, validation_kind
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.records import Records, number
 

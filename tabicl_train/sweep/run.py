@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from tabicl_train.config.compose import hydra_text
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.distributed.processes import Stop, start_command, watch_signals
+from tabicl_train.distributed.processes import start_command
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import make_folder
 from tabicl_train.run_dir.status import RunLock, read_status
+from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.comparable import shared_in_words, warning_of
 from tabicl_train.sweep.compare import compare_points

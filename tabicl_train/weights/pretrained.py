@@ -19,8 +19,8 @@ from torch.nn.modules.module import (
 )
 
 from tabicl_train import plugins
+from tabicl_train.config.plain_values import steps_of_stages
 from tabicl_train.config.removed import without_removed
-from tabicl_train.config.schema import steps_of_stages
 from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tabicl_train import plugins
-from tabicl_train.config.schema import judged_by
+from tabicl_train.config.score_names import judged_by
 from tabicl_train.errors import ConfigError
 from tabicl_train.run_dir.checkpoint import averaged
 from tabicl_train.run_dir.choice import BEST, TRAINED, no_average

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up. A file or folder of tabicl_train that is not named here belongs to training.
 LAYERS = {
     "priors": ["priors"],
-    "networks": ["model", "errors", "console", "statistics", "outputs", "plugins", "register"],
+    "networks": ["model", "errors", "console", "statistics", "outputs", "plugins", "register", "signals"],
     # Predictions read the files of runs, so what describes these files and the settings of a run is here.
     "use": ["prediction", "evaluation", "weights", "config", "optimizer", "run_dir"],
     "training": [],

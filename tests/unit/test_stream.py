@@ -16,9 +16,9 @@ from priors import PriorError, build_prior
 from priors.prior import Prior
 from tabicl_train import training
 from tabicl_train.config.schema import CurriculumConfig, StageConfig, StreamConfig
-from tabicl_train.distributed.processes import Stop
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.workers import Loader, packed, unpacked
 

@@ -17,10 +17,10 @@ from priors.table import TableSpec
 from tabicl_train.callbacks import validation
 from tabicl_train.callbacks.validation import final_test_streams, validation_streams
 from tabicl_train.config.schema import configured_prior
-from tabicl_train.distributed.processes import watch_signals
 from tabicl_train.model.pack import Pack
 from tabicl_train.run_dir.records import Records
 from tabicl_train.run_dir.status import read_status
+from tabicl_train.signals import watch_signals
 from tabicl_train.weights.reader import load_network, read_weights
 
 GAINS = ["curriculum.stages.smoke.learning_rate=0.01", "curriculum.stages.smoke.steps=6"]

@@ -14,9 +14,10 @@ from training_runs import assert_same_end, train_by_command
 from priors import PriorError, build_prior
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig
-from tabicl_train.distributed.processes import Stop, start_problems
+from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.ray_actors import RayLoader
+from tabicl_train.signals import Stop
 from tabicl_train.workers import WorkerDied
 
 # No importorskip: ray takes a second to import, and most tests that need it are slow.
@@ -186,6 +187,6 @@ def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch):
         assert line.startswith(f"stream.{words}")
     (line,) = problems_at_start("stream.address=head:6379")
     assert line == "stream.address is 'head:6379', which only stream=ray uses"
-    monkeypatch.setattr("tabicl_train.distributed.processes.is_installed", lambda package: package != "ray")
+    monkeypatch.setattr("tabicl_train.ray_actors.is_installed", lambda package: package != "ray")
     (line,) = problems_at_start("stream=ray", f"run_dir={tmp_path}/run")
     assert line.startswith("stream=ray needs Ray: pip install ray")
