@@ -136,7 +136,7 @@ def proofs(
     network: Network, kernels: Kernels, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Callable[[], float]]]:
     """Yield what each distinct kernel computes, and a function that returns its largest error."""
-    columns = set()
+    columns: set[tuple[int, int, int]] = set()
     for module in network.modules():
         layers = [layer for layer in layers_with_kernels(module) if layer in kernels.attention]
         if type(module) is RowInteraction and layers:
