@@ -64,7 +64,7 @@ class Steps(IterableDataset):
         The stream.
     first_step : Value
         The step to begin with, in memory that is shared with the training process. A worker waits for its lock, which
-        the training process holds until the step is known.
+        the training process holds until the step is known. Behind the last step, later, it ends the workers.
     """
 
     def __init__(self, stream: StepStream, first_step: Any) -> None:
@@ -89,9 +89,17 @@ class Steps(IterableDataset):
         assert isinstance(stream, StepStream)
         with self.first_step.get_lock():  # waits
             first = self.first_step.value
-        for step in range(first + worker.id, stream.steps.stop, worker.num_workers):
+        stop = stream.steps.stop
+
+        def check_close(_: int) -> None:
+            if self.first_step.get_obj().value == stop:  # without its lock, since a process may be killed here
+                raise StopRequested
+
+        for step in range(first + worker.id, stop, worker.num_workers):
             try:
-                yield packed(stream.draw(step))
+                yield packed(stream.draw(step, check_close))
+            except StopRequested:
+                return
             except (Exception, SystemExit) as error:  # of a prior of a plug-in, too
                 yield picklable(error), f"in worker {worker.id}:\n{traceback.format_exc()}"
 
@@ -222,7 +230,12 @@ class Loader(AbstractContextManager):
         """End the workers: those that are drawing at their next table, or after five seconds."""
         if self.from_workers is not None:
             self.begin(self.stream.steps.stop)  # for those that still wait: there are no steps
-            self.from_workers = None  # DataLoader asks them to end, and waits up to five seconds
+            self.first_step.get_obj().value = self.stream.steps.stop  # for those that are drawing
+            # DataLoader waits up to five seconds for each, and takes them off the list of processes whose death torch
+            # reports as an error of this one. The finalizer of its iterator does the same, but too late where a thread
+            # that waits for an item, or a traceback, holds the iterator: then `kill` would cause that error.
+            self.from_workers._shutdown_workers()
+            self.from_workers = None
             for worker in self.workers:
                 worker.kill()  # as they ignore SIGTERM, by which DataLoader would end them
 

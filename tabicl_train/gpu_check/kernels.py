@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tabicl_train.errors import is_installed
-from tabicl_train.gpu_check.launches import NOT_CHOSEN, attention_names, kernels_of
+from tabicl_train.gpu_check.launches import NOT_CHOSEN, attention_names, launched_kernels
 from tabicl_train.gpu_check.place import CheckFailed, Place, distance
 from tabicl_train.model.attention import CUDA_GRID, FLASH_BACKWARD, attend, attend_in_columns, fits_one_launch
 from tabicl_train.model.pack import Spans, ends_of
@@ -121,7 +121,8 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     repeats = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     error = largest_error(case, spans, q, kv, first)
     del first, again
-    kernels = attention_names(k.name for k in kernels_of(place, lambda: forward_and_backward(q, kv, spans)))
+    launched = launched_kernels(place, lambda: forward_and_backward(q, kv, spans, case.is_own))
+    kernels = attention_names(kernel.name for kernel in launched)
     place.wait()
     started = time.perf_counter()
     for _ in range(REPEATS if place.is_cuda else 1):

@@ -25,7 +25,7 @@ class Kernel(NamedTuple):
     ms: float
 
 
-def kernels_of(place: Place, work: Callable[[], object]) -> list[Kernel]:
+def launched_kernels(place: Place, work: Callable[[], object]) -> list[Kernel]:
     """Do some work and return the kernels that it has launched; none on a CPU."""
     if not place.is_cuda:
         work()

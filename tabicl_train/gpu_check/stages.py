@@ -16,7 +16,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StageConfig, configured_prior
 from tabicl_train.curriculum import Group, plan_step
 from tabicl_train.distributed.ranks import Ranks
-from tabicl_train.gpu_check.launches import Kernel, kernels_of
+from tabicl_train.gpu_check.launches import Kernel, launched_kernels
 from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, distance, expect
 from tabicl_train.gpu_check.small import random_pack
 from tabicl_train.gpu_check.steps import compiler_of, module_of
@@ -94,7 +94,9 @@ def planned_share(config: RunConfig, step: int, ranks: int = 1) -> Share:
     flops = 0.0
     for groups in plan.packs(0, ranks):
         shapes = shapes_of(groups)
-        packs.append(Pack.of(random_tables(config.model, shapes, generator)))
+        pack = Pack.of(random_tables(config.model, shapes, generator))
+        pack.layout = family_of(config.model).prepared(config.model, pack)  # as by a worker on a machine with a GPU
+        packs.append(pack)
         flops += training_flops(config.model, shapes)
     item = StepItem(step, plan.stage, plan.tables, packs)
     return Share(item, flops, training_flops(config.model, shapes_of(plan.groups)))
@@ -204,7 +206,7 @@ def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimiz
                 flops.append(share.flops)
     kernels = []
     if times:
-        kernels = kernels_of(place, lambda: module.training_step(moved, moved.step, 0, optimizer))
+        kernels = launched_kernels(place, lambda: module.training_step(moved, moved.step, 0, optimizer))
     return Laps(times, host, flops, kernels, loss, gradient, module.too_large < math.inf)
 
 

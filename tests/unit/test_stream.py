@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -6,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,7 +22,7 @@ from tabicl_train.model import TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.signals import Stop
 from tabicl_train.stream import StepItem, StepStream
-from tabicl_train.workers import Loader, packed, unpacked
+from tabicl_train.workers import CONTEXT, Loader, Steps, packed, unpacked
 
 STAGE = StageConfig(steps=7, rows=[30, 60], features=[1, 5], tables=6, group_size=2, pack_tokens=1500)
 CURRICULUM = CurriculumConfig({"only": STAGE})
@@ -152,6 +154,33 @@ def test_items_for_a_gpu_are_pinned_one_ahead_and_errors_come_through(undisturbe
     with Loader(stream(), StreamConfig(num_workers=2), device) as loader:  # left while the thread waits for an item
         loader.start()
         assert loader.next().step == 0
+
+
+def test_workers_that_are_ended_are_no_error_while_something_holds_their_iterator():
+    begun = multiprocessing.Event()
+    loader = Loader(stream_of(lambda step: begun.set()), StreamConfig(num_workers=1))
+    holder = loader.from_workers
+    loader.start()
+    assert begun.wait(60)
+    loader.close()
+    (worker,) = loader.workers
+    with contextlib.suppress(ChildProcessError):  # if it was waited for already
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # torch finds it dead, and raises if it may not be
+    assert not worker.is_alive()
+    del holder
+
+
+def test_a_worker_draws_no_further_table_once_its_loader_is_closed():
+    first_step, drawn = CONTEXT.Value("q", 2), []
+
+    def act(step: int) -> None:
+        drawn.append(step)
+        first_step.get_obj().value = 7  # as `Loader.close` does
+
+    worker = SimpleNamespace(id=0, num_workers=1)
+    with mock.patch("tabicl_train.workers.get_worker_info", lambda: worker):
+        assert list(Steps(stream_of(act), first_step)) == []
+    assert drawn == [2]
 
 
 def test_drawing_leaves_thread_count_and_global_random_state_alone():
