@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +18,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from priors.folders import without_folders
-from priors.hdf5 import FIRST_TABLE, FORMAT, KINDS, SPLITS, check_dump, checksum, first_line, read_contents, reading
+from priors.hdf5 import (
+    FIRST_TABLE,
+    FORMAT,
+    KINDS,
+    SPLITS,
+    check_dump,
+    checksum,
+    first_line,
+    needed,
+    read_contents,
+    reading,
+)
 from priors.prior import Prior
 from priors.random import STREAM_VERSION
 from priors.table import PriorError, TableSpec
@@ -35,6 +47,7 @@ OF_TABLES = {
     **dict.fromkeys(SPLITS, "i4"),
     "missing": "f4",
     "crc32": "u4",
+    "specs": "u4",
 }
 CHUNK_BYTES = 2**18  # of a piece that is allocated, compressed and read as a whole
 
@@ -89,20 +102,20 @@ def dump_folder(
     for first_step in range(steps.start, steps.stop, FILE_STEPS):
         of_file = range(first_step, min(first_step + FILE_STEPS, steps.stop))
         requests = [request for step in of_file for request in requests_of(step)]
-        attributes = describe(prior, requests, facts) | {FIRST_TABLE: str(first_table)}
+        attributes = describe(prior, requests, max_classes, facts)
         path = folder / f"steps-{first_step:08d}.h5"
-        if path.exists() and holds(path, attributes, requests):
+        if path.exists() and holds(path, attributes, first_table, requests):
             counts["kept"] += 1
         else:
-            missing.append((path, of_file, attributes))
+            missing.append((path, of_file, attributes | {FIRST_TABLE: str(first_table)}))
             total += len(requests)
         first_table += len(requests)
     batches = (requests_of(step) for _, of_file, _ in missing for step in of_file)
     with drawing(prior, batches, total, processes, prepare) as drawn:
         for path, of_file, attributes in missing:
             with writing(path) as unfinished, create(unfinished, attributes, max_classes) as file:
-                for _, tables in zip(of_file, drawn, strict=False):
-                    append(file, tables)
+                for step, tables in zip(of_file, drawn, strict=False):
+                    append(file, requests_of(step), tables)
             counts["written"] += 1
     return counts
 
@@ -147,23 +160,25 @@ def dump_file(
         max(spec.num_rows for _, spec in requests),
         max(spec.num_features for _, spec in requests),  # a table whose constant columns were dropped has fewer
     )
-    attributes = describe(prior, requests, facts)
+    attributes = describe(prior, requests, max_classes, facts)
     with (
         drawing(prior, batches, len(requests), processes, prepare) as drawn,
         writing(Path(path)) as unfinished,
         create(unfinished, attributes, max_classes, padded) as file,
     ):
         file["original_batch_size"] = np.array([batch_size], dtype="i4")
-        for tables in drawn:
+        for batch, tables in zip(batches, drawn, strict=True):
             problem = mixed_rows([(len(y), labeled) for _, y, labeled, _ in tables], len(file["X"]))
             if problem is not None:
                 raise PriorError(problem)
             if any(np.isnan(X).any() for X, _, _, _ in tables):
                 raise PriorError("a table has missing values, which nanoTabPFN and TFM-Playground cannot read")
-            append(file, tables)
+            append(file, batch, tables)
 
 
-def describe(prior: Prior, requests: Sequence[Request], facts: Mapping[str, str] | None) -> dict[str, str]:
+def describe(
+    prior: Prior, requests: Sequence[Request], max_classes: int, facts: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the attributes of a file: what its tables depend on, besides the curriculum."""
     (seed, _, _), spec = requests[0]  # all requests of a dump have one seed
     options = without_folders(json.loads(json.dumps(asdict(prior))))  # without the folders of this machine
@@ -173,21 +188,31 @@ def describe(prior: Prior, requests: Sequence[Request], facts: Mapping[str, str]
         "seed": str(seed),
         "prior": type(prior).__module__.rpartition(".")[2],
         "options": json.dumps(options, sort_keys=True),
+        "max_classes": str(max_classes),
         "keeps_missing": str(spec.keeps_missing),
         **(facts or {}),
     }
 
 
-def holds(path: Path, attributes: Mapping[str, str], requests: Sequence[Request]) -> bool:
+def holds(path: Path, attributes: Mapping[str, str], first_table: int, requests: Sequence[Request]) -> bool:
     """Whether a file holds the requested tables; raises PriorError if it belongs to another dump or curriculum."""
     contents = read_contents(str(path))
     check_dump(contents, attributes)
-    shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
-    stored = [(rows, labeled) for rows, labeled, _ in contents.sizes.tolist()]
-    common = min(len(shapes), len(stored))
-    if contents.first_table != int(attributes[FIRST_TABLE]) or shapes[:common] != stored[:common]:
-        raise PriorError(f"{path} belongs to another curriculum: its tables have other sizes")
-    return len(stored) >= len(shapes)
+    with reading(str(path)):
+        import h5py
+
+        with h5py.File(path, "r", locking=False) as file:
+            stored = needed(file, "specs", str(path))[()]
+    asked = of_specs(requests)
+    common = min(len(stored), len(asked))
+    if contents.first_table != first_table or (stored[:common] != asked[:common]).any():
+        raise PriorError(f"{path} belongs to another curriculum: other tables were asked for")
+    return len(stored) >= len(asked)
+
+
+def of_specs(requests: Sequence[Request]) -> np.ndarray:
+    """Return the CRC-32 of each spec."""
+    return np.array([zlib.crc32(json.dumps(asdict(spec)).encode()) for _, spec in requests], np.uint32)
 
 
 @contextlib.contextmanager
@@ -269,14 +294,15 @@ def create(path: Path, attributes: Mapping[str, str], max_classes: int, padded: 
     return file
 
 
-def append(file: Any, tables: Sequence[Drawn]) -> None:
-    """Append tables to a file, padded with zeros if it is a padded one."""
+def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> None:
+    """Append the requested tables to a file, padded with zeros if it is a padded one."""
     labeled = [n for _, _, n, _ in tables]
     new: dict[str, Any] = {
         "num_datapoints": [len(y) for _, y, _, _ in tables],
         "num_features": [X.shape[1] for X, _, _, _ in tables],
         **{name: labeled for name in SPLITS},
         "missing": np.array([missing for _, _, _, missing in tables], np.float32),
+        "specs": of_specs(requests),
     }
     new["crc32"] = [checksum(X, y, n, missing) for (X, y, n, _), missing in zip(tables, new["missing"], strict=True)]
     if file["X"].ndim == 1:

@@ -13,6 +13,7 @@ problem_type             text: classification or regression
 max_num_classes          (1,): no label is this or more; 0 for regression
 missing                  float32 (T,): share of the cells that are missing, or were and are filled
 crc32                    uint32 (T,): checksum of each table, see `checksum`
+specs                    uint32 (T,): checksum of what was asked for, by which `dump` knows another curriculum
 
 Others read one file whose tables are padded with zeros to the most rows N and the most features M of them:
 
@@ -48,6 +49,7 @@ import numpy as np
 import torch
 
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
+from priors.nesting import read_json
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.realism import fill
@@ -203,8 +205,11 @@ class HDF5(Prior):
         return Largest(most_rows, most_features, None if numeric else self.stored_classes or None)
 
     def fingerprint(self) -> str:
-        """Return a hash of the first file, without which a run would be continued on other tables."""
-        return self.files[0].fingerprint  # a folder may get more files, for a longer run
+        """Return a hash of the file, or of the dump of a folder, which may get more tables for a longer run."""
+        first = self.files[0]
+        if not self.is_folder or first.crc32 is None:
+            return first.fingerprint
+        return hashlib.sha256(f"{of_dump(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
 
     def pass_of(self, first: int) -> tuple[int, int, int]:
         """Return the tables that a stage passes.
@@ -254,8 +259,8 @@ class HDF5(Prior):
         if number - base >= self.passes * (stop - start):
             stored = f"{stop - start:,} tables from number {base:,} on"
             raise PriorError(f"{self.file} has {stored}, to be used {self.passes} times; number {number:,} is missing")
-        of_dump = self.files[0].attributes
-        if of_dump is not None and of_dump["keeps_missing"] != str(wanted.keeps_missing):
+        attributes = self.files[0].attributes
+        if attributes is not None and attributes["keeps_missing"] != str(wanted.keeps_missing):
             needs = "keeps missing values" if wanted.keeps_missing else "needs missing values filled"
             raise PriorError(f"{self.file} was dumped for another network, and this one {needs}: dump again")
         times, within = divmod(number - base, stop - start)
@@ -298,21 +303,22 @@ class HDF5(Prior):
         return lines
 
     @cached_property
-    def open_files(self) -> dict[tuple[int, str], tuple[Any, Any]]:
-        """X and y of open files, by the id of the process: after a fork a child must not use those of its parent."""
+    def open_files(self) -> dict[tuple[int, str], tuple[Any, Any, Any]]:
+        """Open files with their X and y, by the process: after a fork a child must not use those of its parent."""
         return {}
 
-    def opened(self, path: str) -> tuple[Any, Any]:
-        """Return X and y of a file, open for reading."""
+    def opened(self, path: str) -> tuple[Any, Any, Any]:
+        """Return a file, open for reading, with its X and y."""
         import h5py
 
         key = os.getpid(), path
         if key not in self.open_files:
             if len(self.open_files) == OPEN_FILES:
-                del self.open_files[next(iter(self.open_files))]  # the oldest one, which h5py closes
+                oldest, _, _ = self.open_files.pop(next(iter(self.open_files)))
+                oldest.close()
             # Without a lock, which some shared file systems refuse; nothing is written here.
             file = h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking=False)
-            self.open_files[key] = needed(file, "X", path), needed(file, "y", path)
+            self.open_files[key] = file, needed(file, "X", path), needed(file, "y", path)
         return self.open_files[key]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -326,7 +332,7 @@ class HDF5(Prior):
         number = table - self.ends[place] + len(contents.sizes)
         N, _, M = contents.sizes[number].tolist()
         with reading(contents.path):
-            X, y = self.opened(contents.path)
+            _, X, y = self.opened(contents.path)
             if contents.starts is None:
                 return X[number, :N, :M], y[number, :N], contents, number
             cell, row = contents.starts[number].tolist()
@@ -406,7 +412,7 @@ def read_folder(folder: Path) -> list[Contents]:
         raise PriorError(f"folder {folder} has no files steps-*.h5 of tabicl-prior dump{old}")
     files = sorted((read_contents(str(path)) for path in paths), key=lambda contents: contents.first_table)
     for contents, previous in zip(files, [files[0], *files], strict=False):
-        check_dump(contents, (previous.attributes or {}))
+        check_dump(contents, of_dump(previous))
         if contents is not previous and contents.first_table < previous.first_table + len(previous.sizes):
             raise PriorError(f"{contents.path} and {previous.path} hold the same tables of a run; delete one of them")
     return files
@@ -420,11 +426,14 @@ def check_dump(contents: Contents, expected: Mapping[str, str]) -> None:
             f"{contents.path} holds tables of stream version {found.get('stream_version')}, but the priors are at "
             f"stream version {STREAM_VERSION} and draw others: dump the tables again into another folder"
         )
-    for key in sorted(found.keys() | expected.keys()):
-        if key != FIRST_TABLE and found.get(key) != expected.get(key):
-            raise PriorError(
-                f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {expected.get(key)}"
-            )
+    for key, value in expected.items():
+        if found.get(key) != value:
+            raise PriorError(f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {value}")
+
+
+def of_dump(contents: Contents) -> dict[str, str]:
+    """Return the attributes that all files of a folder have."""
+    return {key: value for key, value in sorted((contents.attributes or {}).items()) if key != FIRST_TABLE}
 
 
 def standardized(
@@ -631,7 +640,7 @@ def own_attributes(file: Any, path: str) -> dict[str, str] | None:
         )
     attributes = {name: str(value) for name, value in file.attrs.items()}
     try:
-        is_complete = isinstance(json.loads(attributes["options"]), dict) and "prior" in attributes
+        is_complete = isinstance(read_json(attributes["options"]), dict) and "prior" in attributes
         is_complete &= "keeps_missing" in attributes and int(attributes.get(FIRST_TABLE, 0)) >= 0
     except (KeyError, ValueError):
         is_complete = False

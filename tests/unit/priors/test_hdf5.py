@@ -550,7 +550,7 @@ def test_a_killed_process_ends_the_dump_with_one_error(tmp_path):
 def test_a_folder_holds_the_tables_of_one_dump_and_curriculum(folder):
     before = stamps(folder)
     for prior, message in (
-        (build_prior("dummy"), "its options is .*, not "),
+        (build_prior("dummy"), "its prior is mlp_scm, not dummy"),
         (build_prior("mlp_scm", causal=True), "its options is .*, not .*causal"),
     ):
         with pytest.raises(PriorError, match=rf"steps-00000000.h5 belongs to another dump: {message}"):
