@@ -95,6 +95,8 @@ def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
 
     The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
     """
+    import numpy as np
+
     problems = []
     first = 0  # table of the stage
     for name, stage in curriculum.stages.items():
@@ -117,9 +119,19 @@ def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
             asked = getattr(stage, key)
             if len(asked) != 2:  # which is refused elsewhere
                 continue
-            tolerance = 0.01 if key == "train_share" else 0
-            is_too_low = bounds[0] < asked[0] - tolerance and key != "features"  # constant columns are dropped
-            if is_too_low or bounds[1] > asked[1] + tolerance:
+            low, high = asked
+            match key:
+                case "rows":
+                    fits = (rows >= low) & (rows <= high)
+                case "features":
+                    fits = features <= high  # there may be fewer, since constant columns are dropped
+                case (
+                    _
+                ):  # labeled rows, rounded as by the curriculum; 1 % of the rows for shares that a line has rounded
+                    fewest = np.minimum(np.round(rows * low), rows - 2)
+                    most = np.maximum(np.round(rows * high), 2)
+                    fits = (labeled >= fewest - 0.01 * rows) & (labeled <= most + 0.01 * rows)
+            if not fits.all():
                 corrections.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
         if corrections:
             problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(corrections)}")
