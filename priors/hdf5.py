@@ -426,9 +426,11 @@ def check_dump(contents: Contents, expected: Mapping[str, str]) -> None:
             f"{contents.path} holds tables of stream version {found.get('stream_version')}, but the priors are at "
             f"stream version {STREAM_VERSION} and draw others: dump the tables again into another folder"
         )
-    for key, value in expected.items():
-        if found.get(key) != value:
-            raise PriorError(f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {value}")
+    for key in {**expected, **of_dump(contents)}:
+        if found.get(key) != expected.get(key):
+            raise PriorError(
+                f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {expected.get(key)}"
+            )
 
 
 def of_dump(contents: Contents) -> dict[str, str]:
