@@ -202,7 +202,6 @@ def package_of(entry: EntryPoint) -> str:
     return f"package {entry.dist.name}" if entry.dist else "tabicl-train"
 
 
-register("disk", "priors.disk:Disk")
 register("dummy", "priors.dummy:Dummy")
 register("graph_scm", "priors.graph_scm:GraphSCM")
 register("hdf5", "priors.hdf5:HDF5")

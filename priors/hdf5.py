@@ -1,25 +1,33 @@
-"""hdf5: tables in one file that nanoTabPFN and TFM-Playground read too, with the sizes and splits stored there.
+"""hdf5: stored tables, those of `tabicl-prior dump` and those of nanoTabPFN and TFM-Playground.
 
-The file holds T tables, padded with zeros to the most rows N and the most features M of them:
+A file holds T tables. `tabicl-prior dump` stores those of a run in a folder of files, where tables of all sizes lie one
+after the other without padding:
 
-X                        float32 (T, N, M)
-y                        float32 (T, N): classes 0, 1, ..., or numbers
-num_datapoints           int32 (T,): rows of each table; without it, all have N
-num_features             int32 (T,): features of each table; without it, all have M
+X                        float32 (cells,): each table is (rows, features)
+y                        float32 (rows,): classes 0, 1, ..., or numbers
+num_datapoints           int32 (T,): rows of each table
+num_features             int32 (T,): features of each table
 train_test_split_index   int32 (T,): labeled rows of each table, which come first
 single_eval_pos          the same under the name that nanoTabPFN reads; one of both is enough
 problem_type             text: classification or regression
 max_num_classes          (1,): no label is this or more; 0 for regression
+missing                  float32 (T,): share of the cells that are missing, or were and are filled
+crc32                    uint32 (T,): checksum of each table, see `checksum`
+specs                    uint32 (T,): checksum of what was asked for, by which `dump` knows another curriculum
+
+Others read one file whose tables are padded with zeros to the most rows N and the most features M of them:
+
+X, y                     float32 (T, N, M) and (T, N)
+num_datapoints           without it, all tables have N rows
+num_features             without it, all tables have M features
 original_batch_size      (1,): consecutive tables, from the first on, that have the same rows and labeled rows
 
 Files may come from anyone, so only plain datasets of the file itself are read: links, virtual datasets and external
 storage name other files.
 
-The loaders of nanoTabPFN and TFM-Playground take the labeled rows of the first table of a batch for all of it, and rows
-of padding for rows of the table. So `dump` writes only files whose batches have tables of equal rows and labeled rows.
-
-In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors; a table that is
-not standardized there is refused. Those of other programs are clamped and standardized here, as networks expect it.
+In files with the attribute `format`, which `dump` writes, tables are finished as those of other priors, and a table
+that does not match its checksum is refused. Tables of other programs have neither; they are clamped and standardized
+here, as networks expect it.
 """
 
 from __future__ import annotations
@@ -29,49 +37,56 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
-from priors.disk import Request, fixed_order, is_raw, passes_in_words, portable, start_process
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
+from priors.nesting import read_json
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.realism import fill
-from priors.table import MIN_ROWS, PriorError, Table, TableSpec
+from priors.table import MIN_ROWS, Largest, PriorError, Table, TableSpec
 
 __all__ = ["HDF5"]
 
-FORMAT = "tabicl-train tables 1"
-DELETE_FORMAT = "delete that attribute, and tables are standardized here"
-MOST_SIZE = 3.0  # of the values of a column, if the table is said to be standardized
+FORMAT = "tabicl-train tables 2"
 PAGE = "priors/README.md says what such a file holds"
 NUMBERS = "biuf"  # kinds of NumPy types: truth values, whole numbers, floats
 TEXTS = "SO"
 KINDS = ("classification", "regression")
 SPLITS = ("train_test_split_index", "single_eval_pos")
-CHUNK_BYTES = 2**20  # of a piece that is compressed and read as a whole; all of it fits into the cache of an open file
+FIRST_TABLE = "first_table"  # attribute of a file in a folder: the number of its first table in the run
+REAL_TABLES = "real_tables"  # attribute of draws from real tables: a hash of these
 # Of an open file: TFM-Playground compresses whole batches, each of which would be read again for each of its tables.
 CACHE_BYTES = 2**26
-HASHED = 64  # tables, at equal distances, whose values enter the hash of a file
+OPEN_FILES = 4  # of a process
+HASHED = 64  # tables of other programs, at equal distances, whose values enter the hash of a file
 MOST_COMPRESSED = 2**10  # times smaller; gzip reaches 1032 with zeros alone
 BLOCK = 2**24  # labels that are read at a time
-
-Drawn: TypeAlias = tuple[np.ndarray, np.ndarray, int]  # X, y and labeled rows of a table
 
 
 @dataclass(frozen=True)
 class StoredSpec(TableSpec):
-    """What is asked of a prior whose tables are stored: the table with this number in a run, with its own sizes."""
+    """What is asked of a prior whose tables are stored: one of them, with its own sizes.
 
-    number: int = 0
+    Attributes
+    ----------
+    table : int
+        The number of the table among the stored ones.
+    is_first_pass : bool
+        Whether it is used as it is stored.
+    """
+
+    table: int = 0
+    is_first_pass: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,184 +95,347 @@ class Contents:
 
     Attributes
     ----------
+    path : str
+        The file.
     sizes : array
         Int64 (T, 3): rows, labeled rows and features of each table.
+    starts : array or None
+        Int64 (T, 2): where the cells and the labels of each table begin; None if tables are padded.
     kind : str or None
         classification or regression; None if the file does not say it.
     most_classes : int
         No label is this or more.
-    is_finished : bool
-        Whether tables are used as they are.
-    is_standardized : bool
-        Whether they must be standardized already: those of a file of ours, unless its prior leaves them raw.
+    attributes : mapping or None
+        What `dump` has written; None for a file of another program, whose tables are not finished.
+    missing : array or None
+        Share of missing cells of each table, if the file is one of `dump`.
+    crc32 : array or None
+        Checksum of each table, if the file is one of `dump`.
     fingerprint : str
-        A hash of the sizes, and of the values of some tables.
-    fixed_order : str or None
-        Why columns and rows must keep their order, if they must.
+        A hash of the sizes, and of the checksums of all tables or the values of some.
     """
 
+    path: str
     sizes: np.ndarray
+    starts: np.ndarray | None
     kind: str | None
     most_classes: int
-    is_finished: bool
-    is_standardized: bool
+    attributes: Mapping[str, str] | None
+    missing: np.ndarray | None
+    crc32: np.ndarray | None
     fingerprint: str
-    fixed_order: str | None
+
+    @property
+    def first_table(self) -> int:
+        """The number of the first table in the run that it was dumped for; 0 in a file that is not of a folder."""
+        return int((self.attributes or {}).get(FIRST_TABLE, 0))
 
 
 @dataclass
 class HDF5(Prior):
-    """Tables of an HDF5 file, one after the other, with the rows, labeled rows and features that they have there.
+    """Stored tables, one after the other, with the rows, labeled rows and features that they have there.
 
-    The file is one of `tabicl-prior dump format=hdf5`, nanoTabPFN or TFM-Playground. Table i of a step is the next one
-    after those of the earlier steps, whatever the seed is.
+    They are those of a folder that `tabicl-prior dump` has written, or of one file of nanoTabPFN, TFM-Playground or
+    `tabicl-prior dump format=file`. Table i of a step is the next one after those of the earlier steps, whatever the
+    seed is.
     """
 
     file: str = ""
-    """The file."""
+    """The file, or the folder that `tabicl-prior dump output=FOLDER` wrote its files to."""
     passes: int = field(default=1, metadata={"resume": "told"})  # the tables so far stay the same
-    """How often the tables of the file may be used; then the run must end (trainer.max_steps). Each pass has other
-    permutations of columns, rows (so that other rows are labeled) and classes."""
+    """How often stored tables may be used: in a folder those from the first table of each stage on, otherwise those of
+    the file; then the run must end (trainer.max_steps). Each pass has other permutations of columns, rows (so that
+    other rows are labeled) and classes."""
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         if not self.file:
-            return ["file is not set; it is an HDF5 file of tables"]
-        if not Path(self.file).is_file():
-            return [f"file is {self.file!r}; there is no such file"]
+            return ["file is not set; it is an HDF5 file of tables, or the folder of tabicl-prior dump"]
+        if not Path(self.file).exists():
+            return [f"file is {self.file!r}; there is no such file or folder"]
         if self.passes < 1:
             return [f"passes is {self.passes}; it must be at least 1"]
         try:
-            why_not = self.contents.fixed_order
+            attributes = self.files[0].attributes
         except PriorError as error:
             return [str(error)]
+        why_not = None if attributes is None else fixed_order(attributes)
         if self.passes > 1 and why_not is not None:
             return [f"passes is {self.passes}; it must be 1, since {why_not}"]
         return []
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether tables have the numbers that they had in the run that they were dumped for."""
+        return Path(self.file).is_dir()
+
     @cached_property
-    def contents(self) -> Contents:
-        """What the file says about its tables; raises PriorError if it cannot be used."""
-        return read_contents(self.file)
+    def files(self) -> list[Contents]:
+        """What the files say about their tables, in their order; raises PriorError if they cannot be used."""
+        return read_folder(Path(self.file)) if self.is_folder else [read_contents(self.file)]
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """How many tables the first, the first two, ... files hold."""
+        return np.cumsum([len(contents.sizes) for contents in self.files]).tolist()
 
     @property
     def classes(self) -> bool:  # type: ignore[override]
         """Whether the tables may have classes."""
-        return self.contents.kind != "regression"
+        return self.files[0].kind != "regression"
 
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
         """Whether the tables may have numeric targets."""
-        return self.contents.kind != "classification"
+        return self.files[0].kind != "classification"
 
-    @property
-    def num_tables(self) -> int:  # type: ignore[override]
-        """The number of tables in all passes."""
-        return self.passes * len(self.contents.sizes)
-
-    @property
+    @cached_property
     def stored_sizes(self) -> np.ndarray:  # type: ignore[override]
         """Rows, labeled rows and features of each table, int64 (T, 3)."""
-        return self.contents.sizes
+        return np.concatenate([contents.sizes for contents in self.files])
 
     @property
     def stored_classes(self) -> int:  # type: ignore[override]
         """No label is this or more; 0 for numeric targets."""
-        return self.contents.most_classes
+        return max(contents.most_classes for contents in self.files)
+
+    def largest(self, rows: int, numeric: bool) -> Largest:
+        """Return the largest sizes of the stored tables; see Prior.largest."""
+        most_rows, _, most_features = self.stored_sizes.max(0).tolist()
+        return Largest(most_rows, most_features, None if numeric else self.stored_classes or None)
 
     def fingerprint(self) -> str:
-        """Return a hash of the file, without which a run would be continued on other tables."""
-        return self.contents.fingerprint
+        """Return a hash of the file, or of the dump of a folder, which may get more tables for a longer run."""
+        first = self.files[0]
+        if not self.is_folder or first.crc32 is None:
+            return first.fingerprint
+        return hashlib.sha256(f"{of_dump(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
 
-    def stored_spec(self, number: int, wanted: TableSpec) -> TableSpec:
-        """Return the sizes of the table with this number in a run."""
-        stored = len(self.contents.sizes)
-        if number >= self.num_tables:
-            advice = f"prior.passes={number // stored + 1} uses them again"
-            raise PriorError(f"{self.file} ends after {self.passes} x {stored:,} tables; {advice}")
-        rows, labeled, features = self.contents.sizes[number % stored].tolist()
+    def pass_of(self, first: int) -> tuple[int, int, int]:
+        """Return the tables that a stage passes.
+
+        Parameters
+        ----------
+        first : int
+            The number of the first table of the stage in the run.
+
+        Returns
+        -------
+        base : int
+            The number in the run from which passes are counted: that of the stage, or 0 in a file without steps.
+        start, stop : int
+            The tables of a pass among the stored ones; none if the two are equal.
+        """
+        if not self.is_folder:
+            return 0, 0, self.ends[-1]
+        start = stop = 0
+        number = first
+        for contents, end in zip(self.files, self.ends, strict=True):
+            tables = len(contents.sizes)
+            if contents.first_table <= number < contents.first_table + tables:
+                if number == first:
+                    start = end - tables + first - contents.first_table
+                stop = end
+                number = contents.first_table + tables
+        return first, start, stop
+
+    def stored_tables(self, first: int, count: int) -> int:
+        """Count the tables of a stage that there are in all passes; see Prior.stored_tables."""
+        base, start, stop = self.pass_of(first)
+        return min(max(base + self.passes * (stop - start) - first, 0), count)
+
+    def sizes_of_stage(self, first: int, count: int) -> np.ndarray:
+        """Return the sizes of the tables of a stage; see Prior.sizes_of_stage."""
+        base, start, stop = self.pass_of(first)
+        if base < first:  # of a file, any table may be used
+            return self.stored_sizes
+        return self.stored_sizes[start : min(stop, start + count)]
+
+    def stored_spec(self, number: int, first: int, wanted: TableSpec) -> TableSpec:
+        """Return the sizes of the table with this number in a run; see Prior.stored_spec."""
+        if first not in self.passes_by_stage:
+            self.passes_by_stage[first] = self.pass_of(first)
+        base, start, stop = self.passes_by_stage[first]
+        if number - base >= self.passes * (stop - start):
+            stored = f"{stop - start:,} tables from number {base:,} on"
+            raise PriorError(f"{self.file} has {stored}, to be used {self.passes} times; number {number:,} is missing")
+        attributes = self.files[0].attributes
+        if attributes is not None and attributes["keeps_missing"] != str(wanted.keeps_missing):
+            needs = "keeps missing values" if wanted.keeps_missing else "needs missing values filled"
+            raise PriorError(f"{self.file} was dumped for another network, and this one {needs}: dump again")
+        times, within = divmod(number - base, stop - start)
+        table = start + within
+        rows, labeled, features = self.stored_sizes[table].tolist()
         return StoredSpec(
             rows,
             labeled,
             features,
             wanted.max_classes,
-            group_seed=wanted.group_seed,
             keeps_missing=wanted.keeps_missing,
-            number=number,
+            table=table,
+            is_first_pass=times == 0,
         )
 
-    def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Return in which steps passes of the file begin; see Prior.pass_lines."""
-        stored = len(self.contents.sizes)
-        begins: list[int] = []
-        tables = 0  # before a step
-        step = 0
-        for steps, tables_of_step in stages.values():
-            end = tables + steps * tables_of_step
-            next_pass = stored * (len(begins) + 1)
-            while next_pass < end:
-                begins.append(step + (next_pass - tables) // tables_of_step)
-                next_pass += stored
-            tables = end
-            step += steps
-        return [f"{stored:,} tables are stored; {passes_in_words(begins)}"] if begins else []
-
     @cached_property
-    def handles(self) -> dict[int, Any]:
-        """The open file, by the id of the process: after a fork a child must not use that of its parent."""
+    def passes_by_stage(self) -> dict[int, tuple[int, int, int]]:
+        """What `pass_of` has returned, by the number of the first table of a stage."""
         return {}
 
-    def opened(self) -> Any:
-        """Return the file, open for reading."""
+    def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return in which steps passes of the stored tables begin; see Prior.pass_lines."""
+        lines = []
+        step = 0
+        first = 0  # table of the stage
+        for name, (steps, tables_of_step) in stages.items():
+            base, start, stop = self.pass_of(first)
+            end = first + steps * tables_of_step
+            begins = []
+            for times in range(1, self.passes):
+                number = base + times * (stop - start)
+                if first < number < end:
+                    begins.append(f"pass {times + 1} begins with step {step + (number - first) // tables_of_step:,}")
+            if len(begins) > 3:
+                begins[1:-1] = ["..."]
+            if begins:
+                lines.append(f"stage {name}: {stop - start:,} tables are stored; {', '.join(begins)}")
+            step += steps
+            first = end
+        return lines
+
+    @cached_property
+    def open_files(self) -> dict[tuple[int, str], tuple[Any, Any, Any]]:
+        """Open files with their X and y, by the process: after a fork a child must not use those of its parent."""
+        return {}
+
+    def opened(self, path: str) -> tuple[Any, Any, Any]:
+        """Return a file, open for reading, with its X and y."""
         import h5py
 
-        process = os.getpid()
-        if process not in self.handles:
+        key = os.getpid(), path
+        if key not in self.open_files:
+            if len(self.open_files) == OPEN_FILES:
+                oldest, _, _ = self.open_files.pop(next(iter(self.open_files)))
+                oldest.close()
             # Without a lock, which some shared file systems refuse; nothing is written here.
-            self.handles[process] = h5py.File(self.file, "r", rdcc_nbytes=CACHE_BYTES, locking=False)
-        return self.handles[process]
+            file = h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking=False)
+            self.open_files[key] = file, needed(file, "X", path), needed(file, "y", path)
+        return self.open_files[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for worker processes, without the open file."""
-        return {name: value for name, value in vars(self).items() if name != "handles"}
+        """Return the state for worker processes, without open files."""
+        return {name: value for name, value in vars(self).items() if name != "open_files"}
+
+    def read(self, table: int) -> tuple[np.ndarray, np.ndarray, Contents, int]:
+        """Read X and y of a stored table, and return its file and its number there as well."""
+        place = bisect_right(self.ends, table)
+        contents = self.files[place]
+        number = table - self.ends[place] + len(contents.sizes)
+        N, _, M = contents.sizes[number].tolist()
+        with reading(contents.path):
+            _, X, y = self.opened(contents.path)
+            if contents.starts is None:
+                return X[number, :N, :M], y[number, :N], contents, number
+            cell, row = contents.starts[number].tolist()
+            return X[cell : cell + N * M].reshape(N, M), y[row : row + N], contents, number
 
     def sample(self, spec: TableSpec, seed: Seed) -> Table:
         """Read the table that `stored_spec` has named; see Prior.sample."""
         if not isinstance(spec, StoredSpec):
-            raise PriorError("tables of prior=hdf5 have sizes of their own; ask for one by stored_spec(number, spec)")
-        number = spec.number % len(self.contents.sizes)
-        N = spec.num_rows
-        M = spec.num_features
-        with reading(self.file):
-            file = self.opened()
-            X = needed(file, "X", self.file)[number, :N, :M].astype(np.float32)
-            y = needed(file, "y", self.file)[number, :N]
-        name = f"table {number} of {self.file}"
-        if self.contents.is_standardized:
-            check_standardized(X, y if spec.max_classes == 0 else None, name)
+            raise PriorError("stored tables have sizes of their own; ask for one by stored_spec(number, first, spec)")
+        X, y, contents, number = self.read(spec.table)
+        X = X.astype(np.float32, copy=False)
+        name = f"table {number} of {contents.path}"
+        if contents.crc32 is not None and contents.missing is not None:
+            missing = contents.missing[number]
+            if checksum(X, y, spec.train_size, missing) != contents.crc32[number]:
+                raise PriorError(f"{name} is damaged (it does not match its checksum): delete the file, and dump again")
         if spec.max_classes == 0:
-            labels = numbers(y, name)
+            target = numbers(y, name)
             num_classes = 0
         else:
-            labels = class_numbers(y, self.contents.most_classes, name)
-            num_classes = int(labels.max()) + 1
-        missing = ~np.isfinite(X)
-        if self.contents.is_finished:
+            target = class_numbers(y, contents.most_classes, name)
+            num_classes = int(y.max()) + 1
+        if contents.attributes is not None:
             columns = torch.from_numpy(X)
-            target = labels
         else:
-            columns, target = standardized(X, missing, labels, spec, name)
+            is_missing = ~np.isfinite(X)
+            missing = is_missing.mean()
+            columns, target = standardized(X, is_missing, target, spec, name)
         table = Table(
             X=columns,
             y=target,
             train_size=spec.train_size,
             num_classes=num_classes,
             plan=name,
-            missing=float(missing.mean()),
+            missing=float(missing),
         )
-        if spec.number == number:  # the first pass
+        if spec.is_first_pass:
             return table
         return use_again(table, rng_at(as_seed(seed), "pass"))
+
+
+def checksum(X: np.ndarray, y: np.ndarray, train_size: int, missing: float) -> int:
+    """Return the CRC-32 of a table: of its sizes, its share of missing cells, and its values as float32."""
+    code = zlib.crc32(np.array([*X.shape, train_size, missing], "<f8").data)
+    code = zlib.crc32(np.ascontiguousarray(X, "<f4").data, code)
+    return zlib.crc32(np.ascontiguousarray(y, "<f4").data, code)
+
+
+def fixed_order(attributes: Mapping[str, str]) -> str | None:
+    """Return why columns and rows of stored tables must keep their order; None if they may be permuted."""
+    from priors import prior_class  # not at the top: it imports this module to find the priors
+
+    if REAL_TABLES in attributes:
+        return "labeled and query rows of real tables may have to stay apart"
+    components = json.loads(attributes["options"]).get("components", ())
+    for name in (attributes.get("name", attributes["prior"]), *components):
+        try:
+            if prior_class(name).raw:
+                return f"columns and rows of prior {name} have an order"
+        except PriorError:  # of a plug-in that was not named
+            return f"it is not known whether columns and rows of prior {name} have an order; name its plug-in"
+    return None
+
+
+def read_folder(folder: Path) -> list[Contents]:
+    """Read what the files of a folder say about their tables, which must be those of one dump.
+
+    Raises
+    ------
+    PriorError
+        If there are none, or if a file cannot be used, is of another dump or stream version, or holds tables of
+        another one.
+    """
+    paths = sorted(folder.glob("steps-*.h5"))
+    if not paths:
+        old = " (tabicl-prior dump of version 0.2.0 wrote others: dump again)" if any(folder.iterdir()) else ""
+        raise PriorError(f"folder {folder} has no files steps-*.h5 of tabicl-prior dump{old}")
+    files = sorted((read_contents(str(path)) for path in paths), key=lambda contents: contents.first_table)
+    for contents, previous in zip(files, [files[0], *files], strict=False):
+        check_dump(contents, of_dump(previous))
+        if contents is not previous and contents.first_table < previous.first_table + len(previous.sizes):
+            raise PriorError(f"{contents.path} and {previous.path} hold the same tables of a run; delete one of them")
+    return files
+
+
+def check_dump(contents: Contents, expected: Mapping[str, str]) -> None:
+    """Raise PriorError for a file that does not belong to a dump with these attributes, in this stream version."""
+    found = contents.attributes or {}
+    if found.get("stream_version") != str(STREAM_VERSION):
+        raise PriorError(
+            f"{contents.path} holds tables of stream version {found.get('stream_version')}, but the priors are at "
+            f"stream version {STREAM_VERSION} and draw others: dump the tables again into another folder"
+        )
+    for key in {**expected, **of_dump(contents)}:
+        if found.get(key) != expected.get(key):
+            raise PriorError(
+                f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {expected.get(key)}"
+            )
+
+
+def of_dump(contents: Contents) -> dict[str, str]:
+    """Return the attributes that all files of a folder have."""
+    return {key: value for key, value in sorted((contents.attributes or {}).items()) if key != FIRST_TABLE}
 
 
 def standardized(
@@ -309,7 +487,7 @@ def reading(path: str) -> Iterator[None]:
         raise PriorError(f"{path}: HDF5 files need h5py: {advice}") from None
     except PriorError:
         raise
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # h5py raises any of them
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # h5py raises any of them
         raise PriorError(f"{path} cannot be read as an HDF5 file ({first_line(error)})") from None
 
 
@@ -366,9 +544,9 @@ def plain_dataset(file: Any, name: str, path: str, kinds: str = NUMBERS, count: 
     raise PriorError(f"{name} of {path} is {what}; it must be a dataset of {values} in the file itself")
 
 
-def needed(file: Any, name: str, path: str) -> Any:
+def needed(file: Any, name: str, path: str, count: int | None = None) -> Any:
     """Return what `plain_dataset` does; raises PriorError if nothing has the name."""
-    found = plain_dataset(file, name, path)
+    found = plain_dataset(file, name, path, count=count)
     if found is None:
         raise PriorError(f"{path} has no {name}; {PAGE}")
     return found
@@ -378,20 +556,23 @@ def contents_of(file: Any, path: str) -> Contents:
     """Check an open file; see `read_contents`."""
     X = needed(file, "X", path)
     y = needed(file, "y", path)
-    if X.ndim != 3 or y.shape != X.shape[:2] or len(X) == 0:
+    attributes = own_attributes(file, path)
+    is_flat = X.ndim == 1 and attributes is not None
+    T = math.prod(needed(file, "num_datapoints", path).shape) if is_flat else len(X)
+    if not is_flat and (X.ndim != 3 or y.shape != X.shape[:2] or T == 0):
         raise PriorError(
             f"X of {path} has the shape {X.shape}, and y {y.shape}; they must be (tables, rows, features) and "
             "(tables, rows)"
         )
-    stored = X.id.get_storage_size()
-    if math.prod(X.shape) * X.dtype.itemsize > MOST_COMPRESSED * stored:
-        raise PriorError(f"X of {path} has the shape {X.shape}, but only {stored:,} bytes are stored")
+    if is_flat and not (y.ndim == 1 and 0 < T <= len(y)):
+        raise PriorError(f"X of {path} has the shape {X.shape}, and y {y.shape}, of {T} tables")
+    for name, dataset in {"X": X, "y": y}.items() if is_flat else [("X", X)]:
+        stored = dataset.id.get_storage_size()
+        if math.prod(dataset.shape) * dataset.dtype.itemsize > MOST_COMPRESSED * stored:
+            raise PriorError(f"{name} of {path} has the shape {dataset.shape}, but only {stored:,} bytes are stored")
 
-    def read(name: str) -> np.ndarray | None:
-        """Read a number of each table; None if the file lacks them."""
-        return whole_numbers(file, name, path, len(X))
-
-    splits = {name: values for name in SPLITS if (values := read(name)) is not None}
+    # The sizes of tables.
+    splits = {name: values for name in SPLITS if (values := whole_numbers(file, name, path, T)) is not None}
     if not splits:
         raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
     labeled = splits[min(splits)]
@@ -402,62 +583,72 @@ def contents_of(file: Any, path: str) -> Contents:
             f"{min(splits)} and {max(splits)} of {path} contradict each other: {labeled[number]} and {other[number]} "
             f"labeled rows of table {number}"
         )
-    rows = read("num_datapoints")
-    features = read("num_features")
-    rows = np.full(len(X), X.shape[1]) if rows is None else rows
-    features = np.full(len(X), X.shape[2]) if features is None else features
+    most_rows, most_features = (len(y), len(X)) if is_flat else X.shape[1:]
+    rows = whole_numbers(file, "num_datapoints", path, T)
+    features = whole_numbers(file, "num_features", path, T)
+    rows = np.full(T, most_rows) if rows is None else rows
+    features = np.full(T, most_features) if features is None else features
     sizes = np.stack([rows, labeled, features], axis=1)
-    is_possible = (rows >= MIN_ROWS) & (rows <= X.shape[1])
+    is_possible = (rows >= MIN_ROWS) & (rows <= most_rows)
     is_possible &= (labeled >= 1) & (labeled < rows)
-    is_possible &= (features >= 1) & (features <= X.shape[2])
+    is_possible &= (features >= 1) & (features <= most_features)
     if not is_possible.all():
         number = int(np.argmin(is_possible))
         N, n, M = sizes[number]
         raise PriorError(
             f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
-            f"{MIN_ROWS}..{X.shape[1]} rows, some of them labeled and some not, and 1..{X.shape[2]} features"
+            f"{MIN_ROWS}..{most_rows} rows, some of them labeled and some not, and 1..{most_features} features"
         )
+    starts = None
+    if is_flat:
+        stops = np.cumsum(np.stack([rows * features, rows], axis=1), axis=0)
+        if stops[-1].tolist() != [len(X), len(y)]:
+            raise PriorError(f"{path} has {len(X)} cells and {len(y)} labels; its tables have {stops[-1].tolist()}")
+        starts = np.concatenate([np.zeros((1, 2), np.int64), stops[:-1]])
+
+    # Their targets, and what is known of tables of ours.
     most_classes = stored_classes(file, path)
     kind = problem_type(file, path, most_classes)
     if kind == "regression":
         most_classes = 0
     elif most_classes is None:
         most_classes = classes_of_labels(y, path)
-    attributes = own_attributes(file, path)
+    missing = crc32 = None
+    if attributes is not None:
+        missing = needed(file, "missing", path, count=T)[()]
+        crc32 = needed(file, "crc32", path, count=T)[()]
     return Contents(
+        path=path,
         sizes=sizes,
+        starts=starts,
         kind=kind,
         most_classes=most_classes,
-        is_finished=attributes is not None,
-        is_standardized=attributes is not None and not is_raw(attributes),
-        fingerprint=fingerprint(file, sizes),
-        fixed_order=None if attributes is None else fixed_order(attributes),
+        attributes=attributes,
+        missing=missing,
+        crc32=crc32,
+        fingerprint=fingerprint(file, sizes, crc32),
     )
 
 
 def own_attributes(file: Any, path: str) -> dict[str, str] | None:
     """Return the attributes that `dump` has written; None for a file of another program. Raises PriorError."""
-    if file.attrs.get("format") != FORMAT:
+    found = file.attrs.get("format")
+    if found is None:
         return None
+    if found != FORMAT:
+        raise PriorError(
+            f"{path} has the format {found}, not {FORMAT}: dump the tables again, or delete its attribute format, and "
+            "they are standardized here as those of other programs"
+        )
     attributes = {name: str(value) for name, value in file.attrs.items()}
     try:
-        if isinstance(json.loads(attributes["options"]), dict) and "prior" in attributes:
-            return attributes
+        is_complete = isinstance(read_json(attributes["options"]), dict) and "prior" in attributes
+        is_complete &= "keeps_missing" in attributes and int(attributes.get(FIRST_TABLE, 0)) >= 0
     except (KeyError, ValueError):
-        pass
-    raise PriorError(f"{path} has the attribute format of tabicl-prior dump, but not its others; {DELETE_FORMAT}")
-
-
-def check_standardized(X: np.ndarray, y: np.ndarray | None, name: str) -> None:
-    """Raise PriorError for a table whose features, or whose numbers y, cannot have been standardized."""
-    # Of a finished column the root mean square is 1, or some more where cells that were missing hold a mean. Numbers of
-    # a real table are standardized by its labeled rows, and others may be far away.
-    sizes = np.sqrt(np.mean(X.astype(np.float64) ** 2, axis=0))
-    if y is not None:
-        sizes = np.append(sizes, np.median(np.abs(y)))
-    if not (sizes <= MOST_SIZE).all():
-        problem = f"{name} is not standardized (the size of a value is {np.max(sizes):.3g})"
-        raise PriorError(f"{problem}, as the attribute format says that it is; {DELETE_FORMAT}")
+        is_complete = False
+    if not is_complete:
+        raise PriorError(f"{path} has the attribute format of tabicl-prior dump, but not its others; delete it")
+    return attributes
 
 
 def whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | None:
@@ -508,143 +699,17 @@ def classes_of_labels(y: Any, path: str) -> int:
     return int(largest) + 1
 
 
-def fingerprint(file: Any, sizes: np.ndarray) -> str:
-    """Hash the sizes of all tables, and the values of some: those of all would take seconds for each gigabyte."""
+def fingerprint(file: Any, sizes: np.ndarray, crc32: np.ndarray | None) -> str:
+    """Hash the sizes and checksums of all tables, or the values of some: those of all would take seconds a gigabyte."""
     digest = hashlib.sha256(np.ascontiguousarray(sizes, dtype="<i8").data)
+    if crc32 is not None:
+        digest.update(np.ascontiguousarray(crc32, dtype="<u4").data)
+        return digest.hexdigest()[:16]
     for number in np.unique(np.linspace(0, len(sizes) - 1, HASHED).astype(int)):
         N, _, M = sizes[number]
         digest.update(np.ascontiguousarray(file["X"][number, :N, :M], dtype="<f4").data)
         digest.update(np.ascontiguousarray(file["y"][number, :N], dtype="<f4").data)
     return digest.hexdigest()[:16]
-
-
-def dump(
-    prior: Prior,
-    requests: Sequence[Request],
-    path: str | Path,
-    batch_size: int,
-    max_classes: int,
-    processes: int = 1,
-    prepare: Callable[[], None] | None = None,
-    facts: Mapping[str, str] | None = None,
-) -> None:
-    """Write the requested tables to a file, which is there whole or not at all.
-
-    Parameters
-    ----------
-    prior : Prior
-        It draws them.
-    requests : sequence of (address, TableSpec)
-        In their order in the file.
-    path : str or Path
-        The file, which is replaced.
-    batch_size : int
-        So many consecutive tables have the same rows and labeled rows.
-    max_classes : int
-        Largest number of classes of a table; 0 for numeric targets.
-    processes : int
-        Processes that draw tables, a batch at a time.
-    prepare : callable, optional
-        Called by each process before it unpickles the prior.
-    facts : mapping, optional
-        What else the file holds about its tables, as attributes.
-
-    Raises
-    ------
-    PriorError
-        If a table cannot be drawn, a batch has tables of different rows or labeled rows, or the file cannot be written.
-    """
-    from joblib import Parallel, delayed
-    from tqdm import tqdm
-
-    path = Path(path)
-    attributes = {
-        "format": FORMAT,
-        "stream_version": str(STREAM_VERSION),
-        "seed": str(requests[0][0][0]),
-        "prior": type(prior).__module__.rpartition(".")[2],
-        "options": portable(json.dumps(asdict(prior))),
-        **(facts or {}),
-    }
-    batches = [requests[start : start + batch_size] for start in range(0, len(requests), batch_size)]
-    pool = Parallel(processes, return_as="generator", initializer=start_process, initargs=(prepare,))
-    try:
-        with (
-            TemporaryDirectory(prefix=".unfinished-", dir=path.parent, ignore_cleanup_errors=True) as scratch,
-            tqdm(total=len(requests), unit="table") as bar,
-        ):
-            unfinished = Path(scratch, path.name)
-            with create(unfinished, [spec for _, spec in requests], batch_size, max_classes) as file:
-                file.attrs.update(attributes)
-                first = 0
-                for tables in pool(delayed(draw_batch)(prior, batch) for batch in batches):
-                    write_batch(file, first, tables)
-                    first += len(tables)
-                    bar.update(len(tables))
-            os.replace(unfinished, path)
-    except BrokenProcessPool:
-        raise PriorError("a process that was drawing tables was killed, perhaps for lack of memory") from None
-    except OSError as error:
-        raise PriorError(f"{path} cannot be written ({first_line(error)})") from None
-
-
-def draw_batch(prior: Prior, requests: Sequence[Request]) -> list[Drawn]:
-    """Draw tables, and return X, y and the number of labeled rows of each."""
-    tables = [prior.sample(spec, address) for address, spec in requests]
-    return [(table.X.cpu().numpy(), table.y.cpu().numpy(), table.train_size) for table in tables]
-
-
-def create(path: Path, specs: Sequence[TableSpec], batch_size: int, max_classes: int) -> Any:
-    """Create a file for tables of these sizes, and return it open."""
-    import h5py
-
-    T = len(specs)
-    N = max(spec.num_rows for spec in specs)
-    M = max(spec.num_features for spec in specs)  # a table whose constant columns were dropped has fewer
-    chunk = min(max(CHUNK_BYTES // (4 * N * M), 1), batch_size, T)
-    file = h5py.File(path, "w")
-    file.create_dataset("X", (T, N, M), "f4", chunks=(chunk, N, M), compression="lzf")
-    file.create_dataset("y", (T, N), "f4", chunks=(chunk, N), compression="lzf")
-    for name in ("num_datapoints", "num_features", *SPLITS):
-        file.create_dataset(name, (T,), "i4")
-    file["max_num_classes"] = np.array([max_classes], dtype="i4")
-    file["original_batch_size"] = np.array([batch_size], dtype="i4")
-    file.create_dataset("problem_type", data=KINDS[0 if max_classes else 1], dtype=h5py.string_dtype())
-    return file
-
-
-def write_batch(file: Any, first: int, tables: Sequence[Drawn]) -> None:
-    """Write the tables of a batch, the first of which has this number; raises PriorError if their rows differ."""
-    shapes = [(len(y), labeled) for _, y, labeled in tables]
-    problem = mixed_rows(shapes, first)
-    if problem is not None:
-        raise PriorError(problem)
-    N, labeled = shapes[0]
-    M = max(X.shape[1] for X, _, _ in tables)
-    batch = np.zeros((len(tables), N, M), np.float32)
-    for place, (X, _, _) in zip(batch, tables, strict=True):
-        place[:, : X.shape[1]] = X
-    if np.isnan(batch).any():
-        raise PriorError("a table has missing values, which nanoTabPFN and TFM-Playground cannot read")
-    places = slice(first, first + len(tables))
-    file["X"][places, :N, :M] = batch
-    file["y"][places, :N] = np.stack([y for _, y, _ in tables])
-    file["num_datapoints"][places] = N
-    file["num_features"][places] = [X.shape[1] for X, _, _ in tables]
-    for name in SPLITS:
-        file[name][places] = labeled
-
-
-def mixed_rows(shapes: Sequence[tuple[int, int]], first: int) -> str | None:
-    """Return the problem with a batch of tables of these rows and labeled rows, if they differ."""
-    others = [shape for shape in shapes if shape != shapes[0]]
-    if not others:
-        return None
-    (N, n), (other_N, other_n) = shapes[0], others[0]
-    return (
-        f"tables {first}..{first + len(shapes) - 1} are one batch, for which the rows and the split of the first table "
-        f"are taken ({N} rows, {n} labeled), but another one has {other_N} rows, {other_n} labeled"
-    )
 
 
 def first_line(error: Exception) -> str:

@@ -56,8 +56,6 @@ class MixSCM(Prior):
             try:
                 if prior_class(name).stored_sizes is not None:  # where it depends on options, the class has a property
                     raise PriorError("its tables have sizes of their own, which a mixture cannot ask for")
-                if name == "disk" and options.get("passes", 1) != 1:
-                    raise PriorError("passes must be 1 in a mixture, whose other tables are not stored")
                 build_component(name, options, {})  # what components inherit is checked above
             except PriorError as error:
                 problems.append(f"components.{name}: {error}")

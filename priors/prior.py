@@ -26,7 +26,7 @@ class Prior:
 
     A subclass implements `plan` and `execute`, and `accept` if it has filters; `sample` does what all priors share. A
     subclass that prepares its tables in another way (tables) overrides `attempt` instead, and one that gets them from
-    elsewhere (mix_scm, disk) overrides `sample`. A prior of real tables is also a `priors.real.RealTables`.
+    elsewhere (mix_scm, hdf5) overrides `sample`. A prior of real tables is also a `priors.real.RealTables`.
 
     Attributes
     ----------
@@ -36,11 +36,9 @@ class Prior:
         Whether it draws tables with classes.
     raw : bool
         Whether its columns and targets become tables unchanged, in their order and on their scale.
-    num_tables : int or None
-        How many tables it has for a run, if they are stored (see `stored_spec`); None if it always has another one.
     stored_sizes : array or None
-        Int64 (T, 3), if tables are stored with sizes of their own: rows, labeled rows and features of each. The stages
-        of a run must name these sizes, and neither mixtures nor validation can ask for others.
+        Int64 (T, 3), if tables are stored with sizes of their own: rows, labeled rows and features of each. Those of a
+        stage must lie in its ranges, and neither mixtures nor validation can ask for others.
     stored_classes : int
         No label of the stored tables is this or more; 0 if it has none, or does not know.
     """
@@ -48,7 +46,6 @@ class Prior:
     numeric_targets: ClassVar[bool] = False
     classes: ClassVar[bool] = True
     raw: ClassVar[bool] = False
-    num_tables: ClassVar[int | None] = None
     stored_sizes: ClassVar[np.ndarray | None] = None
     stored_classes: ClassVar[int] = 0
 
@@ -100,29 +97,35 @@ class Prior:
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected for a finished table that does not pass the prior's filters."""
 
-    def stored_spec(self, number: int, wanted: TableSpec) -> TableSpec:
+    def stored_tables(self, first: int, count: int) -> int:
+        """Return how many tables of a stage there are, from its first one on; all of them if they are not stored.
+
+        Parameters
+        ----------
+        first : int
+            The number of its first table in a run, counted from 0 over all steps.
+        count : int
+            How many tables it has.
+        """
+        return count
+
+    def sizes_of_stage(self, first: int, count: int) -> np.ndarray | None:
+        """Return the stored sizes of the tables of a stage; see `stored_tables` and `stored_sizes`."""
+        return self.stored_sizes
+
+    def stored_spec(self, number: int, first: int, wanted: TableSpec) -> TableSpec:
         """Return what is asked for instead, by a prior of stored tables, which have sizes of their own.
 
         Parameters
         ----------
         number : int
             The number of the table in a run, counted from 0 over all its steps.
+        first : int
+            The number of the first table of its stage.
         wanted : TableSpec
             What the curriculum asks for.
         """
         return wanted
-
-    def stored_step(self, step: int, first: int) -> int:
-        """Return the step whose sizes and tables a step has: itself, or of tables that are passed again an earlier one.
-
-        Parameters
-        ----------
-        step : int
-            The step.
-        first : int
-            The first step of its stage.
-        """
-        return step
 
     def pass_lines(self, stages: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return what the plan of a run says about passes of its stored tables.

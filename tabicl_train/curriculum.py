@@ -168,20 +168,20 @@ def plan_step(
 ) -> StepPlan:
     """Plan the tables of a step; those of a prior that has stored them keep their sizes."""
     name, stage, stage_step = stage_at(curriculum, step)
-    source = step if prior is None else prior.stored_step(step, step - stage_step)
-    rng = rng_at(seed, source, "step plan")
+    rng = rng_at(seed, step, "step plan")
     family = family_of(model)
     before = curriculum.tables_before(step)
+    first_of_stage = before - stage_step * stage.tables
     groups = []
     for first in range(0, stage.tables, stage.group_size):
         wanted = replace(
             draw_spec(stage, model.max_classes, rng),
-            group_seed=(seed, source, first),
+            group_seed=(seed, step, first),
             keeps_missing=model.missing_values,
         )
         by_spec: dict[TableSpec, list[int]] = defaultdict(list)
         for table in range(first, min(first + stage.group_size, stage.tables)):
-            spec = wanted if prior is None else prior.stored_spec(before + table, wanted)
+            spec = wanted if prior is None else prior.stored_spec(before + table, first_of_stage, wanted)
             by_spec[spec].append(table)
         for spec, tables in by_spec.items():
             cost = cost_of(spec, model, curriculum.rank_costs)

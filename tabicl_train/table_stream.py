@@ -162,11 +162,10 @@ class TableStream(IterableDataset):
             if sized:
                 problems.append(f"{', '.join(sized)}: stored tables have sizes of their own; leave this out")
             elif not has_equal_steps:
-                problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior.stored_sizes)]
+                problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior)]
             if problems:
                 raise ConfigError(problems)
-        if prior.num_tables is not None:
-            stop = min(stop, curriculum.whole_steps(prior.num_tables))
+        stop = min(stop, curriculum.whole_steps(prior))
         model = TabICLConfig() if model is None else model
         self.dense = dense
         self.stream = StepStream(prior, curriculum, model, seed, range(start, stop), rank, ranks)

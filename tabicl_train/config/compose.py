@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tabicl_train import plugins, register
 from tabicl_train.config.finite import not_finite
 from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
-from tabicl_train.config.removed import removal, without_removed
+from tabicl_train.config.removed import REMOVED_CHOICES, removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
 from tabicl_train.console import info
@@ -220,7 +220,10 @@ class Composer:
             elif key == "experiment" and value is None:  # takes back an experiment before it, such as that of a sweep
                 line.choices = [choice for choice in line.choices if not choice.startswith("experiment=")]
             elif value not in self.choices[key]:
-                line.problems.append(f"{text}: there is no such choice; there are {', '.join(self.choices[key])}")
+                why = f"there is no such choice; there are {', '.join(self.choices[key])}"
+                if text in REMOVED_CHOICES:
+                    why = f"removed in version 0.3.0; {REMOVED_CHOICES[text]}"
+                line.problems.append(f"{text}: {why}")
                 line.wrong_groups.add(key)
             elif problem := self.file_problem(key, value):
                 line.problems.append(problem)

@@ -326,34 +326,34 @@ class PriorOptions:
     describe  prints distributions over tables, and how many draws were rejected
     gallery   writes pictures of tables, and a page beside them (needs the extra "plots")
     show      prints the plan and the first rows of the table at the address seed=, step=, table=
-    dump      writes the tables of some steps to a folder, for prior=disk; machines share the work by first_step, and
-              write into one folder that all of them see, or into folders whose files are moved together afterward;
-              with format=hdf5, to one file (extra "hdf5") for prior=hdf5, nanoTabPFN and TFM-Playground
+    dump      writes the tables of some steps to a folder, for prior=hdf5 (extra "hdf5"); machines share the work by
+              first_step, and write into one folder that all of them see, or into folders whose files are moved
+              together afterward; with format=file, to one file that nanoTabPFN and TFM-Playground read too
     """
 
     tables: int | None = None
     """describe, gallery: number of tables, by default 200 (20 if some are real) and 24."""
     output: str | None = None
-    """gallery: picture to write, FILE.png; dump: folder to write to, or with format=hdf5 a file."""
+    """gallery: picture to write, FILE.png; dump: folder to write to, or with format=file a file."""
     step: int = 0
     """show: step of the table."""
     table: int = 0
     """show: number of the table in its step."""
     first_step: int = 0
-    """dump: first step to write, a multiple of 10 for shards."""
+    """dump: first step to write; into a folder a multiple of 100, the steps of a file."""
     steps: int = 100
-    """dump: number of steps to write; for shards a multiple of 10 unless they reach the end of the run."""
+    """dump: number of steps to write."""
     processes: int = 1
     """dump: processes that draw tables."""
-    format: str = "shards"
-    """dump: shards, a folder of files, or hdf5, one file."""
+    format: str = "folder"
+    """dump: folder, of files for training, or file, a padded one for others."""
     overwrite: bool = False
-    """dump format=hdf5: replace a file that is there already."""
+    """dump format=file: replace a file that is there already."""
 
     def problems(self) -> list[str]:
         problems = at_least(1, steps=self.steps, processes=self.processes)
         problems += at_least(1, tables=self.tables)
-        problems += one_of("format", self.format, ("shards", "hdf5"))
+        problems += one_of("format", self.format, ("folder", "file"))
         return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,10 @@ from tabicl_train.config.finite import not_finite
 from tabicl_train.config.score_names import REAL
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from priors import Prior
     from tabicl_train.config.schema import CurriculumConfig, RunConfig
+
+MOST_PASSES = 100  # that are suggested
 
 
 def too_many_rows(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
@@ -68,7 +69,7 @@ def prior_problems(config: RunConfig) -> list[str]:
     # What stages and validation ask of it.
     problems += [f"curriculum.{line}" for line in missing_from_prior(config.curriculum, prior, is_regression)]
     if prior.stored_sizes is not None:
-        problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior.stored_sizes)]
+        problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior)]
         if 0 < max_classes < prior.stored_classes:
             most = f"the stored tables of prior={name} have up to {prior.stored_classes} classes"
             problems.append(f"model.max_classes is {max_classes}, but {most}")
@@ -84,43 +85,53 @@ def draws_validation_tables(config: RunConfig) -> bool:
 
 def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
     """List the problem with validation tables of a prior that has stored the tables of training, and no others."""
-    from priors.mix_scm import MixSCM
-
-    if not draws_validation_tables(config):
+    if not draws_validation_tables(config) or prior.stored_sizes is None:
         return []
-    # prior=disk, alone or in a mixture, or another one whose stored tables have sizes of their own, as prior=hdf5.
-    name = config.prior["name"]
-    for prior_of_kind in config.curriculum.priors_by_kind(prior).values():
-        if isinstance(prior_of_kind, MixSCM) and "disk" in prior_of_kind.priors:
-            name = "disk"
-    if name != "disk" and prior.stored_sizes is None:
-        return []
-    return [f"validation.rows must be [] with prior={name}, which only has the tables of steps"]
+    return [f"validation.rows must be [] with prior={config.prior['name']}, which only has the tables of steps"]
 
 
-def other_sizes(curriculum: CurriculumConfig, stored_sizes: np.ndarray) -> list[str]:
-    """List the stages whose sizes are not those of the stored tables, which training uses in any case.
+def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
+    """List the stages in whose ranges the sizes of their stored tables do not lie, which training uses in any case.
 
     The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
-
-    stored_sizes: see Prior
     """
-    rows, labeled, features = stored_sizes.T
-    shares = labeled / rows
-    lowest_share = round(float(shares.min()), 3)
-    highest_share = round(float(shares.max()), 3)
-    stored: dict[str, list] = {
-        "rows": [int(rows.min()), int(rows.max())],
-        "features": [int(features.min()), int(features.max())],
-        "train_share": [max(0.001, lowest_share), min(0.999, highest_share)],  # a stage takes neither 0 nor 1
-    }
+    import numpy as np
+
     problems = []
+    first = 0  # table of the stage
     for name, stage in curriculum.stages.items():
+        count = stage.steps * stage.tables
+        sizes = prior.sizes_of_stage(first, count)
+        first += count
+        if sizes is None or len(sizes) == 0:  # those that are missing are reported elsewhere
+            continue
+        rows, labeled, features = sizes.T
+        shares = labeled / rows
+        lowest_share = round(float(shares.min()), 3)
+        highest_share = round(float(shares.max()), 3)
+        stored: dict[str, list] = {
+            "rows": [int(rows.min()), int(rows.max())],
+            "features": [int(features.min()), int(features.max())],
+            "train_share": [max(0.001, lowest_share), min(0.999, highest_share)],  # a stage takes neither 0 nor 1
+        }
         corrections = []
         for key, bounds in stored.items():
-            tolerance = 0.01 if key == "train_share" else 0
-            pairs = zip(getattr(stage, key), bounds, strict=False)  # another number of values is refused elsewhere
-            if any(abs(value - bound) > tolerance for value, bound in pairs):
+            asked = getattr(stage, key)
+            if len(asked) != 2:  # which is refused elsewhere
+                continue
+            low, high = asked
+            match key:
+                case "rows":
+                    fits = (rows >= low) & (rows <= high)
+                case "features":
+                    fits = features <= high  # there may be fewer, since constant columns are dropped
+                case (
+                    _
+                ):  # labeled rows, rounded as by the curriculum; 1 % of the rows for shares that a line has rounded
+                    fewest = np.minimum(np.round(rows * low), rows - 2)
+                    most = np.maximum(np.round(rows * high), 2)
+                    fits = (labeled >= fewest - 0.01 * rows) & (labeled <= most + 0.01 * rows)
+            if not fits.all():
                 corrections.append(f"curriculum.stages.{name}.{key}=[{bounds[0]},{bounds[1]}]")
         if corrections:
             problems.append(f"stages.{name}: the stored tables have other sizes; set {' '.join(corrections)}")
@@ -165,45 +176,20 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
 
 
 def missing_steps(config: RunConfig) -> list[str]:
-    """List why a prior of stored tables has none for some steps: they end too early, or shards are missing."""
+    """List why a prior of stored tables has none for some steps: they end too early, or files are missing."""
     prior = configured_prior(config.prior)
-    if prior.num_tables is None:
-        return missing_from_disk(config, prior)
-    steps = config.curriculum.whole_steps(prior.num_tables)
+    steps = config.curriculum.whole_steps(prior)
     if steps >= config.total_steps:
         return []
-    lasts = f"prior: its {prior.num_tables:,} tables end after {steps:,} of the run's {config.total_steps:,} steps"
-    advice = f"set trainer.max_steps={steps}"
-    if "passes" in config.prior and prior.stored_sizes is not None:
-        needed = config.curriculum.tables_before(config.total_steps)
-        advice += f" or prior.passes={-(-needed // len(prior.stored_sizes))}"
-    return [f"{lasts}; {advice}"]
-
-
-def missing_from_disk(config: RunConfig, prior: Prior) -> list[str]:
-    """List the steps whose tables a prior=disk, alone or in a mixture, does not have; [] for other priors."""
-    from priors.mix_scm import MixSCM
-
-    disk: Prior | None = prior
-    key = "prior"
-    if isinstance(prior, MixSCM):
-        disk = prior.priors.get("disk")
-        key = "prior.components.disk"
-    missing_of_disk = getattr(disk, "missing_steps", None)  # without it, a prior has tables for all steps
-    if missing_of_disk is None:
-        return []
-    tables_by_step: list[int] = []
-    firsts: list[int] | None = None if isinstance(prior, MixSCM) else []  # the first step of the stage of each step
-    for stage in config.curriculum.stages.values():
-        tables = stage.tables
-        # Of a mixture, any table of a stage may be one of disk, or none.
-        if isinstance(prior, MixSCM) and not prior.mixed(stage.mix).shares.get("disk"):
-            tables = 0
-        if firsts is not None:
-            firsts += [len(tables_by_step)] * stage.steps
-        tables_by_step += [tables] * stage.steps
-    lines = missing_of_disk(config.seed, tables_by_step[: config.total_steps], firsts)
-    return [f"{key}.{line}" for line in lines]
+    lacking = f"prior: its stored tables end after {steps:,} of the run's {config.total_steps:,} steps"
+    advice = [f"set trainer.max_steps={steps}"] if steps else []
+    again = copy.copy(prior)
+    for passes in range(2, MOST_PASSES + 1) if "passes" in config.prior else ():
+        again.passes = passes  # type: ignore[attr-defined]
+        if config.curriculum.whole_steps(again) >= config.total_steps:
+            advice.append(f"prior.passes={passes}")
+            break
+    return [f"{lacking}; {' or '.join([*advice, 'dump more'])}"]
 
 
 def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:

@@ -59,7 +59,7 @@ REMOVED: dict[str, Removed] = {
         "a prior or stage of its own can draw the short tables; a run with a share of them needs version 0.2.0", (0,)
     ),
     "curriculum.stages.*.uses": Removed(
-        "store tables with tabicl-prior dump, and pass them again with prior=disk prior.passes=2; a run that uses "
+        "store tables with tabicl-prior dump, and pass them again with prior=hdf5 prior.passes=2; a run that uses "
         "tables twice needs version 0.2.0",
         (1,),
     ),
@@ -89,11 +89,19 @@ REMOVED: dict[str, Removed] = {
         (False,),
         owners=("hdf5",),
     ),
+    "prior.folder": Removed(
+        "tabicl-prior dump stores tables in HDF5 files, which prior=hdf5 prior.file=FOLDER reads; dump those again "
+        "that an earlier version stored for prior=disk",
+        ("",),
+        owners=("disk",),
+    ),
     "format": Removed(  # of tabicl-evaluate
         "the output has all scores, of which tabicl_train/evaluation/OPENML.md makes the table for bencheval"
     ),
     "batch_size": Removed("the tables of a step are a batch: set curriculum.stages.NAME.tables"),  # of tabicl-prior
 }
+
+REMOVED_CHOICES = {"prior=disk": REMOVED["prior.folder"].advice}  # of files of settings
 
 
 def removed_setting(key: str) -> Removed | None:

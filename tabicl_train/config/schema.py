@@ -231,16 +231,17 @@ class CurriculumConfig:
             steps_left -= steps
         return tables
 
-    def whole_steps(self, tables: int) -> int:
-        """Count the steps, from the first one on, for which so many tables are enough."""
+    def whole_steps(self, prior: Prior) -> int:
+        """Count the steps, from the first one on, for which a prior has enough tables."""
         steps = 0
-        tables_left = tables
+        first = 0  # table of the stage
         for stage in self.stages.values():
-            possible = min(tables_left // stage.tables, stage.steps)
+            count = stage.steps * stage.tables
+            possible = prior.stored_tables(first, count) // stage.tables
             steps += possible
-            tables_left -= possible * stage.tables
             if possible < stage.steps:
                 break
+            first += count
         return steps
 
     def drop_skipped(self) -> None:
@@ -649,10 +650,7 @@ class RunConfig:
         """The files and folders of real tables that the prior reads, each with its setting."""
         inputs = []
         for key, value in flatten(self.prior, "prior.").items():
-            is_path = key.endswith((".file", ".folder")) and bool(value)
-            # prior=disk, or prior.components.disk: the folder has shards of tables, which nothing replaces.
-            is_dump = self.prior["name"] == "disk" or key.split(".")[-2] == "disk"
-            if is_path and not is_dump:
+            if key.endswith((".file", ".folder")) and bool(value):
                 inputs.append((key, Path(value)))
         return inputs
 

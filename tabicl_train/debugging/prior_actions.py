@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from priors import PriorError, Table
-from priors.disk import Request
+from priors.dump import Request
 from priors.real import hash_of_tables, real_tables
 from tabicl_train import plugins
 from tabicl_train.config.compose import compose, parse_options
@@ -124,74 +124,63 @@ def show(config: RunConfig, args: Any) -> None:
 
 
 def dump(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to shards, or to an HDF5 file."""
-    if args.output is None:
-        raise ConfigError(["output is missing; it is the folder or file to write the tables to"])
-    if args.format == "hdf5":
-        dump_hdf5(config, args)
-    else:
-        dump_shards(config, args)
-
-
-def dump_shards(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to shards."""
-    # Shards are written whole, since two machines that each write some steps of one would lose each other's tables.
-    # Only the last one may be shorter, at the end of the curriculum. If trainer.max_steps ends a run in the middle of a
-    # shard, all steps of the shard are written.
-    from priors.disk import SHARD_SIZE
-    from priors.disk import dump as write_tables
-
+    """Write the tables of some steps of the run to a folder, or to one file for others."""
     problems = []
-    if configured_prior(config.prior).stored_sizes is not None:
-        name = config.prior["name"]
-        problems.append(f"prior={name} has tables of sizes of their own, which format=hdf5 writes and shards do not")
+    if args.output is None:
+        problems.append("output is missing; it is the folder or file to write the tables to")
+    if not is_installed("h5py"):
+        problems.append(f"dump needs h5py: {install('h5py', 'hdf5')}")
     if not 0 <= args.first_step < config.total_steps:
         problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
-    if args.first_step % SHARD_SIZE:
-        problems.append(f"first_step is {args.first_step}; it must be a multiple of {SHARD_SIZE}, the steps of a file")
-    if args.steps % SHARD_SIZE and args.first_step + args.steps < config.total_steps:
-        problems.append(
-            f"steps is {args.steps}; it must be a multiple of {SHARD_SIZE}, the steps of a file, or reach the end of "
-            f"the run ({config.total_steps} steps)"
-        )
     if problems:
         raise ConfigError(problems)
+    steps = range(args.first_step, min(args.first_step + args.steps, config.total_steps))
+    settings = {
+        "max_classes": config.model.max_classes,
+        "processes": args.processes,
+        "prepare": load_plugins(),
+        "facts": facts_about(config),
+    }
+    if args.format == "file":
+        write_file(config, args, steps, settings)
+    else:
+        write_folder(config, args, steps, settings)
+
+
+def write_folder(config: RunConfig, args: Any, steps: range, settings: dict[str, Any]) -> None:
+    """Write the tables of some steps to a folder."""
+    from priors.dump import FILE_STEPS, dump_folder
+
+    # Two machines that each write some steps of one file would lose each other's tables.
+    if args.first_step % FILE_STEPS:
+        multiple = f"a multiple of {FILE_STEPS}, the steps of a file"
+        raise ConfigError([f"first_step is {args.first_step}; it must be {multiple}"])
     make_folder("output", Path(args.output))
-    stop = min(args.first_step + args.steps, config.total_steps)
-    whole_shards = -(-stop // SHARD_SIZE) * SHARD_SIZE
-    curriculum_steps = sum(stage.steps for stage in config.curriculum.stages.values())
-    steps = range(args.first_step, min(whole_shards, curriculum_steps))
-    tables = sum(stage_at(config.curriculum, step)[1].tables for step in steps)
-    counts = write_tables(
+    first_table = config.curriculum.tables_before(steps.start)
+    counts = dump_folder(
         configured_prior(config.prior),
-        requests_of(config, steps),
+        functools.partial(requests_of, config),
+        steps,
+        first_table,
         args.output,
-        processes=args.processes,
-        total=tables,
-        prepare=load_plugins(),
-        facts=facts_about(config),
+        **settings,
     )
-    shards = [f"{counted(count, 'shard')} {outcome}" for outcome, count in sorted(counts.items())]
-    print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {', '.join(shards)}")
+    tables = config.curriculum.tables_before(steps.stop) - first_table
+    files = [f"{counted(count, 'file')} {outcome}" for outcome, count in sorted(counts.items())]
+    print(f"{args.output}: {tables} tables of steps {steps[0]}..{steps[-1]}; {', '.join(files)}")
 
 
-def dump_hdf5(config: RunConfig, args: Any) -> None:
-    """Write the tables of some steps of the run to an HDF5 file."""
-    if not is_installed("h5py"):
-        raise ConfigError([f"format=hdf5 needs h5py: {install('h5py', 'hdf5')}"])
-    from priors.hdf5 import dump as write_tables
-    from priors.hdf5 import mixed_rows
+def write_file(config: RunConfig, args: Any, steps: range, settings: dict[str, Any]) -> None:
+    """Write the tables of some steps to one file for others."""
+    from priors.dump import dump_file, mixed_rows
 
     problems = output_problems("output", args.output) + existing_problems("output", args.output, args.overwrite)
     problems += input_problems("output", args.output, input_files(config))
-    if not 0 <= args.first_step < config.total_steps:
-        problems.append(f"first_step is {args.first_step}; the run has steps 0..{config.total_steps - 1}")
     if config.model.missing_values:
         problems.append("the network reads missing values; nanoTabPFN and TFM-Playground cannot read missing values")
     if problems:
         raise ConfigError(problems)
-    steps = range(args.first_step, min(args.first_step + args.steps, config.total_steps))
-    requests = list(requests_of(config, steps))
+    requests = [request for step in steps for request in requests_of(config, step)]
     batch_size = stage_at(config.curriculum, steps[0])[1].tables
     shapes = [(spec.num_rows, spec.train_size) for _, spec in requests]
     for first in range(0, len(shapes), batch_size):
@@ -199,29 +188,18 @@ def dump_hdf5(config: RunConfig, args: Any) -> None:
         if problem:
             advice = "set curriculum.stages.NAME.group_size to the tables of a step"
             raise ConfigError([f"{problem}: {advice}"])
-    write_tables(
-        configured_prior(config.prior),
-        requests,
-        args.output,
-        batch_size,
-        config.model.max_classes,
-        processes=args.processes,
-        prepare=load_plugins(),
-        facts=facts_about(config),
-    )
+    dump_file(configured_prior(config.prior), requests, args.output, batch_size, **settings)
     print(f"{args.output}: {len(requests)} tables of steps {steps[0]}..{steps[-1]}")
     if len(set(shapes)) > 1:
         loaders = "nanoTabPFN and TFM-Playground"
         print(f"{loaders} must read it with batch_size={batch_size} or a divisor: batches differ in rows or split")
 
 
-def requests_of(config: RunConfig, steps: range) -> Iterator[Request]:
-    """Yield the address and the specification of all tables of some steps."""
-    prior = configured_prior(config.prior)
-    for step in steps:
-        for group in plan_step(config.curriculum, config.model, config.seed, step, prior).groups:
-            for index in group.tables:
-                yield (config.seed, step, index), group.spec
+def requests_of(config: RunConfig, step: int) -> list[Request]:
+    """Return the address and the specification of all tables of a step, in their order."""
+    plan = plan_step(config.curriculum, config.model, config.seed, step, configured_prior(config.prior))
+    specs = {index: group.spec for group in plan.groups for index in group.tables}
+    return [((config.seed, step, index), specs[index]) for index in range(plan.tables)]
 
 
 def facts_about(config: RunConfig) -> dict[str, str]:

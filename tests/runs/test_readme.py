@@ -64,7 +64,6 @@ LESS = {
     "tabicl-sweep sweep=": ["--cfg", "job"],  # minutes long: the jobs are composed, and none is run
     "tabicl-train -m model=tiny": ["seed=0,1", "trainer.max_steps=2", "validation.every=2"],
     "tabicl-train --version": [],
-    "tabicl-train prior=disk": ["trainer.max_steps=2"],
     "tabicl-train prior=hdf5": ["trainer.max_steps=2"],
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,

@@ -386,12 +386,6 @@ def test_what_a_run_of_an_earlier_version_has_scored_is_told_if_it_changes(tmp_p
     assert "changed   validation.suites was ['probes'], is []" in capfd.readouterr().err
 
 
-def test_stored_tables_have_none_for_validation(tmp_path):
-    (tmp_path / "steps-00000000.safetensors").touch()
-    with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=disk"):
-        compose(["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}", "validation.every=5"])
-
-
 def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, monkeypatch, capfd):
     """Training, best weights and other scores are those of a run without them; 32 features are outside its range."""
     probes = [Probe("xor", 50, numbers=False), Probe("2 of 32", 50, numbers=False)]

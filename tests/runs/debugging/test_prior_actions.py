@@ -112,12 +112,11 @@ def test_tables_of_a_run_follow_its_curriculum(capfd):
         (["describe", "tabls=2", "prior=dummy"], "tabls: no such setting; did you mean tables?"),
         (["gallery", "output=folder", "prior=dummy"], "output is 'folder'; it is a folder, not a file"),
         (["dump", "output=file", "prior=dummy"], "output is 'file'; file is a file"),
-        (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 10"),
+        (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 100"),
         (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has steps 0..19"),
-        (["dump", "output=dump", "experiment=smoke", "steps=15"], "or reach the end of the run (20 steps)"),
-        (["dump", "output=dump", "format=h5", "prior=dummy"], "format is 'h5'; it must be one of shards, hdf5"),
-        (["dump", "output=file", "format=hdf5", "prior=dummy"], "which is there already: set overwrite=true"),
-        (["dump", "output=a.h5", "format=hdf5", "experiment=smoke"], "set curriculum.stages.NAME.group_size to the"),
+        (["dump", "output=dump", "format=h5", "prior=dummy"], "format is 'h5'; it must be one of folder, file"),
+        (["dump", "output=file", "format=file", "prior=dummy"], "which is there already: set overwrite=true"),
+        (["dump", "output=a.h5", "format=file", "experiment=smoke"], "set curriculum.stages.NAME.group_size to the"),
     ],
 )
 def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_path, monkeypatch, capfd):
@@ -133,24 +132,23 @@ def test_wrong_commands_exit_with_2_and_write_nothing(arguments, message, tmp_pa
 
 @pytest.mark.slow
 def test_machines_share_a_dump_and_a_run_needs_all_of_it(tmp_path, monkeypatch, capfd):
+    settings = ["experiment=smoke", "prior=dummy", "curriculum.stages.smoke.steps=120"]
+
     def dump(name: str, *arguments: str) -> int:
-        folder = f"output={tmp_path}/{name}"
-        return exit_code(monkeypatch, "prior", "dump", "experiment=smoke", "prior=dummy", folder, *arguments)
+        return exit_code(monkeypatch, "prior", "dump", f"output={tmp_path}/{name}", *settings, *arguments)
 
     def train() -> int:
-        start = ["experiment=smoke", "prior=disk", f"prior.folder={tmp_path}/one", f"run_dir={tmp_path}/run"]
-        return exit_code(monkeypatch, "train", *start, "stream.num_workers=0", "trainer.max_steps=12")
+        start = [*settings[2:], "experiment=smoke", "prior=hdf5", f"prior.file={tmp_path}/one", "trainer.max_steps=102"]
+        return exit_code(monkeypatch, "train", *start, f"run_dir={tmp_path}/run", "stream.num_workers=0")
 
-    assert dump("one", "steps=10") == 0
-    assert "tables of steps 0..9; 1 shard written" in capfd.readouterr().out
+    assert dump("one") == 0
+    assert "tables of steps 0..99; 1 file written" in capfd.readouterr().out
     assert train() == 2
-    assert "of the run's 12 steps are missing, in 10..11 (tabicl-prior dump first_step=10" in capfd.readouterr().err
-    assert dump("two", "first_step=10", "steps=1") == 2
-    assert "steps is 1; it must be a multiple of 10, the steps of a file, or reach the end" in capfd.readouterr().err
-    assert dump("two", "first_step=10", "steps=2", "trainer.max_steps=12") == 0  # the whole shard
-    assert "tables of steps 10..19; 1 shard written" in capfd.readouterr().out
-    for shard in (tmp_path / "two").iterdir():
-        shard.rename(tmp_path / "one" / shard.name)
-    assert dump("one", "first_step=10") == 0
-    assert "tables of steps 10..19; 1 shard kept" in capfd.readouterr().out
-    assert train() == 0 and len(read_metrics(tmp_path / "run")) == 12
+    assert "end after 100 of the run's 102 steps; set trainer.max_steps=100 or prior.pas" in capfd.readouterr().err
+    assert dump("two", "first_step=100", "steps=2") == 0
+    assert "tables of steps 100..101; 1 file written" in capfd.readouterr().out
+    for file in (tmp_path / "two").iterdir():
+        file.rename(tmp_path / "one" / file.name)
+    assert dump("one", "steps=102") == 0
+    assert "tables of steps 0..101; 2 files kept" in capfd.readouterr().out
+    assert train() == 0 and len(read_metrics(tmp_path / "run")) == 102

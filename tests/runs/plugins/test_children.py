@@ -18,7 +18,7 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 from training_runs import last_checkpoint, train_short_run
 
-from priors.disk import Shard, shard_paths
+from priors.hdf5 import read_contents
 from tabicl_train import TabICLClassifier, plugins, workers
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import StreamConfig, configured_prior
@@ -228,13 +228,12 @@ def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fre
     dump = ["dump", "experiment=smoke", "plugins=mine.py", "prior=ring", "output=tables", "steps=10"]
     written = command("prior", *dump, f"prior.place='{fresh}/a.csv'")
     assert written.returncode == 0, written.stderr
-    (path,) = shard_paths(fresh / "tables")
-    metadata = Shard(path).metadata
+    metadata = read_contents(str(fresh / "tables/steps-00000000.h5")).attributes
     assert str(fresh) not in str(metadata)
     assert '"place": "a.csv"' in metadata["options"]
     assert metadata["name"] == "ring"
     kept = command("prior", *dump, "prior.place='/elsewhere/a.csv'")
-    assert "1 shard kept" in kept.stdout, kept.stderr
+    assert "1 file kept" in kept.stdout, kept.stderr
     forget_plugins()
     (fresh / "mine.py").write_text(source + "\n")
     refused = command("prior", *dump, "prior.place='/elsewhere/a.csv'")

@@ -72,7 +72,7 @@ def test_its_loader_reads_a_dump_batch_by_batch(module, monkeypatch, tmp_path):
     stage = "curriculum.stages.smoke"
     settings = ["experiment=smoke", "prior=dummy", f"{stage}.group_size=8"]
     output = tmp_path / "tables.h5"
-    assert command("prior", "dump", *settings, "format=hdf5", f"output={output}").returncode == 0
+    assert command("prior", "dump", *settings, "format=file", f"output={output}").returncode == 0
     config = compose(settings)
     loader = train.PriorDumpDataLoader(str(output), num_steps=20, batch_size=8, device="cpu")
     assert loader.max_num_classes == config.model.max_classes

@@ -18,7 +18,7 @@ FILES = [file for file in FILES if file.parent.name != "sweep"]  # in tests/unit
 EXPERIMENTS = "".join(file.read_text() for file in FILES if file.parent.name == "experiment")
 # They do not compose without tables: their own tests have some.
 NEED_TABLES = (
-    *("prior/disk", "prior/hdf5", "prior/tables", "prior/one_table"),
+    *("prior/hdf5", "prior/tables", "prior/one_table"),
     *("experiment/fine_tune", "experiment/own_tables"),
 )
 CHOICES = [

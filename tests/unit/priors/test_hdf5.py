@@ -1,10 +1,15 @@
 """Tables in HDF5 files: those that are written, read as others read them, and the prior that reads those of others."""
 
 import itertools
+import os
 import pickle
 import shutil
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -12,12 +17,15 @@ import pytest
 import torch
 from training_runs import train_short_run
 
-from priors import PriorError, TableSpec, build_prior
-from priors.hdf5 import dump
+from priors import Prior, PriorError, TableSpec, build_prior
+from priors.dump import dump_file, dump_folder
+from priors.hdf5 import FORMAT
+from priors.random import STREAM_VERSION
 from tabicl_train import TableStream
 from tabicl_train.config.compose import compose
 from tabicl_train.config.prior_checks import missing_steps
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICLConfig
 from tabicl_train.stream import StepStream
@@ -42,7 +50,7 @@ def requests(batches: int, max_classes: int = 3) -> list:
 def path(tmp_path_factory) -> Path:
     """48 tables."""
     path = tmp_path_factory.mktemp("dump") / "tables.h5"
-    dump(PRIOR, requests(12), path, BATCH, 3)
+    dump_file(PRIOR, requests(12), path, BATCH, 3)
     return path
 
 
@@ -75,27 +83,11 @@ def test_loaders_of_others_read_the_tables_that_were_drawn(size, path):
     assert next(drawn, None) is None
 
 
-@pytest.mark.parametrize("max_classes", [3, 0])
-def test_the_prior_reads_what_was_drawn_to_the_bit(max_classes, path, tmp_path):
-    if max_classes == 0:
-        path = tmp_path / "numbers.h5"
-        dump(PRIOR, requests(2, 0), path, BATCH, 0)
-    prior = pickle.loads(pickle.dumps(build_prior("hdf5", file=str(path))))  # as in worker processes
-    wanted = TableSpec(100, 50, 9, max_classes and 10)
-    for number, (address, spec) in list(enumerate(requests(2, max_classes)))[::-1]:
-        table, drawn = prior.sample(prior.stored_spec(number, wanted), 0), PRIOR.sample(spec, address)
-        assert torch.equal(table.X, drawn.X)
-        assert torch.equal(table.y, drawn.y)
-        assert table.y.dtype == drawn.y.dtype
-        assert table.train_size == drawn.train_size
-        assert table.num_classes == (int(drawn.y.max()) + 1 if max_classes else 0)
-
-
 def test_a_batch_of_tables_that_loaders_would_mix_up_is_refused(tmp_path):
     path = tmp_path / "tables.h5"
     path.write_text("old")
     with pytest.raises(PriorError, match=r"tables 0..7 are one batch, .*\(30 rows, 15 labeled\), but another .* 42"):
-        dump(PRIOR, requests(2), path, 2 * BATCH, 3)
+        dump_file(PRIOR, requests(2), path, 2 * BATCH, 3)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
@@ -172,7 +164,7 @@ def test_a_run_is_continued_on_the_same_file_only(path, tmp_path):
     assert train_short_run(tmp_path / "run", "trainer.max_steps=1", settings=settings) == "finished"
     other = Path(shutil.copy(path, tmp_path / "other.h5"))
     with h5py.File(other, "r+") as file:
-        file["y"][47, :5] = 1 - file["y"][47, :5]  # labels of the last table
+        file["crc32"][47] += 1  # as of another last table
     other.rename(copy)
     with pytest.raises(ConfigError, match="is another run: the hash of the tables in files was"):
         train_short_run(tmp_path / "run", settings=settings)
@@ -182,12 +174,19 @@ def test_a_run_needs_the_sizes_and_the_tables_of_the_file(path):
     settings = [*SETTINGS, f"prior.file={path}"]
     assert missing_steps(compose(settings)) == []
     (line,) = missing_steps(compose([*settings, f"{STAGE}.steps=7"]))
-    assert line == "prior: its 48 tables end after 6 of the run's 7 steps; set trainer.max_steps=6 or prior.passes=2"
+    advice = "set trainer.max_steps=6 or prior.passes=2 or dump more"
+    assert line == f"prior: its stored tables end after 6 of the run's 7 steps; {advice}"
     assert missing_steps(compose([*settings, f"{STAGE}.steps=7", "trainer.max_steps=6"])) == []
     assert missing_steps(compose([*settings, f"{STAGE}.steps=7", "prior.passes=2"])) == []
     (line,) = missing_steps(compose([*settings, f"{STAGE}.steps=13", "prior.passes=2"]))
-    assert line.endswith("its 96 tables end after 12 of the run's 13 steps; set trainer.max_steps=12 or prior.passes=3")
-    for wrong, advice in (("rows=[30,40]", "rows=[30,42]"), ("train_share=[0.3,0.6]", "train_share=[0.286,0.5]")):
+    assert "end after 12 of the run's 13 steps; set trainer.max_steps=12 or prior.passes=3 or" in line
+    assert compose([*settings, f"{STAGE}.rows=[20,50]", f"{STAGE}.features=[2,9]", f"{STAGE}.train_share=[0.2,0.6]"])
+    for wrong, advice in (
+        ("rows=[30,40]", "rows=[30,42]"),
+        ("rows=[31,42]", "rows=[30,42]"),
+        ("features=[1,4]", "features=[1,5]"),
+        ("train_share=[0.3,0.6]", "train_share=[0.286,0.5]"),
+    ):
         with pytest.raises(ConfigError) as error:
             compose([*settings, f"{STAGE}.{wrong}"])
         problem = f"curriculum.stages.smoke: the stored tables have other sizes; set {STAGE}.{advice}"
@@ -215,7 +214,7 @@ def write(path: Path, **changes: np.ndarray | None) -> Path:
 def read(path: Path, number: int, max_classes: int = 10, keeps_missing: bool = False):
     prior = build_prior("hdf5", file=str(path))
     wanted = TableSpec(60, 30, 3, max_classes, keeps_missing=keeps_missing)
-    return prior.sample(prior.stored_spec(number, wanted), (0, 0, number))
+    return prior.sample(prior.stored_spec(number, 0, wanted), (0, 0, number))
 
 
 def test_raw_tables_of_other_programs_are_standardized_and_keep_their_order(tmp_path):
@@ -248,7 +247,7 @@ def test_raw_tables_of_other_programs_are_standardized_and_keep_their_order(tmp_
 def test_each_pass_has_the_tables_in_other_permutations(tmp_path):
     prior = build_prior("hdf5", file=str(write(tmp_path / "raw.h5")), passes=3)
     wanted = TableSpec(60, 30, 3)
-    first, second, third = (prior.sample(prior.stored_spec(number, wanted), (0, 0, number)) for number in (2, 8, 14))
+    first, second, third = (prior.sample(prior.stored_spec(number, 0, wanted), (0, 0, number)) for number in (2, 8, 14))
     assert torch.equal(first.X, read(tmp_path / "raw.h5", 2).X)
     for again in (second, third):
         rows = again.X.sum(1).argsort(), first.X.sum(1).argsort()
@@ -258,21 +257,24 @@ def test_each_pass_has_the_tables_in_other_permutations(tmp_path):
         assert len(classes) == 2
         assert not torch.equal(again.X[:25].sum(1).sort().values, first.X[:25].sum(1).sort().values)  # labeled rows
     assert not torch.equal(second.X, third.X)
-    with pytest.raises(PriorError, match=r"raw.h5 ends after 3 x 6 tables; prior.passes=4 uses them again"):
-        prior.stored_spec(18, wanted)
+    with pytest.raises(PriorError, match=r"raw.h5 has 6 tables .*, to be used 3 times; number 18 is missing"):
+        prior.stored_spec(18, 0, wanted)
     stages = {"short": (2, 4), "long": (5, 2)}  # steps, and tables of a step
-    assert prior.pass_lines(stages) == ["6 tables are stored; pass 2 begins with step 1, pass 3 begins with step 4"]
+    assert prior.pass_lines(stages) == [
+        "stage short: 6 tables are stored; pass 2 begins with step 1",
+        "stage long: 6 tables are stored; pass 3 begins with step 4",
+    ]
 
 
 def test_what_a_file_does_not_say_is_found_in_its_labels(tmp_path):
     prior = build_prior("hdf5", file=str(write(tmp_path / "raw.h5")))
     assert prior.classes
     assert prior.numeric_targets
-    assert prior.contents.most_classes == 2
+    assert prior.stored_classes == 2
     limited = write(tmp_path / "limited.h5", max_num_classes=np.array([4]))
     assert not build_prior("hdf5", file=str(limited)).numeric_targets
-    assert build_prior("hdf5", file=str(limited)).largest(40, False) == (None, None, 4)
-    assert prior.largest(40, True) == (None, None, None)
+    assert build_prior("hdf5", file=str(limited)).largest(40, False) == (40, 3, 4)
+    assert prior.largest(40, True) == (40, 3, None)
     numbers = build_prior("hdf5", file=str(write(tmp_path / "numbers.h5", problem_type="regression")))
     assert numbers.numeric_targets and not numbers.classes
 
@@ -339,26 +341,23 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(changes, message, tmp
 
 
 @pytest.mark.parametrize(
-    ("attributes", "changes", "max_classes", "message"),
+    ("attributes", "message"),
     [
-        ({}, {}, 10, "has the attribute format of tabicl-prior dump, but not its others; delete that attribute"),
-        ({"prior": "mlp_scm", "options": "[]"}, {}, 10, "but not its others"),
-        ({"prior": "mlp_scm", "options": "{}"}, {}, 10, "table 0 of .* is not standardized .* delete that attribute"),
-        ({"prior": "unknown", "options": "{}"}, {}, 10, "table 0 of .* is not standardized"),
-        ({"prior": "mlp_scm", "options": "{}"}, {"X": np.full((6, 40, 3), np.nan)}, 10, "is not standardized"),
         (
-            {"prior": "mlp_scm", "options": "{}"},
-            {"X": np.ones((6, 40, 3)), "y": np.full((6, 40), 1e4), "problem_type": "regression"},
-            0,
-            "is not standardized .the size of a value is 1e.04",
+            {"format": "tabicl-train tables 1"},
+            "the format tabicl-train tables 1, not .* 2: dump the tables again, or del",
         ),
+        ({}, "has the attribute format of tabicl-prior dump, but not its others; delete it"),
+        ({"prior": "mlp_scm", "options": "[]", "keeps_missing": "False"}, "but not its others"),
+        ({"prior": "mlp_scm", "options": "[" * 10**5, "keeps_missing": "False"}, "but not its others"),
+        ({"prior": "mlp_scm", "options": "{}", "keeps_missing": "False"}, "has no missing"),
     ],
 )
-def test_a_file_that_says_it_is_standardized_must_be(attributes, changes, max_classes, message, tmp_path):
-    with h5py.File(write(tmp_path / "raw.h5", **changes), "r+") as file:
-        file.attrs.update({"format": "tabicl-train tables 1"} | attributes)
+def test_a_file_that_says_it_is_of_a_dump_must_be(attributes, message, tmp_path):
+    with h5py.File(write(tmp_path / "raw.h5"), "r+") as file:
+        file.attrs.update({"format": FORMAT} | {name: value[:60_000] for name, value in attributes.items()})
     with pytest.raises(PriorError, match=message):
-        read(tmp_path / "raw.h5", 0, max_classes)
+        read(tmp_path / "raw.h5", 0)
 
 
 NAMES = ("X", "y", "single_eval_pos", "num_features", "problem_type")
@@ -415,3 +414,288 @@ def test_a_shape_of_a_terabyte_allocates_nothing(name, shape, tmp_path):
     message = "but only 0 bytes are stored" if name == "X" else f"{name} of .* has {2**40} values"
     with pytest.raises(PriorError, match=message):
         read(tmp_path / "wrong.h5", 0)
+
+
+# Folders of files.
+
+
+STAGES = {
+    "first": StageConfig(steps=14, rows=[30, 60], features=[2, 5], tables=4, group_size=2),
+    "second": StageConfig(steps=7, rows=[30, 60], features=[2, 5], tables=4, group_size=2),
+}
+RUN = CurriculumConfig(STAGES)
+MODEL = TabICLConfig(max_classes=3)  # with many classes in few rows, hardly any other split would be valid
+SEED = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files_of_four_steps():
+    with mock.patch("priors.dump.FILE_STEPS", 4):
+        yield
+
+
+def of_step(step: int, max_classes: int = 3) -> list:
+    model = TabICLConfig(max_classes=max_classes)
+    plan = plan_step(RUN, model, SEED, step)
+    specs = {index: group.spec for group in plan.groups for index in group.tables}
+    return [((SEED, step, index), specs[index]) for index in range(4)]
+
+
+def dump(steps: range, folder: Path, prior: Prior = PRIOR, max_classes: int = 3, **settings) -> dict:
+    requests_of = partial(of_step, max_classes=max_classes)
+    return dump_folder(prior, requests_of, steps, 4 * steps.start, folder, max_classes, **settings)
+
+
+@pytest.fixture(scope="module")
+def dumped(tmp_path_factory) -> Path:
+    """Steps 0..9, drawn by two processes."""
+    folder = tmp_path_factory.mktemp("dump") / "tables"
+    assert dump(range(10), folder, processes=2) == {"written": 3}
+    return folder
+
+
+@pytest.fixture
+def folder(dumped, tmp_path) -> Path:
+    """A copy of the stored tables, to be changed."""
+    return shutil.copytree(dumped, tmp_path / "copy")
+
+
+def stored(folder: Path, **options) -> Prior:
+    return build_prior("hdf5", file=str(folder), **options)
+
+
+def assert_serves(folder: Path, steps: range, prior: Prior = PRIOR, max_classes: int = 3) -> None:
+    served = pickle.loads(pickle.dumps(stored(folder)))  # as in worker processes
+    for step in steps:
+        for address, spec in of_step(step, max_classes):
+            table = served.sample(served.stored_spec(4 * step + address[2], 0 if step < 14 else 56, spec), address)
+            live = prior.sample(spec, address)
+            assert table.X.dtype == torch.float32 and torch.equal(table.X, live.X)
+            assert table.y.dtype == live.y.dtype and torch.equal(table.y, live.y)
+            assert table.train_size == live.train_size
+            assert table.num_classes == (int(live.y.max()) + 1 if max_classes else 0)
+            assert table.missing == pytest.approx(live.missing)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and modification time of every file, which change when it is written again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("max_classes", "options"), [(3, {}), (0, {}), (3, {"realism": {"missing": 1.0}})])
+def test_stored_tables_equal_drawn_ones(max_classes, options, dumped, tmp_path):
+    prior = build_prior("mlp_scm", **options)
+    if max_classes == 0 or options:
+        assert dump(range(3), tmp_path, prior, max_classes) == {"written": 1}
+        assert_serves(tmp_path, range(3), prior, max_classes)
+        return
+    assert names(dumped) == ["steps-00000000.h5", "steps-00000004.h5", "steps-00000008.h5"]
+    assert_serves(dumped, range(10))
+    assert_serves(dumped, range(10)[::-3])
+
+
+def test_a_longer_dump_keeps_what_is_there_and_adds_to_the_last_file(folder):
+    before = stamps(folder)
+    assert dump(range(4, 7), folder) == {"kept": 1}
+    assert stamps(folder) == before
+    assert dump(range(8, 14), folder) == {"written": 2}
+    after = stamps(folder)
+    assert [name for name in before if before[name] == after[name]] == names(folder)[:2]
+    assert_serves(folder, range(14))
+
+
+def test_a_dump_that_is_interrupted_leaves_whole_files_only(folder, monkeypatch):
+    for name in names(folder)[1:]:
+        (folder / name).unlink()
+    renamed = []
+
+    def replace(source, target):
+        assert not Path(target).exists() and os.path.getsize(source) > 1000
+        renamed.append(Path(target).name)
+        if len(renamed) == 2:
+            raise KeyboardInterrupt
+
+        os.rename(source, target)
+
+    monkeypatch.setattr("priors.dump.os.replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        dump(range(10), folder)
+    assert names(folder) == ["steps-00000000.h5", "steps-00000004.h5"]
+    monkeypatch.undo()
+    assert dump(range(10), folder) == {"kept": 2, "written": 1}
+    assert_serves(folder, range(10))
+
+
+@dataclass
+class Killed(type(PRIOR)):
+    """The same tables, but the process that draws one of step 9 is killed."""
+
+    def sample(self, spec, seed):
+        if seed[1] == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(spec, seed)
+
+
+@pytest.mark.slow  # 6 CPU seconds: its processes import everything
+def test_a_killed_process_ends_the_dump_with_one_error(tmp_path):
+    with pytest.raises(PriorError, match=r"a process that was drawing tables was killed.* the same command draws"):
+        dump(range(12), tmp_path, Killed(), processes=2)
+    assert not any(name.startswith((".", "steps-00000008")) for name in names(tmp_path))
+
+
+def test_a_folder_holds_the_tables_of_one_dump_and_curriculum(folder):
+    before = stamps(folder)
+    for prior, message in (
+        (build_prior("dummy"), "its prior is mlp_scm, not dummy"),
+        (build_prior("mlp_scm", causal=True), "its options is .*, not .*causal"),
+    ):
+        with pytest.raises(PriorError, match=rf"steps-00000000.h5 belongs to another dump: {message}"):
+            dump(range(2), folder, prior)
+    with pytest.raises(PriorError, match=r"steps-00000000.h5 belongs to another curriculum"):
+        dump_folder(PRIOR, lambda step: of_step(step + 1), range(4), 0, folder, 3)
+    assert stamps(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", "6", "00000004.h5 belongs to another dump: its seed is 6, not 5"),
+        ("stream_version", "7", f"00000004.h5 holds tables of stream version 7, .* at stream version {STREAM_VERSION}"),
+        ("format", "tabicl-train tables 3", "00000004.h5 has the format tabicl-train tables 3, not tabicl-train tab"),
+        ("first_table", "15", "00000004.h5 and .*00000000.h5 hold the same tables of a run"),
+        ("first_table", "many", "00000004.h5 has the attribute format .* but not its others"),
+    ],
+)
+def test_a_file_of_another_dump_or_version_is_refused(name, value, message, folder):
+    with h5py.File(folder / "steps-00000004.h5", "r+") as file:
+        file.attrs[name] = value
+    with pytest.raises(PriorError, match=message):
+        stored(folder)
+
+
+@pytest.mark.parametrize("place", ["a value", "a label", "the split", "the share of missing cells", "the end"])
+def test_a_damaged_file_is_named(place, folder):
+    path = folder / "steps-00000004.h5"
+    if place == "the end":
+        path.write_bytes(path.read_bytes()[:-100])
+        for use in (lambda: stored(folder), lambda: dump(range(10), folder)):
+            with pytest.raises(PriorError, match=rf"{path} cannot be read as an HDF5 file \("):
+                use()
+        return
+    with h5py.File(path, "r+") as file:
+        match place:
+            case "a value":
+                file["X"][-1] = np.nextafter(file["X"][-1], np.float32(9))
+            case "a label":
+                file["y"][-1] = 1 - file["y"][-1] % 2
+            case "the split":
+                for name in ("train_test_split_index", "single_eval_pos"):
+                    file[name][15] += 1
+            case _:
+                file["missing"][15] = 0.5
+    served = stored(folder)
+    (address, spec), (other, other_spec) = of_step(7)[3], of_step(7)[2]
+    served.sample(served.stored_spec(30, 0, other_spec), other)  # other tables can be read
+    with pytest.raises(PriorError, match=rf"table 15 of {path} is damaged .*: delete the file, and dump again"):
+        served.sample(served.stored_spec(31, 0, spec), address)
+
+
+def test_missing_steps_are_reported_before_they_are_needed(folder):
+    settings = ["experiment=smoke", "prior=hdf5", f"prior.file={folder}", "model.max_classes=3", "stream.num_workers=0"]
+    settings += [f"{STAGE}.tables=4", f"{STAGE}.rows=[30,60]", f"{STAGE}.features=[2,5]", f"{STAGE}.steps=10"]
+    settings += [f"{STAGE}.train_share=[0.1,0.9]"]
+    assert missing_steps(compose(settings)) == []
+    (folder / "steps-00000004.h5").unlink()
+    (line,) = missing_steps(compose(settings))
+    assert line.endswith("end after 4 of the run's 10 steps; set trainer.max_steps=4 or prior.passes=3 or dump more")
+    (folder / "steps-00000000.h5").unlink()
+    (line,) = missing_steps(compose(settings))
+    assert line.endswith("end after 0 of the run's 10 steps; dump more")
+    (folder / "steps-00000008.h5").rename(folder / "steps-00000008.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"has no files steps-\*.h5 of tabicl-prior dump .*0.2.0 wrote others: dump ag"
+    ):
+        compose(settings)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Path:
+    """The first four steps of one stage, its last two, and the first six of the next, in a file each of four."""
+    folder = tmp_path_factory.mktemp("parts")
+    for steps in (range(4), range(12, 20)):
+        dump(steps, folder, build_prior("dummy"))
+    return folder
+
+
+def passed(folder: Path, passes: int, steps: range, rank: int = 0, ranks: int = 1) -> list:
+    """The tables of steps, sorted, of one rank."""
+    found = []
+    for item in StepStream(stored(folder, passes=passes), RUN, MODEL, SEED, steps, rank, ranks):
+        tables = [table for pack in item.packs for table in pack.tables()]
+        found.append(sorted(tables, key=lambda table: table[0].min()))
+    return found
+
+
+def assert_same(steps: list, others: list) -> None:
+    for tables, other_tables in zip(steps, others, strict=True):
+        for (X, y, n), (other_X, other_y, other_n) in zip(tables, other_tables, strict=True):
+            assert torch.equal(X, other_X) and torch.equal(y, other_y) and n == other_n
+
+
+def test_a_pass_has_the_tables_of_its_stage_in_other_permutations(parts):
+    items = passed(parts, 4, range(21))
+    live = StepStream(build_prior("dummy"), RUN, MODEL, SEED, range(21))
+    for step in (0, 3, 14, 19):
+        drawn = [table for pack in live.draw(step).packs for table in pack.tables()]
+        assert_same([items[step]], [sorted(drawn, key=lambda table: table[0].min())])
+    assert_same(items[7:], passed(parts, 4, range(7, 21)))  # begun in the middle
+    of_ranks = [passed(parts, 4, range(4, 5), rank, 2)[0] for rank in (0, 1)]
+    assert_same(items[4:5], [sorted(of_ranks[0] + of_ranks[1], key=lambda table: table[0].min())])
+    for step in (4, 7, 8, 13, 20):
+        source = step % 4 if step < 14 else 14
+        for (X, y, n), (other_X, other_y, other_n) in zip(items[source], items[step], strict=True):
+            assert (X.shape, n) == (other_X.shape, other_n)
+            # Their values are distinct, so that a row is known by its smallest one, and a column too.
+            rows = other_X.min(1).values.argsort(), X.min(1).values.argsort()
+            columns = other_X.min(0).values.argsort(), X.min(0).values.argsort()
+            assert torch.equal(other_X[rows[0]][:, columns[0]], X[rows[1]][:, columns[1]])
+            classes = {tuple(pair) for pair in torch.stack([y[rows[1]], other_y[rows[0]]], 1).tolist()}
+            assert len(classes) == len(y.unique()) == len({new for _, new in classes})
+            assert set(X[:n].min(1).values.tolist()) != set(other_X[:n].min(1).values.tolist())
+    assert not torch.equal(items[4][0][0], items[8][0][0])
+
+
+def test_each_stage_needs_enough_passes_and_says_where_they_begin(parts):
+    once, twice, enough = (stored(parts, passes=passes) for passes in (1, 2, 4))
+    assert [prior.stored_tables(0, 56) for prior in (once, twice, enough)] == [16, 32, 56]
+    assert [prior.stored_tables(56, 28) for prior in (once, twice, enough)] == [24, 28, 28]
+    assert [RUN.whole_steps(prior) for prior in (once, twice, enough)] == [4, 8, 21]
+    assert once.pass_lines({"first": (14, 4), "second": (7, 4)}) == []
+    assert enough.pass_lines({"first": (14, 4), "second": (7, 4)}) == [
+        "stage first: 16 tables are stored; pass 2 begins with step 4, pass 3 begins with step 8, "
+        "pass 4 begins with step 12",
+        "stage second: 24 tables are stored; pass 2 begins with step 20",
+    ]
+
+
+def test_stored_tables_whose_order_has_a_meaning_are_not_passed_again(tmp_path):
+    for facts, why in (
+        ({"real_tables": "a hash"}, "real tables may have to stay apart"),
+        ({"name": "quantifiers"}, "columns and rows of prior quantifiers have an order"),
+        ({"name": "unknown"}, "name its plug-in"),
+    ):
+        folder = tmp_path / facts.get("name", "real")
+        dump(range(1), folder, facts=facts)
+        with pytest.raises(PriorError, match=f"passes is 2; it must be 1, since .*{why}"):
+            stored(folder, passes=2)
+
+
+def test_tables_of_a_network_that_sees_missing_values_are_not_those_of_another(dumped):
+    prior = stored(dumped)
+    wanted = TableSpec(60, 30, 3, keeps_missing=True)
+    with pytest.raises(PriorError, match="was dumped for another network, and this one keeps missing values: dump ag"):
+        prior.stored_spec(0, 0, wanted)

@@ -74,7 +74,7 @@ def same(drawn: str, stored: str) -> bool:
 
 
 def test_every_prior_that_draws_has_tables_here():
-    assert {prior for prior, _ in PRIORS.values()} == set(prior_names()) - {"disk", "hdf5"}
+    assert {prior for prior, _ in PRIORS.values()} == set(prior_names()) - {"hdf5"}
 
 
 @pytest.mark.parametrize("name", CASES)

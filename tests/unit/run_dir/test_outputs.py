@@ -24,7 +24,7 @@ OUTPUTS = [  # of a command, which is ready to write
     ("gpu_check", "output=RUN/profile"),
     ("prior", "gallery", "experiment=smoke", "prior=dummy", "output=RUN/checkpoints/tables.png"),
     ("prior", "dump", "experiment=smoke", "prior=dummy", "output=RUN/checkpoints/tables", "steps=10"),
-    ("prior", "dump", "experiment=smoke", "prior=dummy", "output=RUN/lock", "format=hdf5"),
+    ("prior", "dump", "experiment=smoke", "prior=dummy", "output=RUN/lock", "format=file"),
     ("lab", "fading", "folder=RUN/jobs/lab"),
 ]
 
