@@ -20,7 +20,6 @@ from priors.real import hash_of_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, TrainerConfig, configured_prior
-from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check.place import CheckSkipped, Place, expect
