@@ -208,7 +208,8 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     out = np.empty((M, N), np.float32)
     x = np.empty(N)
     for f in range(M):
-        x[:] = columns[f]
+        for j in range(N):  # an assignment of a slice takes 2 s to compile, as its error message does
+            x[j] = columns[f, j]
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
