@@ -103,7 +103,7 @@ def connect(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
     """Open the process group of several ranks, and the groups of `ranks`."""
     if launch.size == 1:
         return
-    # Importing it takes 7 CPU seconds, as it imports torchmetrics, Matplotlib and torch's compiler.
+    # Importing it takes 10 CPU seconds, as it imports torchmetrics, Matplotlib and torch's compiler.
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.fabric.strategies import DDPStrategy
