@@ -25,4 +25,4 @@ fi
 . "$project/.venv/bin/activate"
 # The loops of the priors are compiled here, in 17 CPU seconds, so that no process of a run or of tests has to.
 [ -n "$(find "$project/priors" -name '*.nbi' -print -quit)" ] ||
-    (cd "$project" && python -c "import priors.boosting, priors.graph.nodes, priors.predictability")
+    python -P -c "import priors.boosting, priors.graph.nodes, priors.predictability"
