@@ -60,7 +60,7 @@ def test_a_command_imports_what_it_needs_and_ends_without_a_trace(tmp_path):
 
 
 def test_a_run_starts_without_slow_imports_and_workers_share_the_loops_of_its_prior(tmp_path):
-    """Lightning and torch's compiler take 8 CPU seconds, the loops 2, and 17 where they are not compiled yet."""
+    """Lightning and torch's compiler take 8 CPU seconds, the loops 2, and 30 where they are not compiled yet."""
     settings = ["experiment=smoke", "prior=demo", "prior.components.graph_scm.weight=1", "stream.num_workers=1"]
     settings += ["prior.components.tree_scm.weight=1", "trainer.accelerator=cpu", "validation.every=0"]
     command = [sys.executable, "-c", RUN, *settings, "trainer.max_steps=2", f"run_dir={tmp_path}/run"]

@@ -103,7 +103,7 @@ def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     assert "into" not in second
     (installed,) = (folder / "installed").read_text().splitlines()
     assert installed.endswith(f"-c {project}/launch/constraints.txt -e {project}")
-    assert {path.name for path in folder.iterdir()} == {"installed", "calls"}
+    assert {path.name for path in folder.iterdir()} == {"installed", "compiled", "calls"}
 
 
 def test_a_job_starts_one_torchrun_on_each_node(folder):
