@@ -23,3 +23,6 @@ if [ "$installed" != "$wanted" ]; then
     echo "$wanted" > "$stamp$extra"
 fi
 . "$project/.venv/bin/activate"
+# The loops of the priors are compiled here, in 30 to 40 CPU seconds, so that no process of a run or of tests has to.
+[ -n "$(find "$project/priors" -name '*.nbi' -print -quit)" ] ||
+    python -P -c "import priors.boosting, priors.graph.nodes, priors.predictability"

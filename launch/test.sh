@@ -19,6 +19,4 @@ grep -rlZ --include='*.py' '^__all__' priors tabicl_train |  # what users import
     xargs -0 ruff check --select D --config 'lint.pydocstyle.convention="numpy"'
 mypy --no-error-summary
 export OMP_NUM_THREADS=1  # two test processes share the cores
-# Compiled loops take 17 CPU seconds, which each test process would spend if it found none on disk.
-[ -n "$(find priors -name '*.nbi' -print -quit)" ] || python -c "import priors.graph.nodes, priors.predictability, priors.boosting"
 python -m pytest "${tier[@]}"

@@ -113,7 +113,8 @@ def boost(codes, num_bins, residuals, num_trees, depth):
     counts = np.empty(BINS, np.int64)
     leaf = np.empty(D, np.float32)
     for _ in range(num_trees):
-        order[:] = np.arange(N)
+        for i in range(N):
+            order[i] = i
         edges = np.empty(2, np.int64)  # node k holds order[edges[k] : edges[k + 1]]
         edges[0], edges[1] = 0, N
         for _ in range(depth):
@@ -125,7 +126,8 @@ def boost(codes, num_bins, residuals, num_trees, depth):
                 num_edges += 1
                 rows = order[start:stop]
                 for i in range(len(rows)):
-                    gathered[i] = residuals[rows[i]]
+                    for o in range(D):
+                        gathered[i, o] = residuals[rows[i], o]
                 f, b = best_split(codes, num_bins, rows, gathered[: len(rows)], histogram, counts)
                 if f < 0:
                     continue
@@ -137,7 +139,8 @@ def boost(codes, num_bins, residuals, num_trees, depth):
                     else:
                         spare[right] = row
                         right += 1
-                rows[left:] = spare[:right]
+                for i in range(right):
+                    rows[left + i] = spare[i]
                 split[num_edges] = start + left
                 num_edges += 1
             split[num_edges] = N

@@ -208,7 +208,8 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     out = np.empty((M, N), np.float32)
     x = np.empty(N)
     for f in range(M):
-        x[:] = columns[f]
+        for j in range(N):  # assignments of slices here and elsewhere took a third of all compiling
+            x[j] = columns[f, j]
         mean, std = moments(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)

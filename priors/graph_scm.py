@@ -54,6 +54,11 @@ class GraphSCM(Realistic):
             problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
         return problems
 
+    def import_loops(self) -> None:
+        """Import the loops of random functions and of the filter; see `Prior.import_loops`."""
+        import priors.graph.nodes
+        import priors.predictability  # noqa: F401
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         """Draw the columns, the graph and the functions of its nodes; see `Prior.plan`."""
         from priors.graph.nodes import draw_plan

@@ -107,6 +107,11 @@ class MixSCM(Prior):
         other.priors = priors  # instead of those that the cached property would build
         return other
 
+    def import_loops(self) -> None:
+        """Import the loops of all components; see `Prior.import_loops`."""
+        for prior in self.priors.values():
+            prior.import_loops()
+
     @property
     def numeric_targets(self) -> bool:  # type: ignore[override]
         """Whether all components also draw tables with a numeric target."""

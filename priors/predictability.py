@@ -252,7 +252,8 @@ def split(node, column, threshold, rows, spare, bounds):
         else:
             spare[rest] = row_index
             rest += 1
-    rows[middle:stop] = spare[:rest]
+    for j in range(rest):
+        rows[middle + j] = spare[j]
     bounds[2 * node + 1, 0], bounds[2 * node + 1, 1] = start, middle
     bounds[2 * node + 2, 0], bounds[2 * node + 2, 1] = middle, stop
 

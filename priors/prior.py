@@ -159,6 +159,9 @@ class Prior:
             raise PriorError("only mixtures have shares (prior=mix_scm)")
         return self
 
+    def import_loops(self) -> None:
+        """Import the compiled loops with which tables are drawn, before workers are forked, which share them."""
+
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table with its plan, or raise Rejected; seed: the table's address and the number of the attempt."""
         plan = self.plan(spec, seed)
@@ -227,6 +230,13 @@ class Realistic(Prior):
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
         return self.realism.problems() + skill_problems(self.min_skill)
+
+    def import_loops(self) -> None:
+        """Import the loops of all such priors; see `Prior.import_loops`."""
+        import priors.floats
+
+        if self.min_skill:
+            import priors.predictability  # noqa: F401
 
     def attempt(self, spec: TableSpec, seed: tuple[int, ...]) -> Table:
         """Draw a table as `Prior.attempt` does, with the missing cells of `realism`."""

@@ -60,6 +60,11 @@ class TreeSCM(Realistic):
 
     numeric_targets = True
 
+    def import_loops(self) -> None:
+        """Import the loops of boosted trees; see `Prior.import_loops`."""
+        super().import_loops()
+        import priors.boosting  # noqa: F401
+
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         """Draw the causes and the sizes of the trees; see `Prior.plan`."""
         # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.

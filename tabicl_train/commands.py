@@ -1,6 +1,6 @@
 """The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
 
-Slow imports (torch 2 s, Lightning 3 s) are inside the functions that need them, so that help is fast.
+Slow imports (torch 2 s) are inside the functions that need them, so that help is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Lightning module: one item of the stream is one optimizer step.
+"""The network as it is trained: one item of the stream is one optimizer step.
 
 Nothing here waits for the device: the device itself decides whether a step is skipped, and callbacks read the result at
 logged steps. An optimizer that cannot leave this to the device, such as one of torch's, waits once in each step.
@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -128,7 +127,7 @@ class Gradients:
             torch._foreach_zero_(self.rounding)
 
 
-class Pretraining(L.LightningModule):
+class Pretraining(nn.Module):
     """A network that is trained on the stream; the loop in `training.py` passes step, rank and optimizer.
 
     Parameters
@@ -194,6 +193,11 @@ class Pretraining(L.LightningModule):
         self.states_replaced = 0  # times that the optimizer got another state
         self.rank = 0  # of this process in the last step
         self.made_for: Any = None  # what `gradients` depends on
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer, without state."""

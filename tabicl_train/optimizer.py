@@ -63,6 +63,10 @@ class MuonAdamW(torch.optim.Optimizer):
 
     state_bytes: ClassVar[float] = 8  # of a weight: AdamW's two moments; Muon has one
 
+    # Torch wraps these methods, and imports its compiler at the first call: 4 CPU seconds.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+
     def __init__(
         self,
         groups: list[dict],
@@ -191,7 +195,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state; see torch.optim.Optimizer."""
-        super().load_state_dict(state_dict)
+        inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, state_dict)
         # Parameters with equal counts share a tensor again, see `by_steps_taken`.
         shared: dict[float, Tensor] = {}
         for state in self.state.values():

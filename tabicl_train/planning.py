@@ -38,7 +38,7 @@ COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", 
 WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
 REPLAY_BYTES = 12  # on a GPU: temporary values of our optimizers, which a CUDA graph keeps (counted on a CPU)
 STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
-PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, Lightning and what they import
+PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, the loops of priors
 
 
 def run_plan(config: RunConfig) -> list[str]:

@@ -130,7 +130,10 @@ def gpu_settings_kept() -> Iterator[None]:
     finally:
         if (matmul.fp32_precision == "tf32") != in_tf32:
             torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        if (torch.are_deterministic_algorithms_enabled(), warns) != (is_deterministic, only_warns):
+            # Not otherwise, as it imports torch's compiler: 4 CPU seconds.
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 

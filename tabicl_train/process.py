@@ -1,11 +1,12 @@
 """One rank of a run, as its process sees it: its device, its stop signals, and the other ranks.
 
-The ranks are opened by Lightning's Fabric, after the workers that draw tables are forked.
+Several ranks are connected by Lightning's Fabric, after the workers that draw tables are forked.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,9 +15,6 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.fabric.strategies import DDPStrategy
 
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.distributed.processes import Launch, read_launch
@@ -25,6 +23,9 @@ from tabicl_train.precision import gpu_settings_kept, set_up_gpu, uses_cuda
 from tabicl_train.signals import Stop, watch_signals
 
 __all__ = ["Process"]
+
+# torch.cuda.is_available() then asks the driver's library NVML, and starts no CUDA, which workers would inherit.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 T = TypeVar("T")
 
@@ -42,11 +43,7 @@ class Process:
         Whether it was asked to stop.
     ranks : Ranks
         What all ranks decide together, once they are connected.
-    fabric : Fabric
-        Lightning's, once the ranks are connected.
     """
-
-    fabric: Fabric
 
     def __init__(self, settings: TrainerConfig, launch: Launch, stop: Stop, resources: ExitStack) -> None:
         self.settings = settings
@@ -77,7 +74,7 @@ class Process:
 
     def connect(self) -> Ranks:
         """Open the process groups."""
-        self.fabric = open_fabric(self.settings, self.launch, self.ranks)
+        connect(self.settings, self.launch, self.ranks)
         return self.ranks
 
 
@@ -102,31 +99,30 @@ def set_up_process(settings: TrainerConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def open_fabric(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> Fabric:
-    """Open Fabric with a process group, if there are several ranks, and the groups of `ranks`."""
+def connect(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
+    """Open the process group of several ranks, and the groups of `ranks`."""
+    if launch.size == 1:
+        return
+    # Importing it takes 10 CPU seconds, as it imports torchmetrics, Matplotlib and torch's compiler.
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning.fabric.strategies import DDPStrategy
+
     on_cuda = uses_cuda(settings)
-    if launch.size > 1:
-        devices: int | list[int] = launch.local_size
-        environment: LightningEnvironment | TorchElasticEnvironment = TorchElasticEnvironment()
-        # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass
-        # and waits forever for those that an out-of-memory error there leaves out.
-        strategy: DDPStrategy | str = DDPStrategy(
-            process_group_backend="nccl" if on_cuda else "gloo", timeout=timedelta(seconds=settings.timeout)
-        )
-    else:
-        devices = [launch.local_rank] if on_cuda else launch.local_size
-        environment = LightningEnvironment()
-        strategy = "auto"
+    # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass and
+    # waits forever for those that an out-of-memory error there leaves out.
+    strategy = DDPStrategy(
+        process_group_backend="nccl" if on_cuda else "gloo", timeout=timedelta(seconds=settings.timeout)
+    )
     fabric = Fabric(
         accelerator="cuda" if on_cuda else "cpu",
-        devices=devices,
+        devices=launch.local_size,
         num_nodes=launch.size // launch.local_size,
         strategy=strategy,
-        plugins=[environment],
+        plugins=[TorchElasticEnvironment()],
     )
     fabric.launch()
     ranks.connect(settings.timeout)
-    return fabric
 
 
 def close_process_group(ranks: Ranks) -> None:

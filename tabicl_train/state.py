@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 
 from tabicl_train import compiling
 from tabicl_train.config.schema import RunConfig
@@ -82,11 +81,13 @@ def untrained_module(config: RunConfig) -> Pretraining:
 
 
 def build_module(
-    config: RunConfig, content: dict | None, ranks: Ranks, fabric: Fabric
+    config: RunConfig, content: dict | None, ranks: Ranks, device: torch.device
 ) -> tuple[Pretraining, torch.optim.Optimizer]:
     """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     module = untrained_module(config)
-    fabric.to_device(module)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    module.to(device)
     module.on_fit_start()
     module.compiled = ranks.from_first(lambda: compiling.is_wanted(config, module.model))
     if module.compiled:

@@ -80,7 +80,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
                 return folder.finish_earlier(start)
             if start.has_steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
-            module, optimizer = build_module(config, start.content, ranks, process.fabric)
+            module, optimizer = build_module(config, start.content, ranks, process.device)
             check_predictions_and_losses(module, ranks)
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
             context = RunContext(

@@ -150,6 +150,8 @@ class Loader(AbstractContextManager):
 
     def open_workers(self, config: StreamConfig) -> None:
         """Start the workers; they wait for the lock of `first_step` until `begin` releases it."""
+        # Each worker would import the loops of the prior, 2 CPU seconds, and compile those that are not yet on disk.
+        self.stream.prior.import_loops()
         self.first_step = CONTEXT.Value("q", -1)  # unknown
         self.first_step.get_lock().acquire()
         others = set(active_children())

@@ -146,7 +146,10 @@ def oblivious_trees(x, dims, thresholds, leaves):
     rows, (trees, depth), m = x.shape[1], dims.shape, leaves.shape[2]
     width = -(-m // LANES) * LANES  # whole vectors
     padded = np.zeros((trees, leaves.shape[1], width), np.float32)
-    padded[:, :, :m] = leaves
+    for t in range(trees):
+        for leaf_index in range(leaves.shape[1]):
+            for i in range(m):
+                padded[t, leaf_index, i] = leaves[t, leaf_index, i]
     out = np.empty((m, rows), np.float32)
     block = min(BLOCK, max(32, 2**13 // width))  # sums of 32 KB stay in the first-level cache
     code = np.empty((GROUP, block), np.int32)

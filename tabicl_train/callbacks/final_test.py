@@ -34,7 +34,6 @@ from tabicl_train.precision import Precision, choose
 from tabicl_train.run_dir.choice import START_FILE
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
-from tabicl_train.statistics import gain_in_words, paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.weights.reader import load_network
 from tabicl_train.workers import StopRequested
@@ -122,6 +121,8 @@ class FinalTest(Callback):
             if self.context.config.validation.rows:
                 advice = f"raise {setting(stream.prior, 'test_fraction')}"
             return f"{part} tables: none to test on; {advice}", None
+
+        from tabicl_train.statistics import gain_in_words, paired_gain  # imports scipy.stats, a second
 
         start = load_network(str(self.context.start_file)).to(self.context.device)
         start_losses = self.losses(start, items, part)

@@ -73,7 +73,6 @@ from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import TrainState
-from tabicl_train.statistics import paired_gain
 from tabicl_train.stream import StepItem, StepStream
 from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
 from tabicl_train.weights.reader import read_weights
@@ -346,6 +345,8 @@ class Validation(Callback):
         if start is not None and all(map(math.isfinite, start.values())):
             before = np.array(list(start.values()))
             after = np.array([losses[cluster] for cluster in start])
+            from tabicl_train.statistics import paired_gain  # imports scipy.stats, a second
+
             if not paired_gain(before, after).exceeds_error:
                 return False
         if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):

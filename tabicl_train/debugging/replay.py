@@ -17,7 +17,7 @@ from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.module import Gradients, Pretraining
-from tabicl_train.process import device_of, open_fabric, set_up_process
+from tabicl_train.process import device_of, set_up_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
 from tabicl_train.state import build_module
@@ -43,8 +43,7 @@ def replay(run_dir: str, step: int) -> None:
     set_up_process(config.trainer)
     device = device_of(config.trainer, Launch())
     with build_loader(stream, config.stream, device, 1) as loader:
-        fabric = open_fabric(config.trainer, Launch(), Ranks())
-        module, optimizer = build_module(config, content, Ranks(), fabric)
+        module, optimizer = build_module(config, content, Ranks(), device)
         for item in loader:
             if item.step == step:
                 dissect(module, stream, step)

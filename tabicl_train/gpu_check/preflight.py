@@ -20,14 +20,13 @@ from priors.real import hash_of_tables
 from tabicl_train.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, TrainerConfig, configured_prior
-from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check.place import CheckSkipped, Place, expect
 from tabicl_train.gpu_check.steps import SMOKE
 from tabicl_train.module import Pretraining
 from tabicl_train.precision import choose, set_up_gpu
-from tabicl_train.process import open_fabric, set_up_process
+from tabicl_train.process import set_up_process
 from tabicl_train.resume import refuse_changes
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.state import build_module
@@ -66,11 +65,12 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
     stream = StepStream(prior, config.curriculum, config.model, config.seed, steps)
     set_up_process(config.trainer)
     with build_loader(stream, config.stream, place.device, 1) as loader:  # it forks, so before CUDA starts
-        fabric = open_fabric(config.trainer, Launch(), Ranks())
         trainers = [in_precision(config.trainer, name) for name in ("fp32", precision.name)]
         trained = []
         for trainer in trainers:  # each with a copy of the checkpoint, so that optimizers share no tensors
-            trained.append(build_module(replace(config, trainer=trainer), copy.deepcopy(content), Ranks(), fabric))
+            trained.append(
+                build_module(replace(config, trainer=trainer), copy.deepcopy(content), Ranks(), place.device)
+            )
         measures: tuple[list[Measured], list[Measured]] = ([], [])
         for item in loader:
             row = {}

@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import run_ranks, start_process, train_command, wait_for_exit_code
-from lightning.fabric import Fabric
 from training_runs import assert_same_end, last_checkpoint, read_metrics, train_by_command, train_short_run
 
 from priors.dummy import Dummy
-from tabicl_train import run_folder, training
+from tabicl_train import process, run_folder, training
 from tabicl_train.callbacks.callback import Reason
 from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.config.compose import compose
@@ -140,13 +139,13 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
         assert threading.active_count() <= threads  # threads of earlier tests may end meanwhile
         return build(*arguments)
 
-    def launch(self, launch=Fabric.launch):
+    def connect(*arguments, connect=process.connect):
         found.append(len(multiprocessing.active_children()) - before)
         found.append((dist.is_initialized(), torch.cuda.is_initialized()))
-        launch(self)
+        connect(*arguments)
 
     monkeypatch.setattr(training, "build_loader", fork)
-    monkeypatch.setattr(Fabric, "launch", launch)
+    monkeypatch.setattr(process, "connect", connect)
     find = run_folder.find_resume_point
     monkeypatch.setattr(run_folder, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
     monkeypatch.setattr(training, "fit", lambda *_: Reason.DONE)

@@ -34,6 +34,22 @@ finally:
     assert "lightning" not in sys.modules
 """
 
+RUN = """
+import sys
+from tabicl_train import commands
+from tabicl_train.stream import StepStream
+
+def draw(self, step, *arguments, draw=StepStream.draw):
+    before = set(sys.modules)
+    item = draw(self, step, *arguments)
+    assert not [name for name in set(sys.modules) - before if name.startswith("priors.")]
+    return item
+
+StepStream.draw = draw
+commands.train()
+assert not {"lightning", "torch._dynamo", "torch._inductor", "scipy.stats", "pandas"} & set(sys.modules)
+"""
+
 
 def test_a_command_imports_what_it_needs_and_ends_without_a_trace(tmp_path):
     """The help no torch, a wrong configuration no Lightning."""
@@ -41,6 +57,15 @@ def test_a_command_imports_what_it_needs_and_ends_without_a_trace(tmp_path):
     assert result.returncode == 2, result.stderr
     assert result.stderr == "error: model.embed_dm: no such setting; did you mean model.embed_dim?\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_starts_without_slow_imports_and_workers_share_the_loops_of_its_prior(tmp_path):
+    """Lightning and torch's compiler take 8 CPU seconds, the loops 2, and 30 where they are not compiled yet."""
+    settings = ["experiment=smoke", "prior=demo", "prior.components.graph_scm.weight=1", "stream.num_workers=1"]
+    settings += ["prior.components.tree_scm.weight=1", "trainer.accelerator=cpu", "validation.every=0"]
+    command = [sys.executable, "-c", RUN, *settings, "trainer.max_steps=2", f"run_dir={tmp_path}/run"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

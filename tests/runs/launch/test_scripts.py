@@ -14,6 +14,7 @@ PYTHON = """#!/usr/bin/env bash
 [[ "${PYTHONSAFEPATH-}" = 1 || "$1" = -P* ]] || { echo "imports from the current folder" >&2; exit 9; }
 case "$*" in
 *"-m pip "*) echo "$*" >> installed ;;
+*"-c import priors."*) echo "$*" >> compiled ;;
 *--cfg*) [[ "$*" != *wrong* ]] || { echo "error: wrong" >&2; exit 2; } ;;
 *) echo "$*" >> calls ;;
 esac
@@ -102,7 +103,7 @@ def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     assert "into" not in second
     (installed,) = (folder / "installed").read_text().splitlines()
     assert installed.endswith(f"-c {project}/launch/constraints.txt -e {project}")
-    assert {path.name for path in folder.iterdir()} == {"installed", "calls"}
+    assert {path.name for path in folder.iterdir()} == {"installed", "compiled", "calls"}
 
 
 def test_a_job_starts_one_torchrun_on_each_node(folder):
@@ -169,6 +170,7 @@ def test_an_extra_is_installed_where_another_one_is(folder):
         assert subprocess.run(["bash", "-c", setup], capture_output=True).returncode == 0
     installed = (folder / "installed").read_text().splitlines()
     assert [line.rpartition("-e ")[2] for line in installed] == [f"{project}[test]", f"{project}[docs]"]
+    assert "priors.graph.nodes" in (folder / "compiled").read_text()
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "launch").glob("*.s*")), ids=lambda path: path.name)
