@@ -70,7 +70,7 @@ class GraphSCM(Realistic):
         from priors.graph.nodes import execute_plan
 
         columns, target = execute_plan(plan)
-        return columns, target, plan.num_classes
+        return torch.from_numpy(columns), torch.from_numpy(target), plan.num_classes
 
     def accept(self, table: Table, seed: tuple[int, ...]) -> None:
         """Raise Rejected("unpredictable") for a table that the filter drops; see also `Realistic.accept`."""

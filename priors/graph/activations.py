@@ -71,11 +71,15 @@ class PlainActivation:
             return self.name
         return f"{self.name} {self.power:.2g}"
 
-    def __call__(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+    def __call__(self, x: np.ndarray, dim: int) -> np.ndarray:
         """The function of contiguous float32 x, which it may overwrite; along dim lie the features of one row."""
         if self.name in CODES:
-            apply(x.numpy().reshape(-1), CODES[self.name], np.float32(self.power))
+            apply(x.reshape(-1), CODES[self.name], np.float32(self.power))
             return x
+        return self.call_torch(torch.from_numpy(x), dim).numpy()
+
+    def call_torch(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """One of the functions that have no code."""
         match self.name:
             case "inverse_power":
                 return x.abs().add_(1e-3).pow_(-self.power)
@@ -128,16 +132,16 @@ class Activation:
     def __str__(self) -> str:
         return str(self.plain)
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         rows = rng.integers(x.shape[1], size=x.shape[0])
         scale = np.float32(self.scale)
-        out = torch.empty_like(x)
+        out = np.empty_like(x)
         if self.plain.name in CODES:  # all of it in one compiled loop
-            activate(x.numpy(), out.numpy(), rows, scale, CODES[self.plain.name], np.float32(self.plain.power))
+            activate(x, out, rows, scale, CODES[self.plain.name], np.float32(self.plain.power))
             return out
-        shift(x.numpy(), out.numpy(), rows, scale)
+        shift(x, out, rows, scale)
         out = self.plain(out, 0)
-        standardize_features(out.numpy(), out.numpy())
+        standardize_features(out, out)
         return out
 
 

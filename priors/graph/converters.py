@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numba import njit
 
 from priors.floats import FASTMATH, accurate_power, exponential, scramble, uniform
 from priors.graph.activations import standardize_feature
-from priors.graph.functions import Function, Points, distinct_rows, draw_cheap_function, nearest_centers
+from priors.graph.functions import Function, Points, draw_cheap_function, nearest_centers, random_centers
 from priors.graph.scalars import LOCAL, Scalars, Weights
 from priors.random import random_key
 
@@ -56,15 +55,15 @@ class Numeric:
         return f"numeric warp({self.a:.2g}, {self.b:.2g})"
 
 
-def convert_numeric(x: torch.Tensor, converters: list[Numeric]) -> tuple[torch.Tensor, torch.Tensor]:
+def convert_numeric(x: np.ndarray, converters: list[Numeric]) -> tuple[np.ndarray, np.ndarray]:
     """All numeric columns of a node at once; x (k, N) -> columns (k, N), values that flow on (k, N)."""
     warped = [i for i, converter in enumerate(converters) if converter.mode == "warp"]
     if not warped:
         return x, x
     a = np.array([converters[i].a for i in warped], np.float32)
     b = np.array([converters[i].b for i in warped], np.float32)
-    y = x.clone()
-    warp_features(y.numpy(), np.array(warped), a, b)
+    y = x.copy()
+    warp_features(y, np.array(warped), a, b)
     warp_flow = converters[warped[0]].warp_flow  # all warps of a table have the same
     return y, (y if warp_flow else x)
 
@@ -115,30 +114,33 @@ class Categorical:
             text += f"({self.function})"
         return text
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N)."""
-        # `points`: a point of each category, (width, categories)
+    def __call__(
+        self, x: np.ndarray, rng: np.random.Generator, flows: bool = True
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """x (width, N) -> categories int64 (N,), values that flow on float32 (width, N), or None unless `flows`."""
         if self.mode.startswith("neighbor"):
             num_rows = x.shape[1]
-            points = x[:, distinct_rows(num_rows, min(self.cardinality, num_rows), rng)]
+            points = random_centers(x, min(self.cardinality, num_rows), rng)  # (categories, width)
             index = nearest_centers(x, points, self.p)
         else:
             index = self.sample_softmax(x, rng)
-            points = self.embedding.compute(self.cardinality, rng) if self.embedding else None
-        _, _, flow = self.mode.partition("_")
-        match flow:
-            case "id":
+        if not flows:
+            return index, None
+        match self.mode:
+            case "neighbor_id" | "softmax_id":
                 return index, x
-            case "disc":
-                return index, points.index_select(1, index)
-            case "func":
-                return index, self.function(points.index_select(1, index), rng)
-        return index, index.to(x.dtype).expand_as(x)
+            case "neighbor_disc":
+                return index, points.T.take(index, axis=1)
+            case "neighbor_func":
+                return index, self.function(points.T.take(index, axis=1), rng)
+            case "softmax_disc":
+                return index, self.embedding.compute(self.cardinality, rng).take(index, axis=1)
+        return index, np.broadcast_to(index.astype(np.float32), x.shape)
 
-    def sample_softmax(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def sample_softmax(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Categories int64 (N,) drawn from the softmax over the standardized values of each row of x (width, N)."""
         log_shares = np.log(self.shares.compute(rng)[0] + np.float32(1e-4))
-        return torch.from_numpy(sample_softmax(x.numpy(), np.float32(self.factor), log_shares, random_key(rng)))
+        return sample_softmax(x, np.float32(self.factor), log_shares, random_key(rng))
 
 
 Converter = Numeric | Categorical

@@ -14,47 +14,50 @@ from priors.graph import kernels
 from priors.graph.activations import Activation
 from priors.graph.matrices import Matrix
 from priors.graph.scalars import Scalars, Weights
-from priors.random import normals, random_key
+from priors.random import normal_array, random_key
 
 # float32 values of a temporary that is wider than its input and output: 512 KB, which stays in the second-level cache
 CHUNK = 2**17
+TURN = np.float32(1 / (2 * math.pi))  # from radians
+AMPLITUDE = np.float32(1 / 16)  # of each of the 256 Fourier features, 1 / sqrt(256)
 BASES = ("cube", "ball", "normal", "correlated")
 
 
-def distinct_rows(num_rows: int, size: int, rng: np.random.Generator) -> torch.Tensor:
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b by torch, which `Prior.sample` limits to one thread; numpy's rounding would depend on the threads."""
+    return torch.mm(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+
+
+def distinct_rows(num_rows: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Indices int64 (size,) of distinct random rows."""
-    return torch.from_numpy(kernels.distinct_integers(num_rows, size, random_key(rng)))
+    return kernels.distinct_integers(num_rows, size, random_key(rng))
 
 
-def nearest_centers(x: torch.Tensor, centers: torch.Tensor, p: float) -> torch.Tensor:
-    """Index of the center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (n, k)."""
-    n, k = centers.shape
+def random_centers(x: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Distinct random rows of x (n, N), as centers (size, n)."""
+    rows = distinct_rows(x.shape[1], size, rng)
+    return np.ascontiguousarray(x.take(rows, axis=1).T)
+
+
+def nearest_centers(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
+    """Index of the center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n)."""
+    k, n = centers.shape
     wide = n > 16 or (n > kernels.HEAD and k >= 32)
     nearest = kernels.nearest_centers_wide if wide else kernels.nearest_centers_narrow
-    return torch.from_numpy(nearest(x.numpy(), centers.T.contiguous().numpy(), np.float32(p)))
+    return nearest(x, centers, np.float32(p))
 
 
-def row_chunks(x: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
-    """x (n, N) cut into chunks of rows, for which a temporary of `width` values per row is small."""
+def combine_features(weights: np.ndarray, features: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows whose features are small."""
     num_rows = x.shape[1]
-    most_rows = max(64, CHUNK // width)
-    chunks = math.ceil(num_rows / most_rows)
-    if chunks <= 1:
-        return (x,)
-    return x.split(math.ceil(num_rows / chunks), dim=1)  # of equal length
-
-
-def combine_features(
-    weights: torch.Tensor, features: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    """weights (m, k) @ features(x) (k, N) -> (m, N), computed in chunks of rows."""
-    width = x.shape[0] + weights.shape[1]
-    chunks = row_chunks(x, width)
-    if len(chunks) == 1:
-        return torch.mm(weights, features(x))
-    out = x.new_empty(weights.shape[0], x.shape[1])
-    for chunk, part in zip(chunks, row_chunks(out, width), strict=True):
-        torch.mm(weights, features(chunk), out=part)
+    most_rows = max(64, CHUNK // (x.shape[0] + weights.shape[1]))
+    if num_rows <= most_rows:
+        return matmul(weights, features(x))
+    out = np.empty((len(weights), num_rows), np.float32)
+    chunk_rows = math.ceil(num_rows / math.ceil(num_rows / most_rows))  # of equal length
+    for start in range(0, num_rows, chunk_rows):
+        chunk = np.ascontiguousarray(x[:, start : start + chunk_rows])
+        out[:, start : start + chunk_rows] = matmul(weights, features(chunk))
     return out
 
 
@@ -71,8 +74,8 @@ class Linear:
     def __str__(self) -> str:
         return f"linear({self.matrix})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        return torch.from_numpy(self.matrix.compute(rng)[0]) @ x
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return matmul(self.matrix.compute(rng)[0], x)
 
 
 @dataclass
@@ -100,7 +103,7 @@ class MLP:
     def __str__(self) -> str:
         return f"mlp({', '.join(map(str, self.steps))})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         for step in self.steps:
             x = step(x, rng)
         return x
@@ -126,8 +129,8 @@ class Tree:
     def __str__(self) -> str:
         return f"tree({self.trees} of depth {self.depth})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        return torch.from_numpy(kernels.random_trees(x.numpy(), self.trees, self.depth, self.m, random_key(rng)))
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return kernels.random_trees(x, self.trees, self.depth, self.m, random_key(rng))
 
 
 @dataclass
@@ -151,10 +154,10 @@ class Discretize:
     def __str__(self) -> str:
         return f"discretize({self.centers} centers, p {self.p:.2g}, {self.linear})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        centers = x[:, distinct_rows(x.shape[1], self.centers, rng)]
-        values = self.linear(centers, rng)  # (m, centers)
-        return values.index_select(1, nearest_centers(x, centers, self.p))
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        centers = random_centers(x, self.centers, rng)
+        values = self.linear(centers.T, rng)  # (m, centers)
+        return values.take(nearest_centers(x, centers, self.p), axis=1)
 
 
 @dataclass
@@ -188,35 +191,28 @@ class GP:
         kernel = "product, " if self.product_kernel else ""
         return f"gp({kernel}decay {self.decay:.2g}, scale {self.scale:.2g})"
 
-    def radii(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draws from the density (decay - 1) (1 + r)^-decay, float32 of this shape."""
-        out = np.empty(shape, np.float32)
-        kernels.fill_radii(out.reshape(-1), np.float32(self.decay), random_key(rng))
-        return out
-
     def frequencies(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """float32 (256, n), in radians per unit of the inputs."""
+        """float32 (256, n), in turns per unit of the inputs: a turn is 2 pi."""
+        key = random_key(rng)
         if self.product_kernel:
-            return self.radii(rng, (self.features, n))
+            out = np.empty((self.features, n), np.float32)
+            kernels.fill_radii(out.reshape(-1), np.float32(self.decay), TURN, key)
+            return out
+        axes = self.axes
+        scale = np.float32(self.scale) * TURN
         radial, mixing = kernels.mixed_frequencies(
-            self.features,
-            n,
-            np.float32(self.decay),
-            np.float32(self.scale),
-            self.axes.slope,
-            self.axes.spread,
-            random_key(rng),
+            self.features, n, np.float32(self.decay), scale, axes.slope, axes.spread, key
         )
-        return (torch.from_numpy(radial) @ torch.from_numpy(mixing)).numpy()
+        return matmul(radial, mixing)
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        turns = torch.from_numpy(self.frequencies(x.shape[0], rng)).div_(2 * math.pi)
-        phases = rng.random(self.features, dtype=np.float32)
-        weights = normals(rng, self.m, self.features).div_(math.sqrt(self.features))
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        frequencies = self.frequencies(x.shape[0], rng)
+        weights = normal_array(rng, self.m, self.features)
+        phases = random_key(rng)
 
-        def cosines(chunk: torch.Tensor) -> torch.Tensor:
-            out = turns @ chunk
-            kernels.cos_turns(out.numpy(), phases)
+        def cosines(chunk: np.ndarray) -> np.ndarray:
+            out = matmul(frequencies, chunk)
+            kernels.cos_turns(out, phases, AMPLITUDE)
             return out
 
         return combine_features(weights, cosines, x)
@@ -237,20 +233,11 @@ class Quadratic:
     def __str__(self) -> str:
         return f"quadratic({self.matrices})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if x.shape[0] > self.max_inputs:
-            x = x[distinct_rows(x.shape[0], self.max_inputs, rng)]
-        # The sum over i <= j of (M_ij + M_ji) z_i z_j: one matrix product, with half of the products z_i z_j
-        matrices = self.matrices.compute(rng)  # (m, s, s)
-        i, j = np.triu_indices(self.matrices.n)
-        pair_weights = matrices[:, i, j] + np.where(i == j, np.float32(0), matrices[:, j, i])
-        pair_weights = torch.from_numpy(np.ascontiguousarray(pair_weights))
-        z = torch.cat([x, x.new_ones(1, x.shape[1])])
-
-        def products(chunk: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(kernels.pair_products(chunk.contiguous().numpy()))
-
-        return combine_features(pair_weights, products, z)
+            x = x.take(distinct_rows(x.shape[0], self.max_inputs, rng), axis=0)
+        pair_weights = kernels.pair_weights(self.matrices.compute(rng))
+        return combine_features(pair_weights, kernels.pair_products, x)
 
 
 @dataclass
@@ -279,23 +266,12 @@ class EM:
     def __str__(self) -> str:
         return f"em({self.components} components, p {self.p:.2g}, q {self.q:.2g}, {self.linear})"
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        rows = torch.from_numpy(rng.integers(x.shape[1], size=self.components))
-        centers = x[:, rows] + normals(rng, x.shape[0], self.components)
-        sigma = (normals(rng, self.components, 1) * self.spread).exp_()
-        weights = torch.from_numpy(self.linear.matrix.compute(rng)[0])
-        return combine_features(weights, lambda chunk: self.assignment(chunk, centers, sigma), x)
-
-    def assignment(self, x: torch.Tensor, centers: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        """Shares (k, N) of the components, which sum to one; x (n, N), centers (n, k), sigma (k, 1)."""
-        shares = kernels.soft_assignment(
-            x.contiguous().numpy(),
-            centers.T.contiguous().numpy(),
-            sigma.numpy()[:, 0],
-            np.float32(self.p),
-            np.float32(self.q),
-        )
-        return torch.from_numpy(shares)
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        centers, sigma = kernels.components(x, self.components, np.float32(self.spread), random_key(rng))
+        p = np.float32(self.p)
+        q = np.float32(self.q)
+        weights = self.linear.matrix.compute(rng)[0]
+        return combine_features(weights, lambda chunk: kernels.soft_assignment(chunk, centers, sigma, p, q), x)
 
 
 @dataclass
@@ -313,9 +289,11 @@ class Product:
     def __str__(self) -> str:
         return " * ".join(map(str, self.factors))
 
-    def __call__(self, x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def __call__(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         first, second = self.factors
-        return first(x, rng).mul_(second(x, rng))
+        out = first(x, rng)
+        out *= second(x, rng)
+        return out
 
 
 Function = Linear | MLP | Tree | Discretize | GP | Quadratic | EM | Product
@@ -362,22 +340,23 @@ class Points:
     def __str__(self) -> str:
         return f"{self.base} points -> {self.function}"
 
-    def compute(self, size: int, rng: np.random.Generator) -> torch.Tensor:
+    def compute(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """The points, float32 (n, size)."""
         return self.function(self.compute_base(size, rng), rng)
 
-    def compute_base(self, size: int, rng: np.random.Generator) -> torch.Tensor:
+    def compute_base(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """The points before the function, float32 (n, size)."""
         match self.base:
             case "cube":
-                return torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
+                return kernels.cube_points(self.n, size, random_key(rng))
             case "normal":
-                return normals(rng, self.n, size)
+                return normal_array(rng, self.n, size)
             case "ball":
-                return torch.from_numpy(kernels.ball_points(self.n, size, random_key(rng)))
+                return kernels.ball_points(self.n, size, random_key(rng))
         if self.gaussian:
-            x = normals(rng, self.n, size)
+            x = normal_array(rng, self.n, size)
         else:
-            x = torch.from_numpy(kernels.cube_points(self.n, size, random_key(rng)))
-        transformation = normals(rng, self.n, self.n) * torch.from_numpy(self.axes.compute(rng))
-        return transformation @ x
+            x = kernels.cube_points(self.n, size, random_key(rng))
+        transformation = normal_array(rng, self.n, self.n)
+        transformation *= self.axes.compute(rng)
+        return matmul(transformation, x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numba import njit
 
 from priors.floats import FASTMATH, SUMS, exponential, fill_normals, normal_pair, scramble, uniform
@@ -106,8 +105,7 @@ class Matrix:
                 b = of_columns.compute(rng, self.batch * self.m)
                 matrix = kernel_matrices(a, b, self.batch, np.float32(self.decay), random_key(rng))
             case "activation":
-                inner = torch.from_numpy(self.inner.compute(rng))
-                return self.activation(inner, -1).numpy()
+                return self.activation(self.inner.compute(rng), -1)
         return matrix.reshape(shape)
 
 

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit
 
-from priors.finish import Rejected
+from priors.finish import split_rows
 from priors.floats import FASTMATH, SUMS, log1p_exp
 from priors.graph.activations import moments
 from priors.graph.converters import Categorical, Converter, Numeric, convert_numeric
 from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
-from priors.random import normals, rng_at
+from priors.random import normal_array, rng_at
 from priors.table import TableSpec
 
 TARGET = -1  # the index of the target among the columns
@@ -96,6 +95,7 @@ class GraphPlan:
 
     address: tuple[int, ...]
     num_rows: int
+    train_size: int
     num_features: int
     num_classes: int
     graph_nodes: int
@@ -200,7 +200,7 @@ def draw_plan(prior: Any, spec: TableSpec, seed: tuple[int, ...]) -> GraphPlan:
         width_of_columns = sum(column.converter.width for column in columns[index])
         widths[index] = scalars.integer("width", 1, 32, log=True) + width_of_columns
         nodes.append(draw_node(scalars, index, parents[index], widths, columns[index], num_rows, prior.node_noise))
-    return GraphPlan(seed, num_rows, num_features, num_classes, num_nodes, nodes)
+    return GraphPlan(seed, num_rows, spec.train_size, num_features, num_classes, num_nodes, nodes)
 
 
 def draw_columns(
@@ -252,93 +252,92 @@ def draw_node(
     return node
 
 
-def execute_plan(plan: GraphPlan) -> tuple[torch.Tensor, torch.Tensor]:
+def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
     """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,)."""
     rng = rng_at(plan.address, "execute")
     numeric_target = plan.num_classes == 0
     # A numeric target is the last column: its index, -1, modulo their number.
-    columns = torch.empty(plan.num_features + numeric_target, plan.num_rows)
-    labels = torch.empty(0)
+    columns = np.empty((plan.num_features + numeric_target, plan.num_rows), np.float32)
+    labels = order = None
     last_reader: dict[int, int] = {}  # of the values of a node, after which they are dropped
     for node in plan.nodes:
         for parent in node.parents:
             last_reader[parent] = node.index
 
-    values: dict[int, torch.Tensor] = {}
+    values: dict[int, np.ndarray] = {}
     for node in plan.nodes:
         x = compute_node(node, values, plan.num_rows, rng)  # (width, N)
-        scale_features(x.numpy(), node.weights.compute(rng)[0])
+        scale_features(x, node.weights.compute(rng)[0])
+        has_readers = node.index in last_reader
 
         # Numeric columns, all at once: the first slices of x, each of width 1.
         numeric = [column for column in node.columns if isinstance(column.converter, Numeric)]
         if numeric:
             part = x[: len(numeric)]
             raw, flow = convert_numeric(part, [column.converter for column in numeric])
-            columns.index_copy_(0, torch.tensor([column.index % len(columns) for column in numeric]), raw)
+            columns[[column.index for column in numeric]] = raw
             if flow is not part:
-                part.copy_(flow)
+                part[:] = flow
 
         # Categorical columns, the next slices.
         start = len(numeric)
         for column in node.columns[start:]:
-            part = x[start : start + column.converter.width]
-            category, flow = column.converter(part, rng)
+            stop = start + column.converter.width
+            part = x[start:stop]
+            category, flow = column.converter(part, rng, has_readers)
             if column.index == TARGET:
+                # Many tables are rejected for their labels: at once, before other nodes are computed.
                 labels = category
-                check_classes(labels)
+                order = split_rows(labels, plan.num_classes, plan.train_size, rng)
             else:
-                columns[column.index].copy_(category)
-            if flow is not part:
-                part.copy_(flow)
-            start += column.converter.width
+                columns[column.index] = category
+            if has_readers and flow is not part:
+                part[:] = flow
+            start = stop
 
         # What the children read.
-        if node.noise:
-            x += normals(rng, *x.shape).mul_(node.noise)
-        values[node.index] = x.mul_(node.importance)
+        if has_readers:
+            if node.noise:
+                x += normal_array(rng, *x.shape) * np.float32(node.noise)
+            x *= np.float32(node.importance)
+            values[node.index] = x
         for parent in node.parents:
             if last_reader[parent] == node.index:
                 del values[parent]
 
     if numeric_target:
         return columns[:-1].T, columns[-1]
+    if order is not None:  # labeled and query rows would hold different classes otherwise
+        columns = columns[:, order]
+        labels = labels[order]
     return columns.T, labels
 
 
-def check_classes(labels: torch.Tensor) -> None:
-    """Raise Rejected("split") unless some order of the rows has the same classes, two or more, in both parts."""
-    counts = np.bincount(labels.numpy())
-    counts = counts[counts > 0]
-    if len(counts) < 2 or counts.min() < 2:
-        raise Rejected("split")
-
-
-def compute_node(node: Node, values: dict[int, torch.Tensor], num_rows: int, rng: np.random.Generator) -> torch.Tensor:
+def compute_node(node: Node, values: dict[int, np.ndarray], num_rows: int, rng: np.random.Generator) -> np.ndarray:
     """The node's values before scaling, (width, N): random points, or functions of its parents' values."""
     if node.points:
         return node.points.compute(num_rows, rng)
     if node.combine == "concat":
-        all_parents = torch.cat([values[parent] for parent in node.parents])
+        all_parents = np.concatenate([values[parent] for parent in node.parents])
         return node.functions[0](all_parents, rng)
     (first_parent, first_function), *other_edges = node.edges()
     out = first_function(values[first_parent], rng)
     for parent, function in other_edges:
-        out = combine(node.combine, out, function(values[parent], rng))
+        combine(node.combine, out, function(values[parent], rng))
     return out
 
 
-def combine(how: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Aggregate the outputs of two parents' functions; one of AGGREGATIONS."""
+def combine(how: str, a: np.ndarray, b: np.ndarray) -> None:
+    """Aggregate the outputs of two parents' functions, by one of AGGREGATIONS, in place of the first."""
     match how:
         case "sum":
-            return a + b
+            a += b
         case "product":
-            return a * b
+            a *= b
         case "max":
-            return torch.maximum(a, b)
-    out = torch.empty_like(a)
-    logsumexp(a.numpy(), b.numpy(), out.numpy())
-    return out
+            np.maximum(a, b, out=a)
+        case _:
+            logsumexp(a, b, a)
 
 
 @njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")

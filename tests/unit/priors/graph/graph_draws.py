@@ -1,6 +1,6 @@
 """What the tests of graph_scm's parts draw."""
 
-import torch
+import numpy as np
 
 from priors import TableSpec, build_prior
 from priors.graph.scalars import Scalars
@@ -24,6 +24,6 @@ def columns_of(plan) -> list:
     return [(node, column) for node in plan.nodes for column in node.columns]
 
 
-def draw_points(n: int, size: int, seed: int = 0) -> torch.Tensor:
+def draw_points(n: int, size: int, seed: int = 0) -> np.ndarray:
     """Standard normal points, float32 (n, size)."""
-    return torch.from_numpy(rng_at("plan points", seed).standard_normal((n, size)).astype("float32"))
+    return rng_at("plan points", seed).standard_normal((n, size)).astype(np.float32)

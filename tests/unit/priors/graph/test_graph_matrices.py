@@ -13,7 +13,7 @@ from priors.graph.kernels import cube_points
 from priors.graph.matrices import KINDS as MATRIX_KINDS
 from priors.graph.matrices import Matrix, MixturePoints
 from priors.graph.scalars import Weights
-from priors.random import normals, random_key, rng_at
+from priors.random import normal_array, random_key, rng_at
 
 
 def draw_matrix(kind: str, seed: int, n: int, m: int, batch: int) -> Matrix:
@@ -89,7 +89,7 @@ def test_mixture_points_have_the_moments_of_their_components():
 
 def base_points(base: str, n: int, size: int, seed: int = 0, **changes) -> np.ndarray:
     points = Points(base, n, function=None, **changes)
-    return points.compute_base(size, rng_at("points", seed)).double().numpy()
+    return points.compute_base(size, rng_at("points", seed)).astype(np.float64)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -106,7 +106,7 @@ def test_correlated_points_have_the_covariance_of_a_weighted_gaussian_matrix(gau
     axes = Weights(3, np.array([3.0]), np.array([1e-4]))
     x = base_points("correlated", 3, 20000, gaussian=gaussian, axes=axes)
     rng = rng_at("points", 0)
-    _ = normals(rng, 3, 20000) if gaussian else cube_points(3, 20000, random_key(rng))
-    A = normals(rng, 3, 3).double().numpy() * axes.compute(rng)[0]  # columns scaled
+    _ = normal_array(rng, 3, 20000) if gaussian else cube_points(3, 20000, random_key(rng))
+    A = normal_array(rng, 3, 3).astype(np.float64) * axes.compute(rng)[0]  # columns scaled
     expected = A @ A.T * (1 if gaussian else 1 / 3)
     np.testing.assert_allclose(np.cov(x), expected, atol=0.05 * np.abs(expected).max())
