@@ -141,7 +141,7 @@ class Activation:
             return out
         shift(x, out, rows, scale)
         out = self.plain(out, 0)
-        standardize_features(out, out)
+        standardize_features(out)
         return out
 
 
@@ -274,28 +274,29 @@ def moments(row):
     return mean, np.float32(1.0) / np.sqrt(square / np.float32(len(row)) + np.float32(1e-20))
 
 
-@njit("void(f4[::1], f4[::1], f4)", cache=True, fastmath=SUMS, error_model="numpy")
-def standardize_feature(row, out, factor):
-    """(row - mean) / (standard deviation + 1e-4) * factor; out may be row."""
+@njit("void(f4[::1], f4)", cache=True, fastmath=SUMS, error_model="numpy")
+def standardize_feature(row, factor):
+    """(row - mean) / (standard deviation + 1e-4) * factor, in place."""
     mean, inverse_std = moments(row)
     scale = factor * inverse_std / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
     for j in range(len(row)):
-        out[j] = (row[j] - mean) * scale
+        row[j] = (row[j] - mean) * scale
 
 
-@njit("void(f4[:, ::1], f4[:, ::1])", cache=True, error_model="numpy")
-def standardize_features(x, out):
-    """standardize_feature for every feature of x (n, N); out may be x."""
+@njit("void(f4[:, ::1])", cache=True, error_model="numpy")
+def standardize_features(x):
+    """standardize_feature for every feature of x (n, N), in place."""
     for i in range(x.shape[0]):
-        standardize_feature(x[i], out[i], np.float32(1.0))
+        standardize_feature(x[i], np.float32(1.0))
 
 
 @njit("void(f4[:, ::1], f4[:, ::1], i8[::1], f4)", cache=True, error_model="numpy")
 def shift(x, out, rows, factor):
     """(x - x in row rows[i] of feature i) * factor for standardized features of x (n, N)."""
     for i in range(x.shape[0]):
-        standardize_feature(x[i], out[i], factor)
         row = out[i]
+        row[:] = x[i]
+        standardize_feature(row, factor)
         origin = row[rows[i]]
         for j in range(len(row)):
             row[j] -= origin
@@ -307,7 +308,7 @@ def activate(x, out, rows, factor, code, power):
     for i in range(x.shape[0]):
         shift(x[i : i + 1], out[i : i + 1], rows[i : i + 1], factor)
         apply(out[i], code, power)
-        standardize_feature(out[i], out[i], np.float32(1.0))
+        standardize_feature(out[i], np.float32(1.0))
 
 
 @njit("i8[:, ::1](f4[:, ::1])", cache=True, fastmath=FASTMATH)

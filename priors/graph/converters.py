@@ -173,7 +173,8 @@ def sample_softmax(x, factor, log_shares, key):
     highest = np.full(rows, np.float32(-np.inf))
     for i in range(k):
         row, share = cumulative[i], log_shares[i]
-        standardize_feature(x[i], row, factor)
+        row[:] = x[i]
+        standardize_feature(row, factor)
         for j in range(rows):
             logit = row[j] + share
             logit = logit if abs(logit) < np.float32(np.inf) else np.float32(0.0)

@@ -20,6 +20,7 @@ from priors.random import normal_array, random_key
 CHUNK = 2**17
 TURN = np.float32(1 / (2 * math.pi))  # from radians
 AMPLITUDE = np.float32(1 / 16)  # of each of the 256 Fourier features, 1 / sqrt(256)
+SAMPLE = 1024  # rows that tell whether many rows are equal
 BASES = ("cube", "ball", "normal", "correlated")
 
 
@@ -41,6 +42,19 @@ def random_centers(x: np.ndarray, size: int, rng: np.random.Generator) -> np.nda
 
 def nearest_centers(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
     """Index of the center with the smallest sum |x - c|^p, int64 (N,), for x (n, N) and centers (k, n)."""
+    if x.shape[1] > SAMPLE:
+        # Values that come from trees or centers have many equal rows, each of which is looked for once.
+        hashes = kernels.hash_rows(x[:, :SAMPLE].copy())
+        if len(np.unique(hashes)) < SAMPLE // 2:
+            hashes = kernels.hash_rows(x)
+            _, first, row_of = np.unique(hashes, return_index=True, return_inverse=True)
+            x = x.take(first, axis=1)
+            return find_nearest(x, centers, p)[row_of]
+    return find_nearest(x, centers, p)
+
+
+def find_nearest(x: np.ndarray, centers: np.ndarray, p: float) -> np.ndarray:
+    """Do the work of `nearest_centers`."""
     k, n = centers.shape
     wide = n > 16 or (n > kernels.HEAD and k >= 32)
     nearest = kernels.nearest_centers_wide if wide else kernels.nearest_centers_narrow
@@ -353,10 +367,7 @@ class Points:
                 return normal_array(rng, self.n, size)
             case "ball":
                 return kernels.ball_points(self.n, size, random_key(rng))
-        if self.gaussian:
-            x = normal_array(rng, self.n, size)
-        else:
-            x = kernels.cube_points(self.n, size, random_key(rng))
+        x = normal_array(rng, self.n, size) if self.gaussian else kernels.cube_points(self.n, size, random_key(rng))
         transformation = normal_array(rng, self.n, self.n)
         transformation *= self.axes.compute(rng)
         return matmul(transformation, x)

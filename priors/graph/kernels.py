@@ -13,6 +13,7 @@ from numba import njit
 from priors.floats import (
     FASTMATH,
     SUMS,
+    bits_of,
     exp2_minus_1,
     exponential,
     fill_normals,
@@ -134,6 +135,17 @@ def nearest_centers_wide(x, centers, p):
                 best = total
                 index = k
         out[r] = index
+    return out
+
+
+@njit("u8[::1](f4[:, ::1])", cache=True)
+def hash_rows(x):
+    """A hash of each row of x (n, N), uint64 (N,), by which equal rows are found: 1 pair of others in 2^64 agrees."""
+    out = np.zeros(x.shape[1], np.uint64)
+    for i in range(x.shape[0]):
+        row = x[i]
+        for j in range(len(row)):
+            out[j] = scramble(out[j] + np.uint64(np.uint32(bits_of(row[j]))) + np.uint64(1))
     return out
 
 

@@ -323,21 +323,22 @@ def compute_node(node: Node, values: dict[int, np.ndarray], num_rows: int, rng: 
     (first_parent, first_function), *other_edges = node.edges()
     out = first_function(values[first_parent], rng)
     for parent, function in other_edges:
-        combine(node.combine, out, function(values[parent], rng))
+        out = combine(node.combine, out, function(values[parent], rng))
     return out
 
 
-def combine(how: str, a: np.ndarray, b: np.ndarray) -> None:
-    """Aggregate the outputs of two parents' functions, by one of AGGREGATIONS, in place of the first."""
+def combine(how: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Aggregate the outputs of two parents' functions; one of AGGREGATIONS."""
     match how:
         case "sum":
-            a += b
+            return a + b
         case "product":
-            a *= b
+            return a * b
         case "max":
-            np.maximum(a, b, out=a)
-        case _:
-            logsumexp(a, b, a)
+            return np.maximum(a, b)
+    out = np.empty_like(a)
+    logsumexp(a, b, out)
+    return out
 
 
 @njit("void(f4[:, ::1], f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
@@ -363,7 +364,7 @@ def scale_features(x, weights):
 
 @njit("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])", cache=True, fastmath=FASTMATH, error_model="numpy")
 def logsumexp(a, b, out):
-    """log(e^a + e^b); out may be a."""
+    """log(e^a + e^b)."""
     for i in range(a.shape[0]):
         p, q, row = a[i], b[i], out[i]
         for j in range(len(row)):

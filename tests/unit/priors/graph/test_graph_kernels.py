@@ -53,6 +53,14 @@ def test_nearest_centers_are_nearest(rng, p: float):
             assert (index != k - 1).all()  # it equals center 0, which comes first
 
 
+def test_nearest_centers_of_a_long_table_with_few_different_rows_are_nearest(rng):
+    different = rng.standard_normal((3, 50)).astype(np.float32)
+    x = different.take(rng.integers(50, size=3000), axis=1)
+    x[:, -1] = 7.0  # a row that the first ones do not have
+    centers = np.ascontiguousarray(x[:, [0, 1, 2, -1]].T)
+    assert_nearest(nearest_centers(x, centers, 1.5), brute_distances(x, centers.T, 1.5))
+
+
 def test_oblivious_trees_are_those_of_a_loop_over_rows(rng):
     for n, size, trees, depth, m in (
         (1, 30, 1, 1, 1),
