@@ -252,6 +252,7 @@ def draw_node(
     return node
 
 
+@np.errstate(all="ignore")  # values that are not finite reject the table
 def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
     """Raw columns float32 (num_rows, num_features) and labels int64 or, for a numeric target, float32 (num_rows,)."""
     rng = rng_at(plan.address, "execute")
