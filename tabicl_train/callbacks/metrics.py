@@ -228,7 +228,7 @@ def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
     """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
     losses = []
     for pack in item.packs:
-        targets = pack.y.cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
+        targets = pack.y[: pack.rows].cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
         for (_, labeled, _), y in zip(pack.shapes, targets, strict=True):
             losses.append(module.model.guess_loss(y, labeled))
     return losses

@@ -25,7 +25,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.cuda_graph import Replay
 from tabicl_train.curriculum import plan_step
 from tabicl_train.kernels import kernels_of
-from tabicl_train.model import attention, tabicl, triton_attention
+from tabicl_train.model import attention, tabicl
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
@@ -141,7 +141,6 @@ def branches_of_cuda() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "is_cuda", property(lambda self: True))
         patch.setattr(attention, "KERNEL_DEVICES", ["cpu"])
-        patch.setattr(triton_attention, "row_programs", lambda runs, device: [torch.zeros(3, 4), torch.zeros(3, 3)])
         patch.setattr(tabicl.TabICL, "_check", lambda self, pack: None)
         patch.setattr(nn.init, "trunc_normal_", lambda tensor, std: tensor)  # reads a value
         yield
