@@ -247,11 +247,16 @@ class Diagnostics(Callback):
 
     files = ("scaling.csv",)
 
+    def __init__(self) -> None:
+        self.gate_sums: dict[str, Tensor] = {}  # by layer; kept, as CUDA graphs add to them
+
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Let the layers measure their gates in a logged step."""
         if item.step + 1 in self.context.logged:
-            for _, scaling in state.network.named_scalings():
-                scaling.gate_sums = torch.zeros(3, device=state.device)
+            for name, scaling in state.network.named_scalings():
+                if name not in self.gate_sums:
+                    self.gate_sums[name] = torch.zeros(3, device=state.device)
+                scaling.gate_sums = self.gate_sums[name].zero_()
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Write the rows of a logged step."""

@@ -127,6 +127,11 @@ class Pack:
         """Number of rows of all tables."""
         return sum(N for N, _, _ in self.shapes)
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether it has more rows than its tables, see padding.py."""
+        return len(self.y) > self.rows
+
     def tables(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield X (N, M), y (N,) and n of each table, as views."""
         columns = self.X[: self.cells].split([N * M for N, _, M in self.shapes])

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tabicl_train import register
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
@@ -239,7 +240,10 @@ class TabICL(Network):
         cls, config: TabICLConfig, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
     ) -> Size | None:
         """Return the size of a typical pack; see `Network`."""
-        if cls is not TabICL or config.col_grouping == "disjoint":  # whose cells are more than tokens of columns
+        # A disjoint grouping has more cells than tokens. Signed averaging computes run by run, a plug-in anything.
+        rules = config.col_scaling, config.icl_scaling
+        is_own = cls is TabICL and not any(register.scaling.plugin(rule) for rule in rules)
+        if not is_own or config.col_grouping == "disjoint" or any(register.scaling[rule].averages for rule in rules):
             return None
         return typical_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
 
