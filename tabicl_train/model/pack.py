@@ -184,12 +184,14 @@ class Pack:
         ]
 
     def copy_(self, other: Pack) -> None:
-        """Take the tables of a pack whose tensors have the same shapes."""
+        """Take the tables of a pack whose layout has the same key; all tensors stay where they are."""
         assert self.layout is not None and other.layout is not None
+        self.shapes = other.shapes
         self.X.copy_(other.X)
         self.y.copy_(other.y)
         self.sizes.copy_(other.sizes)
         self.layout.values.copy_(other.layout.values)
+        self.layout = other.layout._replace(values=self.layout.values)  # with `runs`, which eager steps may read
 
     def to(self, device: torch.device) -> Pack:
         """Copy the tables to a device, without waiting for it."""
