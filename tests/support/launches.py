@@ -178,8 +178,9 @@ def replays_of_steps(config: Any, packs: list[Pack], own_kernels: bool) -> list[
         for step, pack in enumerate([packs[0], *packs]):
             counter = Launches()
             module.step_replay = CountedReplay(counter)
+            item = StepItem(step, stage, len(pack), [as_fake(pack)])
             with counter:
-                module.training_step(StepItem(step, stage, len(pack), [as_fake(pack)]), step, 0, optimizer)
+                module.training_step(item, step, 0, optimizer)
             counters.append(counter)
     return counters[1:]
 

@@ -36,7 +36,7 @@ def test_a_step_of_one_pack_launches_few_kernels(settings, most):
 @pytest.mark.parametrize("own_kernels", [True, False])
 def test_packs_of_one_size_launch_the_same(own_kernels):
     """Forward and backward pass, clipping and optimizer: a CUDA graph of one pack is that of the other."""
-    settings = ["experiment=mini", "curriculum.stages.short.tables=16"]
+    settings = ["experiment=mini", "model=tiny", "curriculum.stages.short.tables=16"]
     config, _ = planned_shapes(settings, 0)
     typical = typical_size(config.curriculum, config.model, config.seed, 0)
     packs = []
@@ -48,7 +48,7 @@ def test_packs_of_one_size_launch_the_same(own_kernels):
     larger = next(pack for pack in packs if pack.layout.key != first.layout.key)
     found, of_other, of_larger = replays_of_steps(config, [first, other, larger], own_kernels)
     assert first.shapes != other.shapes
-    assert len(found.replayed) > 400
+    assert len(found.replayed) > 200
     assert found.replayed == of_other.replayed
     assert found.replayed != of_larger.replayed
     assert "_local_scalar_dense" not in {name for name, _ in found.replayed}
