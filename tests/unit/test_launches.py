@@ -195,7 +195,6 @@ def test_a_padded_pack_that_does_not_fit_is_halved(monkeypatch, capsys):
         (["trainer.compile=true"], 1, "trainer.compile is true"),
         (["model=tabicl_v2"], 1, "its network has more than 5,000,000 parameters"),
         (["model.dropout=0.1"], 1, "model.dropout is 0.1"),
-        (["optimizer=sgd"], 1, "optimizer=sgd is a plug-in's"),
         (["objective=cross_entropy", "objective.class_weights=balanced"], 1, "objective.class_weights depend"),
         (["model.col_grouping=disjoint"], 1, "its network cannot be padded"),
         (["model.icl_scaling=ssa"], 1, "its network cannot be padded"),
