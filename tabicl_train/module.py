@@ -291,7 +291,8 @@ class Pretraining(nn.Module):
             return "packs of its size are halved"
         if 0 < limit < max(N for N, _, _ in pack.shapes):
             return "activations are recomputed"
-        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in self.model.modules()):
+        modules = self.model.modules()
+        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules):
             return "the network has hooks, of a callback"
         if not is_function_of_tensors(optimizer):
             return "the optimizer has hooks, of a callback"
