@@ -112,13 +112,15 @@ def step_problem(config: RunConfig, ranks: int) -> str | None:
         Why it does not, None if it does. It depends on nothing else, as packs are padded accordingly.
     """
     model = config.model
-    objective = build_objective(config.objective)
     if config.trainer.cuda_graphs == "never":
         return "trainer.cuda_graphs is never"
     if not uses_cuda(config.trainer):
         return "it does not train on a GPU"
     if ranks > 1:
         return f"{ranks} ranks exchange gradients"
+    one_table = [[(2, 1, 1)]]
+    if family_of(model).typical_size(model, one_table, 2, 1) is None:
+        return "its network cannot be padded"
     if config.trainer.compile:
         return "trainer.compile is true"
     if count_parameters(model) > LEAST_PARAMETERS:
@@ -127,11 +129,9 @@ def step_problem(config: RunConfig, ranks: int) -> str | None:
         return f"model.dropout is {model.dropout}"
     if register.optimizer[config.optimizer.name].optimizer not in REPLAYED:
         return f"optimizer={config.optimizer.name} is a plug-in's"
+    objective = build_objective(config.objective)
     if type(objective) not in (type(None), CrossEntropy, Pinball):
         return "its objective is a plug-in's"
     if getattr(objective, "class_weights", "none") != "none":
         return "objective.class_weights depend on the classes of each table"
-    one_table = [[(2, 1, 1)]]
-    if family_of(model).typical_size(model, one_table, 2, 1) is None:
-        return "its network cannot be padded"
     return None
