@@ -18,7 +18,7 @@ from tabicl_train.console import first_line
 from tabicl_train.errors import is_installed
 from tabicl_train.model.attention import KERNEL_DEVICES, Attention, Block, Rotary, turn, widest_row
 from tabicl_train.model.family import Network
-from tabicl_train.model.pack import TakeRows, ends_of
+from tabicl_train.model.pack import TakeRows, ends_of, row_programs
 from tabicl_train.model.scaling import SSA, QASSMax
 from tabicl_train.model.stages import InducedAttention, RowInteraction
 
@@ -182,7 +182,7 @@ def randn(*shape: int, device: torch.device, dtype: torch.dtype, seed: int = 0) 
 
 def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of attention within rows, of all tokens and of CLS tokens alone."""
-    from tabicl_train.model.triton_attention import row_programs, rows
+    from tabicl_train.model.triton_attention import rows
 
     cls = module.config.row_num_cls
     interleaved = module.config.row_rope_interleaved

@@ -7,7 +7,7 @@ logged steps. An optimizer that cannot leave this to the device, such as one of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -189,7 +189,10 @@ class Pretraining(nn.Module):
         self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
         self.compiled = False  # whether the blocks of the network are
-        self.replay = Replay()
+        self.replay = Replay("the optimizer's step")
+        self.step_replay = Replay("a whole step")  # enabled if packs are padded, see cuda_graph.py
+        self.eager_reasons: set[str] = set()  # of steps that were not replayed
+        self.kept_packs: dict[Hashable, Pack] = {}  # by size, where the graphs of whole steps read their tables
         self.states_replaced = 0  # times that the optimizer got another state
         self.rank = 0  # of this process in the last step
         self.made_for: Any = None  # what `gradients` depends on
@@ -245,6 +248,22 @@ class Pretraining(nn.Module):
 
         self.set_column_precision(stage)
         gradients = self.gradients_of(stage)
+        results = None
+        if self.step_replay.enabled:
+            reason = self.eager_reason(item, stage, optimizer)
+            if reason is None:
+                results = self.replayed_step(item, gradients, stage, optimizer)
+            elif reason not in self.eager_reasons:
+                self.eager_reasons.add(reason)
+                print_line(f"graphs    step {step} is taken eagerly, as others like it: {reason}")
+        if results is None:
+            results = self.eager_step(item, gradients, stage, optimizer)
+        self.loss, self.grad_norm, self.finite = results
+
+    def eager_step(
+        self, item: StepItem, gradients: Gradients, stage: StageConfig, optimizer: torch.optim.Optimizer
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Take a step pack by pack; return loss, norm, and whether it was taken."""
         gradients.start()
         # one context for all packs, since autocast keeps its casts of the weights until it ends
         with self.precision.autocast(self.device.type):
@@ -252,14 +271,64 @@ class Pretraining(nn.Module):
                 self.accumulate(gradients, item, k, stage.checkpoint_rows)
         gradients.exchange()
         gradients.remove_rounding()
-        self.seed_torch(step, "optimizer")  # the same on all ranks, whose weights would part otherwise
-        if self.replay.enabled and is_function_of_tensors(optimizer):
-            optimizer.set_rates()
-            made_for = (gradients, stage.clip, optimizer, self.states_replaced)
-            results = self.replay(lambda: self.update(gradients, stage.clip, optimizer.update), made_for)
-        else:
-            results = self.update(gradients, stage.clip, partial(take_step, optimizer))
-        self.loss, self.grad_norm, self.finite = results
+        self.seed_torch(item.step, "optimizer")  # the same on all ranks, whose weights would part otherwise
+        if not self.replay.enabled or not is_function_of_tensors(optimizer):
+            return self.update(gradients, stage.clip, partial(take_step, optimizer))
+        optimizer.set_rates()
+        made_for = (gradients, stage.clip, optimizer, self.states_replaced)
+        loss, norm, finite = self.replay(lambda: self.update(gradients, stage.clip, optimizer.update), made_for)
+        return loss, norm, finite
+
+    def eager_reason(self, item: StepItem, stage: StageConfig, optimizer: torch.optim.Optimizer) -> str | None:
+        """Return why a step launches other than all steps with a pack of its size do; None if it does not."""
+        pack = item.packs[0]
+        limit = self.model.config.checkpoint_rows if stage.checkpoint_rows is None else stage.checkpoint_rows
+        if len(item.packs) > 1:
+            return "it has several packs"
+        if not pack.is_padded:
+            return "its tables exceed the sizes that packs are padded to"
+        if self.tokens_of(pack) >= self.too_large:
+            return "packs of its size are halved"
+        if 0 < limit < max(N for N, _, _ in pack.shapes):
+            return "activations are recomputed"
+        modules = self.model.modules()
+        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules):
+            return "the network has hooks, of a callback"
+        if not is_function_of_tensors(optimizer):
+            return "the optimizer has hooks, of a callback"
+        return None
+
+    def replayed_step(
+        self, item: StepItem, gradients: Gradients, stage: StageConfig, optimizer: torch.optim.Optimizer
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Take a step of one padded pack as a CUDA graph, or as it will be captured; None if it does not fit.
+
+        The first steps of a size are taken eagerly, and count like others. The graph of a size reads its tables from
+        the pack of the first of them, into which those of later steps are copied.
+        """
+        (pack,) = item.packs
+        assert pack.layout is not None and is_function_of_tensors(optimizer)  # see `eager_reason`
+        measures_gates = any(layer.gate_sums is not None for _, layer in self.model.named_scalings())
+        size = (pack.layout.key, measures_gates)
+        kept = self.kept_packs.setdefault(size, pack)
+        if kept is not pack:
+            kept.copy_(pack)
+
+        def whole_step() -> tuple[Tensor, Tensor, Tensor]:
+            gradients.start()
+            with self.precision.autocast(self.device.type):
+                self.add_gradients(gradients, kept, 1.0, stage.checkpoint_rows)
+            gradients.remove_rounding()
+            return self.update(gradients, stage.clip, optimizer.update)
+
+        self.seed_torch(item.step, "optimizer")
+        optimizer.set_rates()
+        try:
+            made_for = (gradients, item.stage, optimizer, self.states_replaced)
+            loss, norm, finite = self.step_replay(whole_step, made_for, size)
+        except torch.OutOfMemoryError:  # halves may fit
+            return None
+        return loss, norm, finite
 
     def update(
         self, gradients: Gradients, clip: float, take: Callable[[Tensor], None]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tabicl_train import compiling
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.console import counted, first_line, info
+from tabicl_train.cuda_graph import step_problem
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.kernels import kernels_of, problem_of_kernels
@@ -94,6 +95,8 @@ def build_module(
         compiling.compile_blocks(module.model)
     if module.device.type in KERNEL_DEVICES:
         choose_attention(module, config, ranks)
+    if module.device.type == "cuda":
+        choose_graphs(module, config, ranks)
     optimizer = module.configure_optimizers()
     if content is not None:
         load_training(content, module, optimizer)
@@ -127,6 +130,19 @@ def choose_attention(module: Pretraining, config: RunConfig, ranks: Ranks) -> No
         info(f"attention kernels of this package {where}, which agree with float64{columns}")
     elif kernels.attention or kernels.scaling:
         info(f"attention PyTorch's{'' if problem is None else f', since {problem}'}{columns}")
+
+
+def choose_graphs(module: Pretraining, config: RunConfig, ranks: Ranks) -> None:
+    """Replay as CUDA graphs what `trainer.cuda_graphs` allows, and say what."""
+    if config.trainer.cuda_graphs == "never":
+        module.replay.enabled = False
+        return
+    problem = step_problem(config, ranks.size)
+    module.step_replay.enabled = problem is None
+    if problem is None:
+        info("graphs    whole steps are replayed as CUDA graphs, on packs that are padded to a few sizes")
+    else:
+        info(f"graphs    steps of the optimizer alone are replayed as CUDA graphs, since {problem}")
 
 
 def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:

@@ -14,10 +14,13 @@ import torch
 from priors import Prior, Table, TableSpec
 from priors.real import real_tables
 from tabicl_train.config.schema import CurriculumConfig
-from tabicl_train.curriculum import plan_step
+from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.padding import Size
+
+PLANNED = 16  # steps of a stage of which the size of a typical pack is the mean
 
 
 @dataclass
@@ -49,6 +52,8 @@ class StepStream:
     ranks: int = 1
     keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
     prepares: bool = False  # whether packs get a layout, for training on a GPU
+    pads: bool = False  # whether the pack of a step with one is padded to one of a few sizes, for CUDA graphs
+    typical_sizes: dict[str, Size | None] = field(default_factory=dict)  # of packs of each stage, once planned
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
@@ -67,14 +72,39 @@ class StepStream:
                     tables.append(table)
                     item.rejections.update(table.rejections)
             tables.sort(key=lambda table: (len(table.y), table.train_size, table.X.shape[1]))  # equal shapes together
-            of_tables = pack(tables)
-            if self.prepares:
-                of_tables.layout = family_of(self.model).prepared(self.model, of_tables)
-            item.packs.append(of_tables)
+            item.packs.append(self.laid_out(pack(tables), step))
             if self.keeps_clusters:
                 real = real_tables(self.prior)
                 item.clusters += [None if real is None else real.clusters(table) for table in tables]
         return item
+
+    def laid_out(self, pack: Pack, step: int) -> Pack:
+        """Return a pack with a layout if training needs one, and padded if it is all of a step."""
+        family = family_of(self.model)
+        stage, settings, _ = stage_at(self.curriculum, step)
+        if self.pads and len(pack) == settings.tables:
+            if stage not in self.typical_sizes:
+                self.typical_sizes[stage] = typical_size(self.curriculum, self.model, self.seed, step, self.prior)
+            typical = self.typical_sizes[stage]
+            padded = None if typical is None else family.padded(self.model, pack, typical)
+            if padded is not None:
+                return padded
+        if self.prepares:
+            pack.layout = family.prepared(self.model, pack)
+        return pack
+
+
+def typical_size(
+    curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int, prior: Prior | None = None
+) -> Size | None:
+    """Return the size of a typical pack in the stage of a step, from the plan of its first steps; see padding.py."""
+    _, stage, stage_step = stage_at(curriculum, step)
+    packs = []
+    for number in range(min(PLANNED, stage.steps)):
+        plan = plan_step(curriculum, model, seed, step - stage_step + number, prior)
+        specs = [group.spec for group in plan.groups for _ in group.tables]
+        packs.append([(spec.num_rows, spec.train_size, spec.num_features) for spec in specs])
+    return family_of(model).typical_size(model, packs, stage.rows[1], stage.features[1])
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:

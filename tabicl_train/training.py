@@ -13,6 +13,7 @@ from tabicl_train.callbacks.build import build_callbacks
 from tabicl_train.callbacks.callback import Callbacks, Reason, RunContext
 from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
+from tabicl_train.cuda_graph import step_problem
 from tabicl_train.distributed.processes import Launch, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
@@ -68,6 +69,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         steps = range(config.total_steps)
         stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
         stream.prepares = process.device.type == "cuda"
+        stream.pads = step_problem(config, launch.size) is None
         loader = process.enter(
             build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
         )

@@ -228,7 +228,7 @@ def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
     """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
     losses = []
     for pack in item.packs:
-        targets = pack.y.cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
+        targets = pack.y[: pack.rows].cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
         for (_, labeled, _), y in zip(pack.shapes, targets, strict=True):
             losses.append(module.model.guess_loss(y, labeled))
     return losses
@@ -247,11 +247,16 @@ class Diagnostics(Callback):
 
     files = ("scaling.csv",)
 
+    def __init__(self) -> None:
+        self.gate_sums: dict[str, Tensor] = {}  # by layer; kept, as CUDA graphs add to them
+
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Let the layers measure their gates in a logged step."""
         if item.step + 1 in self.context.logged:
-            for _, scaling in state.network.named_scalings():
-                scaling.gate_sums = torch.zeros(3, device=state.device)
+            for name, scaling in state.network.named_scalings():
+                if name not in self.gate_sums:
+                    self.gate_sums[name] = torch.zeros(3, device=state.device)
+                scaling.gate_sums = self.gate_sums[name].zero_()
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
         """Write the rows of a logged step."""

@@ -318,6 +318,10 @@ class TrainerConfig:
     """On a GPU, auto computes attention in rows and columns, and the query-aware scalable softmax outside columns, by
     Triton kernels of this package, if they agree with float64 at the start of the run; otherwise, and with torch,
     PyTorch's operations compute them. The kernels were compared in Triton's interpreter, and not yet run on a GPU."""
+    cuda_graphs: str = "auto"
+    """On a GPU, auto replays as CUDA graphs the whole steps of a small network, whose packs are padded to a few sizes,
+    or else the steps of the optimizer alone: with several ranks, compiled blocks, dropout or plug-ins, and a run says
+    why. never replays nothing. Pads change rounding. Whole steps were tested without a GPU, and not yet run on one."""
     accelerator: str = "auto"
     """cpu, cuda, or auto (a GPU where torch finds one)."""
     plan_memory_gb: float = field(default=80.0, metadata=FREE)
@@ -337,6 +341,7 @@ class TrainerConfig:
         problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         problems += one_of("attention", self.attention, ("auto", "torch"))
+        problems += one_of("cuda_graphs", self.cuda_graphs, ("auto", "never"))
         problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
         problems += within(1, 100_000, plan_memory_gb=self.plan_memory_gb)
         problems += within(1, 1e6, timeout=self.timeout)

@@ -14,7 +14,7 @@ from tabicl_train.errors import is_installed
 from tabicl_train.gpu_check.launches import NOT_CHOSEN, attention_names, launched_kernels
 from tabicl_train.gpu_check.place import CheckFailed, Place, distance
 from tabicl_train.model.attention import CUDA_GRID, FLASH_BACKWARD, attend, attend_in_columns, fits_one_launch
-from tabicl_train.model.pack import Spans, ends_of
+from tabicl_train.model.pack import Spans, ends_of, row_programs
 
 HEADS, NARROW, WIDE = 8, 16, 64  # of the column and row stages, and of in-context learning
 # Largest error of a sequence, relative to its norm. Rounding to bf16 costs 2e-3 to 4e-3, and a wrong kernel 1.
@@ -200,7 +200,7 @@ def own_attention(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
     """Compute attention by the kernels of this package, rows without rotation."""
     if spans.table is not None or spans.uses > 1:
         return attend_in_columns(q, kv, spans)
-    from tabicl_train.model.triton_attention import row_programs, rows
+    from tabicl_train.model.triton_attention import rows
 
     assert isinstance(spans.runs, Tensor)
     programs = row_programs(spans.runs[:, [0, 2]], q.device)

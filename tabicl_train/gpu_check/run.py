@@ -67,6 +67,7 @@ CHECKS = (
     Check("fp32_columns", "columns in fp32 equal those of the CPU", steps.fp32_columns),
     Check("recomputation", "recomputation changes memory, not gradients", steps.recomputation),
     Check("no_wait", "a step does not wait for the device", steps.no_wait),
+    Check("captured_steps", "whole steps as CUDA graphs equal eager ones", steps.captured_steps),
     Check("halved_pack", "a pack that does not fit is halved", steps.halved_pack),
     Check("pinned_workers", "workers and pinned memory deliver the same tables", steps.pinned_workers),
     Check("resumed_run", "a run goes on after SIGTERM as if undisturbed", runs.resumed_run),

@@ -14,6 +14,7 @@ import torch
 from tabicl_train import compiling
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, StageConfig, configured_prior
+from tabicl_train.cuda_graph import EAGER_CALLS
 from tabicl_train.curriculum import Group, plan_step
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.gpu_check.launches import Kernel, launched_kernels
@@ -23,11 +24,12 @@ from tabicl_train.gpu_check.steps import compiler_of, module_of
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack, Shape
+from tabicl_train.model.padding import Size
 from tabicl_train.module import Pretraining
 from tabicl_train.planning import bytes_per_weight, count_parameters, extreme_tables, peak_bytes, training_flops
 from tabicl_train.precision import choose, peak_flops, set_up_gpu
 from tabicl_train.state import choose_attention
-from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.stream import StepItem, StepStream, typical_size
 
 EXPERIMENT = "tabicl_v2"
 # The share of a rank of so many is computed, since an eager step takes 1.0, 2.7 and 15 s on an H100.
@@ -265,20 +267,43 @@ def add_kernels(place: Place, step: str, kernels: list[Kernel]) -> None:
 
 
 def small_steps(place: Place) -> None:
-    """Time steps of the small networks, whose time is that of the host, with few and with many tables."""
+    """Time steps of the small networks, eager and as CUDA graphs, with few and with many tables.
+
+    Eager steps take the time of the host.
+    """
     for name, tables in SMALL_STEPS if place.is_cuda else SMALL_STEPS[:1]:
         settings = [f"experiment={name}", f"model={name}", "run_dir=unused", f"trainer.accelerator={place.device.type}"]
         settings += [f"curriculum.stages.short.tables={tables}", "curriculum.stages.short.group_size=4"]
         config = compose(settings)
         set_up_gpu(config.trainer)
-        module = module_of(config, place.device)
-        shares = [planned_share(config, step) for step in range(1, 1 + (8 if place.is_cuda else 1))]
-        started = time.perf_counter()
-        laps = time_steps(place, module, module.configure_optimizers(), shares)
-        if not laps.times:
-            raise CheckSkipped(f"no time was left for {name} with {tables} tables")
-        seconds = time.perf_counter() - started
-        add_times(place, f"{name}, {tables} tables, {choose(config.trainer).name}", 1, shares, laps, seconds, config)
+        eager = [planned_share(config, step) for step in range(1, 1 + (8 if place.is_cuda else 1))]
+        typical = typical_size(config.curriculum, config.model, config.seed, 0)
+        assert typical is not None  # as they are ours
+        for way in ("eager", "graphs"):
+            module = variant_of(place, config, None)
+            optimizer = module.configure_optimizers()
+            shares = eager
+            started = time.perf_counter()
+            if way == "graphs":
+                shares = [padded_share(config, share, typical) for share in eager]
+                module.step_replay.enabled = place.is_cuda
+                for share in shares * (1 + EAGER_CALLS):  # the last of which is captured
+                    module.training_step(share.item.to(place.device), share.item.step, 0, optimizer)
+            laps = time_steps(place, module, optimizer, shares)
+            if not laps.times:
+                raise CheckSkipped(f"no time was left for {name} with {tables} tables")
+            if place.is_cuda and way == "graphs":
+                expect(module.step_replay.enabled, "a step was not captured, see the log")
+            seconds = time.perf_counter() - started
+            what = f"{name}, {tables} tables, {choose(config.trainer).name}, {way}"
+            add_times(place, what, 1, shares, laps, seconds, config)
+
+
+def padded_share(config: RunConfig, share: Share, typical: Size) -> Share:
+    """Return the same with its pack padded, or as it is where none of the sizes fits."""
+    (pack,) = share.item.packs
+    padded = family_of(config.model).padded(config.model, pack, typical)
+    return share._replace(item=replace(share.item, packs=[padded or pack]))
 
 
 def network_in_stage(config: RunConfig, stage: StageConfig) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -202,6 +203,26 @@ def compiled_step(place: Place) -> None:
             wrong.append(f"{name}: losses differ by {loss:.1e}, gradients by {gradient:.1e}")
     torch._dynamo.reset()
     expect(not wrong, "; ".join(wrong))
+
+
+def captured_steps(place: Place) -> None:
+    """Take the same steps of padded packs eagerly and, from the third of a size on, as CUDA graphs."""
+    place.needs_cuda()
+    config = compose([*SMOKE, "trainer.precision=fp32", "trainer.accelerator=cuda"])
+    weights = []
+    for is_replayed in (False, True):
+        module = module_of(config, place.device)
+        module.step_replay.enabled = is_replayed
+        optimizer = module.configure_optimizers()
+        stream = replace(stream_of(config, config.total_steps), pads=True)
+        for step, item in enumerate(stream):
+            module.training_step(item.to(place.device), step, 0, optimizer)
+        weights.append(torch.cat([p.detach().flatten() for p in module.model.parameters()]))
+    error = distance(weights[1], weights[0])
+    place.add("figures", figure=f"weights after {config.total_steps} steps as CUDA graphs: error", value=error)
+    place.add("figures", figure="sizes that were captured", value=len(module.step_replay.captured))
+    expect(module.step_replay.enabled and len(module.step_replay.captured) > 0, "no step was captured, see the log")
+    expect(error <= UPDATE, f"weights differ from those of eager steps by {error:.1e}; {UPDATE:.0e} is allowed")
 
 
 def compiler_of(place: Place) -> str:

@@ -79,6 +79,8 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
 def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[..., Tensor]) -> Tensor:
     """`attend` on CUDA as a few launches of `attention`, for more sequences or elements than one can have."""
     # The 60,000 rows of a table of stage 3 of TabICLv2 are too many from 12 features on.
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention takes several launches, of other numbers of sequences in each step")
     heads, head_dim = q.shape[-2:]
     q, k, v = repeated(q, k, v, spans)
     outs = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from tabicl_train.console import first_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.pack import FlatLayout, Pack, Shape
+from tabicl_train.model.padding import Size
 from tabicl_train.model.quantiles import guess_loss, pinball
 from tabicl_train.model.scaling import SSA, Scaling
 
@@ -196,6 +197,24 @@ class Network(nn.Module, ABC):
         """Return what `forward` would compute of a pack's sizes on the device, or None.
 
         Where training is on a GPU, the processes that draw tables call it, and `pack.layout` has the result.
+        """
+        return None
+
+    @classmethod
+    def typical_size(
+        cls, config: Any, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
+    ) -> Size | None:
+        """Return the size of a typical pack, from the shapes of a few and the limits of their tables.
+
+        None, as by default, says that the steps of such a network cannot be replayed as CUDA graphs.
+        """
+        return None
+
+    @classmethod
+    def padded(cls, config: Any, pack: Pack, typical: Size) -> Pack | None:
+        """Return a pack with its layout, filled up to one of a few sizes, see padding.py; None if it is too large.
+
+        It is called instead of `prepared` where steps are replayed as CUDA graphs.
         """
         return None
 

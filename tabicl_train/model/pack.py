@@ -42,6 +42,7 @@ from torch import Tensor
 __all__ = ["Pack", "Shape"]
 
 Shape = tuple[int, int, int]  # N, n, M
+KEYS = (32, 64, 128)  # of a program of rows
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Pack:
         that support them.
     y : Tensor
         (rows,), the labels of all rows of each table, labeled rows first: classes, int64, or numbers, float32.
+        A padded pack has more cells and labels, zeros after those of the tables, see padding.py.
     sizes : Tensor
         int64 (B, 3), the rows N, labeled rows n and features M of each table.
     shapes : tuple of Shape
@@ -120,10 +122,20 @@ class Pack:
         """Number of cells of all tables."""
         return sum(N * M for N, _, M in self.shapes)
 
+    @property
+    def rows(self) -> int:
+        """Number of rows of all tables."""
+        return sum(N for N, _, _ in self.shapes)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether it has more rows than its tables, see padding.py."""
+        return len(self.y) > self.rows
+
     def tables(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield X (N, M), y (N,) and n of each table, as views."""
-        columns = self.X.split([N * M for N, _, M in self.shapes])
-        labels = self.y.split([N for N, _, _ in self.shapes])
+        columns = self.X[: self.cells].split([N * M for N, _, M in self.shapes])
+        labels = self.y[: self.rows].split([N for N, _, _ in self.shapes])
         for (N, n, M), X, y in zip(self.shapes, columns, labels, strict=True):
             yield X.view(M, N).t(), y, n
 
@@ -145,7 +157,8 @@ class Pack:
     def means(self, values: Tensor) -> Tensor:
         """Average over the query rows of each table, (query rows,) -> (B,); repeatable, unlike index_add on a GPU."""
         queries = self.sizes[:, 0] - self.sizes[:, 1]
-        return self._means(values, queries, longest=max(N - n for N, n, _ in self.shapes))
+        longest = max(N - n for N, n, _ in self.shapes) if self.layout is None else self.layout.most_targets
+        return self._means(values, queries, longest)
 
     def row_means(self, values: Tensor) -> Tensor:
         """Average over all rows of each table, (rows,) -> (B,)."""
@@ -167,8 +180,18 @@ class Pack:
         rows = sum(N for N, _, _ in first)
         return [
             Pack(self.X[:cells], self.y[:rows], self.sizes[:middle], first),
-            Pack(self.X[cells:], self.y[rows:], self.sizes[middle:], second),
+            Pack(self.X[cells : self.cells], self.y[rows : self.rows], self.sizes[middle:], second),
         ]
+
+    def copy_(self, other: Pack) -> None:
+        """Take the tables of a pack whose layout has the same key; all tensors stay where they are."""
+        assert self.layout is not None and other.layout is not None
+        self.shapes = other.shapes
+        self.X.copy_(other.X)
+        self.y.copy_(other.y)
+        self.sizes.copy_(other.sizes)
+        self.layout.values.copy_(other.layout.values)
+        self.layout = other.layout._replace(values=self.layout.values)  # with `runs`, which eager steps may read
 
     def to(self, device: torch.device) -> Pack:
         """Copy the tables to a device, without waiting for it."""
@@ -186,6 +209,10 @@ class Pack:
         return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes, layout)
 
 
+# Tensors on the CPU, which the host reads: `Spans.runs` and `RowPrograms.launches`
+ON_HOST = ("runs", "launches")
+
+
 class Piece(NamedTuple):
     """Where a tensor lies in `FlatLayout.values`."""
 
@@ -201,11 +228,12 @@ class FlatLayout(NamedTuple):
     """
 
     values: Tensor  # int32 (total,); of float32 numbers, the bits
-    structure: Any  # the layout, with a `Piece` in the place of each tensor; `Spans.runs`, which the host reads, a list
+    structure: Any  # the layout, with a `Piece` in the place of each tensor; those that the host reads are lists
     of_targets: Piece  # the positions of the labels of query rows
+    most_targets: int  # query rows of a table
 
     @classmethod
-    def of(cls, layout: Any, targets: Tensor) -> FlatLayout:
+    def of(cls, layout: Any, targets: Tensor, most_targets: int) -> FlatLayout:
         """Join the tensors of a layout on the CPU, and the positions of the labels of query rows."""
         joined: list[Tensor] = []
         first = 0
@@ -214,7 +242,7 @@ class FlatLayout(NamedTuple):
             nonlocal first
             if not isinstance(x, Tensor):
                 return x
-            if name == "runs":  # the host reads it, where `values` will be on a GPU
+            if name in ON_HOST:
                 return x.tolist()
             piece = Piece(first, tuple(x.shape), x.is_floating_point())
             joined.append(x.flatten().view(torch.int32) if piece.is_float else x.flatten().int())
@@ -226,11 +254,26 @@ class FlatLayout(NamedTuple):
 
         structure = map_fields(layout, join)
         of_targets = join("targets", targets)
-        return cls(torch.cat(joined), structure, of_targets)
+        return cls(torch.cat(joined), structure, of_targets, most_targets)
 
     def open(self) -> Any:
         """Return the layout, whose tensors are views of `values`."""
-        return map_fields(self.structure, lambda name, x: torch.tensor(x) if name == "runs" else self.view(x))
+        return map_fields(self.structure, lambda name, x: torch.tensor(x) if name in ON_HOST else self.view(x))
+
+    @property
+    def key(self) -> tuple:
+        """All that kernels of a GPU are given by the host: layouts of the same key launch the same, with other tables.
+
+        These are the shapes of all tensors, and numbers such as `most_queries`. `runs`, and the shapes of tables, are
+        read elsewhere.
+        """
+
+        def number(name: str, x: Any) -> Any:
+            if name in ("runs", "shapes"):
+                return None
+            return tuple(map(tuple, x)) if name in ON_HOST else x
+
+        return map_fields(self.structure, number), self.of_targets, self.most_targets
 
     def targets(self) -> Tensor:
         """Return the positions of the labels of query rows, (query rows,)."""
@@ -315,6 +358,7 @@ class WithinRows(NamedTuple):
     collecting: Spans  # from the CLS tokens to the tokens of their rows
     position: Tensor  # int64 (tokens,), the position of each token in its row
     cls: Tensor  # int64 (rows * C,), the positions of the CLS tokens
+    programs: RowPrograms | None = None  # of kernels; None: computed when read, or rows are too wide
 
 
 class Rows(NamedTuple):
@@ -564,6 +608,64 @@ def within_rows(runs: list[list[int]], starts: Tensor, num_cls: int) -> WithinRo
         position=torch.arange(num_tokens, device=device) - start_of_row,
         cls=(row_starts[:, None] + torch.arange(num_cls, device=device)).flatten(),
     )
+
+
+class RowPrograms(NamedTuple):
+    """What each program of the row kernels of triton_attention.py computes, for all blocks and both passes."""
+
+    programs: Tensor  # int32 (programs, 4) on the device: first token, tokens of a row, rows, first row
+    launches: Tensor  # int64 (3, 3) on the CPU, for each of KEYS: first program, programs, most rows of a program
+
+
+def row_programs(runs: Tensor, device: torch.device) -> RowPrograms:
+    """Divide rows among programs.
+
+    Parameters
+    ----------
+    runs : Tensor
+        `Spans.runs` of rows whose tokens all attend to their rows; see `attention.widest_row`.
+    device : torch.device
+        Where the kernels run; nothing waits for it.
+
+    Returns
+    -------
+    RowPrograms
+        A program has as many adjacent rows of equal width as fit into 32, 64 or 128 keys, the least that one row needs:
+        with 65 keys or more a row has a program of its own.
+    """
+    parts: dict[int, list[Tensor]] = {keys: [] for keys in KEYS}
+    most_rows = dict.fromkeys(KEYS, 0)
+    first_token = first_row = 0
+    for count, width, *_ in runs.tolist():
+        keys = next(keys for keys in KEYS if keys >= width)
+        together = keys // width
+        row = torch.arange(0, count, together)
+        rows = (count - row).clamp(max=together)
+        parts[keys].append(torch.stack([first_token + row * width, torch.full_like(row, width), rows, first_row + row]))
+        most_rows[keys] = max(most_rows[keys], min(count, together))
+        first_token += count * width
+        first_row += count
+
+    launches = []
+    first_program = 0
+    for keys in KEYS:
+        number = sum(part.shape[1] for part in parts[keys])
+        launches.append([first_program, number, most_rows[keys]])
+        first_program += number
+    programs = torch.cat([part for keys in KEYS for part in parts[keys]], 1).int().t().contiguous()
+    if device.type == "cuda":
+        programs = programs.pin_memory()
+    return RowPrograms(programs.to(device, non_blocking=True), torch.tensor(launches))
+
+
+def with_programs(rows: Rows) -> Rows:
+    """Add the programs of kernels, unless a row is too wide for them."""
+    every = rows.within.every
+    assert isinstance(every.runs, Tensor)  # not exported
+    if every.most_keys > KEYS[-1]:
+        return rows
+    programs = row_programs(every.runs, every.query_ends.device)
+    return rows._replace(within=rows.within._replace(programs=programs))
 
 
 def context_layout(sizes: Tensor, shapes: list[tuple[int, int, int]]) -> Context:

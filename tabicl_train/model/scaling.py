@@ -166,7 +166,7 @@ class QASSMax(Scaling):
     def note(self, moments: Tensor, gates: int) -> None:
         """Add the means of a forward pass to gate_sums; moments (2,) are the sum of its gates and of their squares."""
         if self.gate_sums is not None:
-            self.gate_sums = self.gate_sums + torch.cat([moments / gates, moments.new_ones(1)])
+            self.gate_sums.add_(torch.cat([moments / gates, moments.new_ones(1)]))
 
 
 class SSA(nn.Module):

@@ -25,7 +25,17 @@ from tabicl_train.model.attention import (
     widest_row,
 )
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.model.pack import Columns, Context, Pack, Rows, Shape, WithinRows, positions_by_kind, starts_of
+from tabicl_train.model.pack import (
+    Columns,
+    Context,
+    Pack,
+    Rows,
+    Shape,
+    WithinRows,
+    positions_by_kind,
+    row_programs,
+    starts_of,
+)
 
 
 class LabelEncoder(nn.Linear):
@@ -288,10 +298,10 @@ class RowInteraction(nn.Module):
         every: RowSpans | KernelRows
         collecting: RowSpans | KernelRows
         if self.takes_kernels(x, within):
-            from tabicl_train.model.triton_attention import row_programs  # needs Triton
-
-            assert isinstance(within.every.runs, Tensor)  # not exported
-            programs = row_programs(within.every.runs, x.device)  # for all blocks, and both passes of each
+            programs = within.programs
+            if programs is None:
+                assert isinstance(within.every.runs, Tensor)  # not exported
+                programs = row_programs(within.every.runs, x.device)
             every = KernelRows(cos, sin, *programs, 0, interleaved)
             collecting = KernelRows(cos, sin, *programs, self.config.row_num_cls, interleaved)
         else:

@@ -9,12 +9,14 @@ points, T = row_num_cls + G tokens of a row, D = row_num_cls * E row representat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tabicl_train import register
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
@@ -41,7 +43,9 @@ from tabicl_train.model.pack import (
     context_layout,
     log_counts,
     row_layout,
+    with_programs,
 )
+from tabicl_train.model.padding import Size, pad_columns, pad_context, pad_rows, round_up, totals_of, typical_size
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import SSA, Scaling
 from tabicl_train.model.stages import (
@@ -220,6 +224,7 @@ class TabICL(Network):
         if complete:
             cells = feature_index(pack.sizes, pack.shapes, columns, config.col_grouping, config.group_size)
             columns = columns._replace(cells=cells)
+            rows = with_programs(rows)
         return Layout(columns, rows, context_layout(sizes, shapes), log_counts(sizes))
 
     @classmethod
@@ -227,7 +232,56 @@ class TabICL(Network):
         """Lay out a pack on the CPU; see `Network`."""
         if cls.forward is not TabICL.forward:  # a subclass may lay it out otherwise
             return None
-        return FlatLayout.of(cls.layout(config, pack, complete=True), pack.target_positions())
+        most_targets = max(N - n for N, n, _ in pack.shapes)
+        return FlatLayout.of(cls.layout(config, pack, complete=True), pack.target_positions(), most_targets)
+
+    @classmethod
+    def typical_size(
+        cls, config: TabICLConfig, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
+    ) -> Size | None:
+        """Return the size of a typical pack; see `Network`."""
+        # A disjoint grouping has more cells than tokens. Signed averaging computes run by run, a plug-in anything.
+        rules = config.col_scaling, config.icl_scaling
+        is_own = cls is TabICL and not any(register.scaling.plugin(rule) for rule in rules)
+        if not is_own or config.col_grouping == "disjoint" or any(register.scaling[rule].averages for rule in rules):
+            return None
+        return typical_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
+
+    @classmethod
+    def padded(cls, config: TabICLConfig, pack: Pack, typical: Size) -> Pack | None:
+        """Fill a pack on the CPU up to one of a few sizes; see `Network`."""
+        sizes, shapes = group_sizes(config, pack)
+        num_cls = config.row_num_cls
+        rounded = round_up(shapes, typical, num_cls)
+        if rounded is None:
+            return None
+        size, pads = rounded
+        exact = totals_of(shapes, num_cls)
+
+        # In columns and in in-context learning, pads are more tables. The columns have any number of pads, the numbers
+        # of labeled rows, `log_n`, one for each table and each pad of in-context learning.
+        last = 2 * size.tables - 1
+        with_columns = torch.cat([sizes, torch.tensor(pads.columns, dtype=sizes.dtype).view(-1, 3)])
+        with_tables = torch.cat([sizes, torch.tensor(pads.tables, dtype=sizes.dtype)])
+        columns = column_layout(with_columns, shapes + pads.columns, config.col_num_inducing)
+        columns = columns._replace(
+            cells=feature_index(with_columns, shapes, columns, config.col_grouping, config.group_size)
+        )
+        rows = row_layout(sizes, shapes, num_cls, column_layout(sizes, shapes, config.col_num_inducing))
+        layout = Layout(
+            pad_columns(columns, last, size),
+            pad_rows(rows, exact, size, pads.rows, num_cls),
+            pad_context(context_layout(with_tables, shapes + pads.tables), size),
+            log_counts(with_tables),
+        )
+        targets = F.pad(pack.target_positions(), (0, size.totals.query_rows - exact.query_rows))
+        return Pack(
+            F.pad(pack.X, (0, size.totals.tokens - exact.tokens)),
+            F.pad(pack.y, (0, size.totals.rows - exact.rows)),
+            pack.sizes,
+            pack.shapes,
+            FlatLayout.of(layout, targets, size.most_rows),
+        )
 
     def blocks(self) -> Iterator[nn.Module]:
         """Yield the transformer blocks of all stages; see `Network`."""

@@ -23,16 +23,15 @@ Q queries, K keys, H heads, d values of a head, which kernels call D, and P once
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tabicl_train.model.pack import one_hot_sums
+from tabicl_train.model.pack import KEYS, RowPrograms, one_hot_sums
 
-KEYS = (32, 64, 128)  # of a program of rows
 LOG2E = tl.constexpr(1.4426950408889634)  # exp2 is one instruction, exp takes four
 # The score of a key that a query does not see. It is finite, so that a query that sees none, in a tile's padding, gets
 # weights without NaN; these are multiplied by zeros.
@@ -382,57 +381,6 @@ def points_read_tokens_backward(
         _store(dkv + at, dk, tokens - start, 2 * H * D, TILE, D, P)
         _store(dkv + at + H * D, dv, tokens - start, 2 * H * D, TILE, D, P)
     _store(dq + column * (POINTS * H * D) + h * D, dx, POINTS, H * D, PADDED, D, P)
-
-
-# Programs of rows
-
-
-class RowPrograms(NamedTuple):
-    """What each program of the row kernels computes; the same for all blocks of a network, and for both passes."""
-
-    programs: Tensor  # int32 (programs, 4) on the device: first token, tokens of a row, rows, first row
-    launches: Tensor  # int64 (3, 3) on the CPU, for each of KEYS: first program, programs, most rows of a program
-
-
-def row_programs(runs: Tensor, device: torch.device) -> RowPrograms:
-    """Divide rows among programs.
-
-    Parameters
-    ----------
-    runs : Tensor
-        `Spans.runs` of rows whose tokens all attend to their rows; see `attention.widest_row`.
-    device : torch.device
-        Where the kernels run; nothing waits for it.
-
-    Returns
-    -------
-    RowPrograms
-        A program has as many adjacent rows of equal width as fit into 32, 64 or 128 keys, the least that one row needs:
-        with 65 keys or more a row has a program of its own.
-    """
-    parts: dict[int, list[Tensor]] = {keys: [] for keys in KEYS}
-    most_rows = dict.fromkeys(KEYS, 0)
-    first_token = first_row = 0
-    for count, width, *_ in runs.tolist():
-        keys = next(keys for keys in KEYS if keys >= width)
-        together = keys // width
-        row = torch.arange(0, count, together)
-        rows = (count - row).clamp(max=together)
-        parts[keys].append(torch.stack([first_token + row * width, torch.full_like(row, width), rows, first_row + row]))
-        most_rows[keys] = max(most_rows[keys], min(count, together))
-        first_token += count * width
-        first_row += count
-
-    launches = []
-    first_program = 0
-    for keys in KEYS:
-        number = sum(part.shape[1] for part in parts[keys])
-        launches.append([first_program, number, most_rows[keys]])
-        first_program += number
-    programs = torch.cat([part for keys in KEYS for part in parts[keys]], 1).int().t().contiguous()
-    if device.type == "cuda":
-        programs = programs.pin_memory()
-    return RowPrograms(programs.to(device, non_blocking=True), torch.tensor(launches))
 
 
 # Operators, which torch.compile leaves in its graphs as they are

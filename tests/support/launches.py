@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +25,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.cuda_graph import Replay
 from tabicl_train.curriculum import plan_step
 from tabicl_train.kernels import kernels_of
-from tabicl_train.model import attention, tabicl, triton_attention
+from tabicl_train.model import attention, tabicl
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.module import Pretraining
@@ -98,11 +98,11 @@ class CountedReplay(Replay):
     """A replay on the CPU: it calls the function, whose operators are one launch, and each of its results another."""
 
     def __init__(self, counter: Launches) -> None:
-        super().__init__()
+        super().__init__("counted")
         self.enabled = True
         self.counter = counter
 
-    def __call__(self, function: Callable[[], tuple[Tensor, ...]], made_for: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def __call__(self, function: Callable[[], tuple[Tensor, ...]], made_for: Any, size: Any = None) -> Any:
         self.counter.phase = "graph"
         results = function()
         self.counter.phase = "optimizer"
@@ -141,7 +141,6 @@ def branches_of_cuda() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "is_cuda", property(lambda self: True))
         patch.setattr(attention, "KERNEL_DEVICES", ["cpu"])
-        patch.setattr(triton_attention, "row_programs", lambda runs, device: [torch.zeros(3, 4), torch.zeros(3, 3)])
         patch.setattr(tabicl.TabICL, "_check", lambda self, pack: None)
         patch.setattr(nn.init, "trunc_normal_", lambda tensor, std: tensor)  # reads a value
         yield
@@ -149,27 +148,13 @@ def branches_of_cuda() -> Iterator[None]:
 
 def launches_of_step(config: Any, packs: list[tuple[Shape, ...]], own_kernels: bool = True) -> Launches:
     """Count the launches of a step in bf16 with packs of these shapes; own_kernels: those of triton_attention.py."""
-    logging.disable(logging.WARNING)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with branches_of_cuda(), fake:
-        module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
-        module.on_fit_start()
-        kernels_of(module.model, torch.bfloat16).use(own_kernels)
-        module.uses_kernels = own_kernels
-        made = []
-        for shapes in packs:
-            cells = sum(N * M for N, _, M in shapes)
-            rows = sum(N for N, _, _ in shapes)
-            labels = torch.zeros(rows, dtype=torch.int64)
-            with unset_fake_temporarily():  # a worker computes the layout
-                sizes = torch.tensor(shapes)
-                layout = family_of(config.model).prepared(config.model, Pack(sizes, sizes, sizes, shapes))
-            if layout is not None:
-                layout = layout._replace(values=torch.zeros(len(layout.values), dtype=torch.int32))
-            made.append(
-                Pack(torch.zeros(cells), labels, torch.zeros(len(shapes), 3, dtype=torch.int64), shapes, layout)
-            )
-        item = StepItem(0, next(iter(config.curriculum.stages)), sum(map(len, packs)), made)
+    family = family_of(config.model)
+    made = [pack_of_zeros(shapes) for shapes in packs]
+    for pack in made:
+        pack.layout = family.prepared(config.model, pack)
+    with branches_of_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+        module = fake_module(config, own_kernels)
+        item = StepItem(0, next(iter(config.curriculum.stages)), sum(map(len, packs)), list(map(as_fake, made)))
         optimizer = module.configure_optimizers()
         module.training_step(item, 0, 0, optimizer)
         counters = []
@@ -181,6 +166,47 @@ def launches_of_step(config: Any, packs: list[tuple[Shape, ...]], own_kernels: b
             counters.append(counter)
         assert counters[0].replayed == counters[1].replayed  # as a graph needs it
     return counters[0]
+
+
+def replays_of_steps(config: Any, packs: list[Pack], own_kernels: bool) -> list[Launches]:
+    """Take steps of these padded packs, each as a replay, and one before."""
+    stage = next(iter(config.curriculum.stages))
+    counters = []
+    with branches_of_cuda(), FakeTensorMode(allow_non_fake_inputs=True):
+        module = fake_module(config, own_kernels)
+        optimizer = module.configure_optimizers()
+        for step, pack in enumerate([packs[0], *packs]):
+            counter = Launches()
+            module.step_replay = CountedReplay(counter)
+            item = StepItem(step, stage, len(pack), [as_fake(pack)])
+            with counter:
+                module.training_step(item, step, 0, optimizer)
+            counters.append(counter)
+    return counters[1:]
+
+
+def pack_of_zeros(shapes: tuple[Shape, ...]) -> Pack:
+    cells = sum(N * M for N, _, M in shapes)
+    rows = sum(N for N, _, _ in shapes)
+    return Pack(torch.zeros(cells), torch.zeros(rows, dtype=torch.int64), torch.tensor(shapes), shapes)
+
+
+def as_fake(pack: Pack) -> Pack:
+    """Return the pack with fake tensors, as it is on a GPU."""
+    X, y, sizes = (torch.zeros(x.shape, dtype=x.dtype) for x in (pack.X, pack.y, pack.sizes))
+    layout = pack.layout
+    if layout is not None:
+        layout = layout._replace(values=torch.zeros(len(layout.values), dtype=torch.int32))
+    return Pack(X, y, sizes, pack.shapes, layout)
+
+
+def fake_module(config: Any, own_kernels: bool) -> Pretraining:
+    logging.disable(logging.WARNING)
+    module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
+    module.on_fit_start()
+    kernels_of(module.model, torch.bfloat16).use(own_kernels)
+    module.uses_kernels = own_kernels
+    return module
 
 
 @contextmanager

@@ -24,13 +24,12 @@ from networks import small_network  # noqa: E402
 from tabicl_train import kernels  # noqa: E402
 from tabicl_train.model import attention, triton_attention  # noqa: E402
 from tabicl_train.model.attention import Rotary, turn  # noqa: E402
-from tabicl_train.model.pack import Pack, ends_of  # noqa: E402
+from tabicl_train.model.pack import KEYS, Pack, ends_of, row_programs  # noqa: E402
+from tabicl_train.model.padding import Size, Totals, pad_programs  # noqa: E402
 from tabicl_train.model.triton_attention import (  # noqa: E402
-    KEYS,
     column_options,
     points_read_tokens,
     row_options,
-    row_programs,
     rows,
     tokens_read_points,
 )
@@ -201,6 +200,11 @@ def test_kernels_of_rows_neither_read_nor_write_outside(cls):
         assert torch.equal(written_gradients[0], dqkv[collecting, 0])
     else:
         assert torch.equal(written_gradients[0], dqkv)
+    # Programs without rows, which fill a padded pack up, do nothing.
+    size = Size(1, Totals(0, 0, 0, 0, 0, 3, 2, 1), 1, 40)
+    launch.keywords["rows"] = pad_programs(kernel_rows, size, cls)
+    launch(triton_attention.rows_forward, inside[0], kv, [written])
+    assert torch.equal(written, out)
     for x in (*inside, inside_grad, written, *written_gradients):
         assert x._base.isnan().sum() == len(x._base) - x.numel()
 
