@@ -277,7 +277,7 @@ from tabicl_train import register
 
 @register.prior("stored")
 class Stored(Prior):
-    stored_sizes = np.array([[40, 20, 3], [60, 20, 5]])
+    stored_sizes = np.array([[40, 20, 30], [600, 20, 50]])
     stored_classes = 3
 """
 
@@ -288,8 +288,8 @@ def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
     with pytest.raises(ConfigError) as error:
         compose([*settings, "model.max_classes=2"])
     assert error.value.problems == [
-        "curriculum.stages.smoke: the stored tables have other sizes; set curriculum.stages.smoke.rows=[40,60] "
-        "curriculum.stages.smoke.features=[3,5] curriculum.stages.smoke.train_share=[0.333,0.5]",
+        "curriculum.stages.smoke: the stored tables have other sizes; set curriculum.stages.smoke.rows=[40,600] "
+        "curriculum.stages.smoke.features=[30,50] curriculum.stages.smoke.train_share=[0.033,0.5]",
         "model.max_classes is 2, but the stored tables of prior=stored have up to 3 classes",
     ]
     with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=stored"):
