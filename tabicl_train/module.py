@@ -83,13 +83,12 @@ class Gradients:
         self.views_of_casts: list[Tensor] = []
         if casts is not None:
             numbers = {id(p): i for i, p in enumerate(trained)}
-            casts.refresh(set(numbers))
             # As large as `flat`, with each gradient at the same position, so that one sum adds all of them to it; zeros
             # where a parameter has no copy.
             self.flat_of_casts = torch.zeros_like(self.flat, dtype=casts.dtype)
             views = aligned_views(trained, self.flat_of_casts)
             for parameter, leaf in zip(casts.parameters, casts.leaves, strict=True):
-                if id(parameter) in numbers:
+                if leaf.requires_grad:
                     self.inputs.append(leaf)
                     self.views_of_casts.append(views[numbers[id(parameter)]])
         self.inputs += trained
@@ -98,7 +97,7 @@ class Gradients:
         """Begin a step: no gradients yet, and copies of the present weights."""
         self.flat.zero_()
         if self.casts is not None:
-            self.casts.refresh({id(p) for p in self.parameters})
+            self.casts.refresh()
 
     def add(self, gradients: tuple[Tensor | None, ...], loss: Tensor) -> None:
         """Add the gradients of `inputs`, None where one was not read, and a loss."""
@@ -374,7 +373,7 @@ class Pretraining(nn.Module):
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
         # An objective of a plug-in may depend on the weights themselves.
         is_own = self.objective is None or type(self.objective).__module__ == Objective.__module__
-        casts = CastWeights(places, DTYPES[self.precision.name]) if places else None
+        casts = CastWeights(places, DTYPES[self.precision.name], trained) if places else None
         self.gradients = Gradients(trained, frozen, self.model.biases_without_effect() if is_own else (), casts)
         self.made_for = made_for
         return self.gradients

@@ -110,7 +110,7 @@ def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream
 def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
     """Compute the gradients of all packs of an item."""
     _, stage, _ = stage_at(module.curriculum, item.step)
-    gradients.flat.zero_()
+    gradients.start()
     for number in range(len(item.packs)):
         module.accumulate(gradients, item, number, stage.checkpoint_rows)
 

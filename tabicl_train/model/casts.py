@@ -43,6 +43,8 @@ class CastWeights:
         The parameters, as `Network.products` yields them.
     dtype : torch.dtype
         bfloat16 or float16.
+    trained : iterable of Parameter
+        Those that need a gradient.
 
     Attributes
     ----------
@@ -52,21 +54,22 @@ class CastWeights:
         Their copies, in the same order; those of frozen parameters need no gradient.
     """
 
-    def __init__(self, places: Iterable[Place], dtype: torch.dtype) -> None:
+    def __init__(self, places: Iterable[Place], dtype: torch.dtype, trained: Iterable[Tensor]) -> None:
         self.dtype = dtype
         found = [(module, name, module.get_parameter(name)) for module, name in places]
         self.parameters: list[Tensor] = list({id(p): p for _, _, p in found}.values())
         flat = self.parameters[0].new_zeros(aligned_size(self.parameters), dtype=dtype)
         self.leaves = [view.detach() for view in aligned_views(self.parameters, flat)]
         leaf_of = {id(p): leaf for p, leaf in zip(self.parameters, self.leaves, strict=True)}
+        for parameter in trained:
+            if id(parameter) in leaf_of:
+                leaf_of[id(parameter)].requires_grad_()
         self.places = [(module, name, p, leaf_of[id(p)]) for module, name, p in found]
 
-    def refresh(self, trained: set[int]) -> None:
-        """Copy the weights; trained: the `id` of each parameter that needs a gradient."""
-        with torch.no_grad():
-            torch._foreach_copy_(self.leaves, self.parameters)
-        for parameter, leaf in zip(self.parameters, self.leaves, strict=True):
-            leaf.requires_grad_(id(parameter) in trained)
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the weights of now."""
+        torch._foreach_copy_(self.leaves, self.parameters)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

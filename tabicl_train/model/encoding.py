@@ -172,7 +172,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(network: Any, pack: Pack) -> Layout:
-    sizes, shapes = network.groups(pack)
+    sizes, shapes = network.groups(network.config, pack)
     return Layout(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
 
 

@@ -195,18 +195,15 @@ class Pack:
 
     def to(self, device: torch.device) -> Pack:
         """Copy the tables to a device, without waiting for it."""
-        X = self.X.to(device, non_blocking=True)
-        y = self.y.to(device, non_blocking=True)
-        sizes = self.sizes.to(device, non_blocking=True)
-        layout = None
-        if self.layout is not None:
-            layout = self.layout._replace(values=self.layout.values.to(device, non_blocking=True))
-        return Pack(X, y, sizes, self.shapes, layout)
+        return self._copied(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> Pack:
         """Copy the tables to pinned memory."""
-        layout = None if self.layout is None else self.layout._replace(values=self.layout.values.pin_memory())
-        return Pack(self.X.pin_memory(), self.y.pin_memory(), self.sizes.pin_memory(), self.shapes, layout)
+        return self._copied(lambda x: x.pin_memory())
+
+    def _copied(self, copy: Callable[[Tensor], Tensor]) -> Pack:
+        layout = None if self.layout is None else self.layout._replace(values=copy(self.layout.values))
+        return Pack(copy(self.X), copy(self.y), copy(self.sizes), self.shapes, layout)
 
 
 # Tensors on the CPU, which the host reads: `Spans.runs` and `RowPrograms.launches`

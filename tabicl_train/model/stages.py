@@ -254,6 +254,18 @@ class Merge(torch.autograd.Function):
         return grad.index_select(0, positions), None, grad.index_select(0, other_positions), None
 
 
+def products_of_blocks(blocks: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parameters of rows' and in-context learning's blocks that are read in 16 bits only."""
+    *others, last = blocks.children()
+    for block in others:
+        if isinstance(block, Block):
+            yield from block.products()
+    if isinstance(last, Block):
+        # norm1 is applied to queries and to keys, and casts its weights each time: the two gradients are added in
+        # float32, those of one copy would be in 16 bits.
+        yield from last.products(norms=("norm2",))
+
+
 class RowInteraction(nn.Module):
     """A transformer over the tokens of each row; the outputs of its CLS tokens represent the row."""
 
@@ -272,14 +284,7 @@ class RowInteraction(nn.Module):
         """See `Network.products`."""
         if type(self) is not RowInteraction:
             return
-        *blocks, last = self.tf_row["blocks"].children()
-        for block in blocks:
-            if isinstance(block, Block):
-                yield from block.products()
-        if isinstance(last, Block):
-            # norm1 is applied to queries and to keys, and casts its weights each time: the two gradients are added in
-            # float32, those of one copy would be in 16 bits.
-            yield from last.products(norms=("norm2",))
+        yield from products_of_blocks(self.tf_row["blocks"])
         yield from weights_and_biases(self.out_ln)
 
     def forward(self, tokens: Tensor, rows: Rows, recompute: bool = False) -> Tensor:
@@ -350,14 +355,7 @@ class InContextLearner(nn.Module):
         """See `Network.products`."""
         if type(self) is not InContextLearner:
             return
-        *blocks, last = self.tf_icl["blocks"].children()
-        for block in blocks:
-            if isinstance(block, Block):
-                yield from block.products()
-        if isinstance(last, Block):
-            # norm1 is applied to queries and to keys, and casts its weights each time: the two gradients are added in
-            # float32, those of one copy would be in 16 bits.
-            yield from last.products(norms=("norm2",))
+        yield from products_of_blocks(self.tf_icl["blocks"])
         layers = self.decoder.children() if type(self.decoder) is nn.Sequential else ()
         yield from weights_and_biases(self.ln, *layers)
 

@@ -68,16 +68,6 @@ class Layout(NamedTuple):
     log_n: Tensor  # float32 (B,), the logarithm of the number of labeled rows of each table
 
 
-def group_sizes(config: TabICLConfig, pack: Pack) -> tuple[Tensor, list[Shape]]:
-    """Return N, n and G of each table, int64 (B, 3) on the device of the pack, and the same as a list on the host."""
-    shapes = [(N, n, token_groups(config, M)) for N, n, M in pack.shapes]
-    sizes = pack.sizes
-    if config.col_grouping == "disjoint":
-        N, n, M = sizes.unbind(1)
-        sizes = torch.stack([N, n, -(-M // config.group_size)], 1)
-    return sizes, shapes
-
-
 class TabICL(Network):
     """Tabular in-context learner, TabICLv2 (arXiv 2602.11139) or v1 (arXiv 2502.05564) by configuration.
 
@@ -211,14 +201,20 @@ class TabICL(Network):
         """
         return represent_queries(self, queries, state.columns, tokens)
 
-    def groups(self, pack: Pack) -> tuple[Tensor, list[Shape]]:
+    @staticmethod
+    def groups(config: TabICLConfig, pack: Pack) -> tuple[Tensor, list[Shape]]:
         """Return N, n and G of each table, int64 (B, 3) on the device, and the same as a list on the host."""
-        return group_sizes(self.config, pack)
+        shapes = [(N, n, token_groups(config, M)) for N, n, M in pack.shapes]
+        sizes = pack.sizes
+        if config.col_grouping == "disjoint":
+            N, n, M = sizes.unbind(1)
+            sizes = torch.stack([N, n, -(-M // config.group_size)], 1)
+        return sizes, shapes
 
     @staticmethod
     def layout(config: TabICLConfig, pack: Pack, complete: bool = False) -> Layout:
         """Lay out the tokens of a pack; complete: with all that is otherwise computed where it is read."""
-        sizes, shapes = group_sizes(config, pack)
+        sizes, shapes = TabICL.groups(config, pack)
         columns = column_layout(sizes, shapes, config.col_num_inducing)
         rows = row_layout(sizes, shapes, config.row_num_cls, columns)
         if complete:
@@ -250,7 +246,7 @@ class TabICL(Network):
     @classmethod
     def padded(cls, config: TabICLConfig, pack: Pack, typical: Size) -> Pack | None:
         """Fill a pack on the CPU up to one of a few sizes; see `Network`."""
-        sizes, shapes = group_sizes(config, pack)
+        sizes, shapes = TabICL.groups(config, pack)
         num_cls = config.row_num_cls
         rounded = round_up(shapes, typical, num_cls)
         if rounded is None:

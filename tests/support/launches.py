@@ -6,7 +6,6 @@ launch nothing. Kernels of cuBLAS that divide a product, and fills of memory ins
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from tabicl_train.config.compose import compose
 from tabicl_train.cuda_graph import Replay
 from tabicl_train.curriculum import plan_step
+from tabicl_train.gpu_check.stages import shapes_of
 from tabicl_train.kernels import kernels_of
 from tabicl_train.model import attention, tabicl
 from tabicl_train.model.config import family_of
@@ -127,11 +127,7 @@ def planned_shapes(overrides: list[str], step: int) -> tuple[Any, list[tuple[Sha
     """Return a configuration and the shapes of the packs that its curriculum plans for a step."""
     config = compose([*overrides, "run_dir=unused", "trainer.accelerator=cpu"])
     plan = plan_step(config.curriculum, config.model, config.seed, step, None)
-    packs = []
-    for groups in plan.packs(0, 1):
-        shapes = [(g.spec.num_rows, g.spec.train_size, g.spec.num_features) for g in groups for _ in g.tables]
-        packs.append(tuple(sorted(shapes)))
-    return config, packs
+    return config, [tuple(sorted(shapes_of(groups))) for groups in plan.packs(0, 1)]
 
 
 @contextmanager
