@@ -197,7 +197,6 @@ def as_fake(pack: Pack) -> Pack:
 
 
 def fake_module(config: Any, own_kernels: bool) -> Pretraining:
-    logging.disable(logging.WARNING)
     module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
     module.on_fit_start()
     kernels_of(module.model, torch.bfloat16).use(own_kernels)
