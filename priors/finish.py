@@ -44,18 +44,19 @@ def finish(
     if num_classes == 0:
         y = standardize_target(target)
     else:
-        class_order = torch.from_numpy(rng.permutation(num_classes))
-        rows = split_rows(target.numpy(), num_classes, train_size, rng)
-        y = class_order[target]
+        labels = target.numpy()
+        class_order = rng.permutation(num_classes)
+        rows = split_rows(labels, num_classes, train_size, rng)
+        y = torch.from_numpy(class_order[labels])
 
-    features = clamp_and_standardize(columns).T  # (M, N)
-    if features.isnan().any():
+    features = clamp_and_standardize(columns).T.numpy()  # (M, N)
+    if np.isnan(features[:, 0]).any():  # such a column is NaN throughout
         raise Rejected("nan")
-    varies = (features != features[:, :1]).any(1).numpy()
+    varies = (features != features[:, :1]).any(1)
     kept = feature_order[varies[feature_order]]
     if len(kept) == 0:
         raise Rejected("constant")
-    X = features[torch.from_numpy(kept)].T.contiguous()  # (N, M)
+    X = torch.from_numpy(features[kept].T.copy())  # (N, M)
     if rows is not None:
         row_order = torch.from_numpy(rows)
         X = X[row_order]
@@ -80,7 +81,7 @@ def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> boo
     """Whether the first train_size labels and the others hold the same classes, at least two of them."""
     in_train = np.bincount(labels[:train_size], minlength=num_classes) > 0
     in_query = np.bincount(labels[train_size:], minlength=num_classes) > 0
-    return bool(in_train.sum() >= 2 and (in_train == in_query).all())
+    return np.array_equal(in_train, in_query) and np.count_nonzero(in_train) >= 2
 
 
 def standardize_target(target: torch.Tensor) -> torch.Tensor:

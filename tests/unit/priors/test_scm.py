@@ -147,10 +147,9 @@ def test_a_numeric_target_is_the_one_that_is_cut_into_classes(name, options):
 
 
 def test_categories_cut_a_column_by_rank(rng):
-    columns = torch.from_numpy(rng.standard_normal((300, 4), dtype=np.float32))
-    before = columns.clone()
+    before = torch.from_numpy(rng.standard_normal((300, 4), dtype=np.float32))
     categories = (Category(0, 12, "ascending"), Category(1, 12, "descending"), Category(2, 12, "shuffled"))
-    discretize(columns, before[:, 3], Discretization("rank", 2, categories), (0,))
+    columns, _, _ = discretize(before, before[:, 3], Discretization("rank", 2, categories), (0,))
     assert torch.equal(columns[:, 3], before[:, 3])
     ordered = [codes[values.argsort()] for codes, values in zip(columns.T[:3], before.T[:3], strict=True)]
     assert (ordered[0].diff() >= 0).all() and (ordered[1].diff() <= 0).all()
