@@ -49,7 +49,7 @@ def finish(
         rows = split_rows(labels, num_classes, train_size, rng)
         y = torch.from_numpy(class_order[labels])
 
-    features = clamp_and_standardize(columns).T.numpy()  # (M, N)
+    features = clamp_and_standardize_rows(columns.T.numpy())  # (M, N)
     if np.isnan(features[:, 0]).any():  # such a column is NaN throughout
         raise Rejected("nan")
     varies = (features != features[:, :1]).any(1)
@@ -102,12 +102,16 @@ def unit_variance(x: torch.Tensor) -> torch.Tensor:
 
 def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     """Clamp outliers of columns float32 (N, M), and standardize them to mean 0 and variance 1, within +-100."""
+    return torch.from_numpy(clamp_and_standardize_rows(columns.T.numpy())).T
+
+
+def clamp_and_standardize_rows(rows: np.ndarray) -> np.ndarray:
+    """Do the same with the columns of a table as rows, float32 (M, N); they are copied."""
     # A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     # whose squares overflow float32, and a standard deviation that is small beside the mean would be lost to rounding.
     from priors.floats import clamp_and_standardize_columns
 
-    transposed = columns.T.contiguous().numpy()  # (M, N)
-    return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
+    return clamp_and_standardize_columns(np.ascontiguousarray(rows), OUTLIER_STDS, MIN_STD, CLIP)
 
 
 def use_again(table: Table, rng: np.random.Generator) -> Table:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from priors import scm
 from priors.prior import Realistic
-from priors.random import normals, rng_at
+from priors.random import normal_array, normals, rng_at
 from priors.table import TableSpec
 
 __all__ = ["MLPSCM"]
@@ -125,7 +125,7 @@ class Network:
     causes: scm.Causes
     layers: tuple[MLPLayer, ...]
     choices: tuple[Choice, ...]
-    boundaries: str  # see scm.Discretization
+    discretization: scm.Discretization
 
     def __str__(self) -> str:
         lines = [f"mlp_scm, {self.num_rows} rows", str(self.causes)]
@@ -142,15 +142,18 @@ class Network:
 
 @dataclass(frozen=True)
 class MLPPlan:
-    """A network, a choice from its variables, and how the chosen ones become a table."""
+    """A network, and the number of the choice from its variables that becomes a table."""
 
     seed: tuple[int, ...]
     network: Network
-    number: int  # of the choice
-    discretization: scm.Discretization
+    number: int
+
+    @property
+    def choice(self) -> Choice:
+        return self.network.choices[self.number]
 
     def __str__(self) -> str:
-        return f"{self.network}\n{self.network.choices[self.number]}\n{self.discretization}"
+        return f"{self.network}\n{self.choice}\n{self.network.discretization}"
 
 
 @dataclass
@@ -176,19 +179,17 @@ class MLPSCM(Realistic):
         *address, attempt = seed
         num_choices = CHOICES if self.min_skill else 1
         number = attempt % num_choices
-        network = draw_network(spec, (*address, attempt - number), self.causal, num_choices)
-        return MLPPlan(seed, network, number, scm.plan_discretization(spec, seed, network.boundaries))
+        return MLPPlan(seed, draw_network(spec, (*address, attempt - number), self.causal, num_choices), number)
 
     def execute(self, plan: MLPPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
         causes, indices, variables = run_network(plan.network)
-        choice = plan.network.choices[plan.number]
-        target = variables[indices.searchsorted(choice.target)]
-        if choice.features is None:
+        target = variables[indices.searchsorted(plan.choice.target)]
+        if plan.choice.features is None:
             columns = causes
         else:
-            columns = variables[indices.searchsorted(choice.features)].T
-        return scm.discretize(columns, target, plan.discretization, plan.seed)
+            columns = variables[indices.searchsorted(plan.choice.features)].T
+        return scm.discretize(columns, target, plan.network.discretization, plan.seed)
 
 
 @functools.lru_cache(maxsize=1)
@@ -227,7 +228,7 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choic
         causes=scm.plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
         layers=tuple(layers),
         choices=tuple(choices),
-        boundaries=group.boundaries,
+        discretization=scm.plan_discretization(spec, seed, group.boundaries),
     )
 
 
@@ -327,8 +328,9 @@ def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np
         noise_stds = noise_stds[units]
     if layer.noise.std == 0:
         return x @ weight
-    noise = normals(rng, len(x), weight.shape[1])
-    return noise.mul_(noise_stds).addmm_(x, weight)
+    noise = normal_array(rng, len(x), weight.shape[1])
+    noise *= noise_stds
+    return torch.from_numpy(noise).addmm_(x, weight)
 
 
 def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:

@@ -100,8 +100,8 @@ class ExtraTrees:
 
     def grow(self, trees: int) -> ExtraTrees:
         """Add this number of trees; returns itself."""
-        for _ in range(trees):
-            self.grow_one(int(self.rng.integers(1, 2**63)))
+        for seed in self.rng.integers(1, 2**63, trees).tolist():
+            self.grow_one(seed)
         self.size += trees
         return self
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from priors.finish import Rejected, clamp_and_standardize
-from priors.random import as_seed, lasting_rng, normals, rng_at
+from priors.finish import Rejected, clamp_and_standardize_rows
+from priors.random import as_seed, lasting_rng, normal_array, rng_at
 from priors.table import TableSpec
 
 CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
@@ -104,14 +104,13 @@ def plan_causes(rng: np.random.Generator, number: int, sampling: str, random_mom
 
 def sample_causes(causes: Causes, num_rows: int, rng: np.random.Generator) -> torch.Tensor:
     """Draw the values of causes, float32 (num_rows, number)."""
-    columns = normals(rng, num_rows, len(causes.kinds))
-    columns *= torch.from_numpy(causes.stds.astype(np.float32))
-    columns += torch.from_numpy(causes.means.astype(np.float32))
-    values = columns.numpy()
+    columns = normal_array(rng, num_rows, len(causes.kinds))
+    columns *= causes.stds.astype(np.float32)
+    columns += causes.means.astype(np.float32)
     for j, kind in enumerate(causes.kinds):
         if kind != "normal":
-            values[:, j] = SAMPLERS[kind](rng, num_rows)
-    return columns
+            columns[:, j] = SAMPLERS[kind](rng, num_rows)
+    return torch.from_numpy(columns)
 
 
 def sample_categorical(rng: np.random.Generator, num_rows: int) -> np.ndarray:
@@ -146,11 +145,11 @@ class LayerNoise:
             return f"noise up to about {self.std:.2g}"
         return f"noise {self.std:.2g}"
 
-    def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> torch.Tensor:
+    def draw_stds(self, rng: np.random.Generator, num_outputs: int) -> np.ndarray:
         """Draw the standard deviation of each output's noise, float32 (num_outputs,)."""
-        stds = torch.full((num_outputs,), self.std)
+        stds = np.full(num_outputs, self.std, np.float32)
         if self.varies:
-            stds *= normals(rng, num_outputs).abs()
+            stds *= np.abs(normal_array(rng, num_outputs))
         return stds
 
 
@@ -238,7 +237,7 @@ def cut_target(target: torch.Tensor, plan: Discretization, rng: np.random.Genera
         - "one_class": it has one class only,
         - "split": a class has a single row, which cannot be on both sides of the split, however often it is cut.
     """
-    values = clamp_and_standardize(target[:, None])[:, 0].numpy()
+    values = clamp_and_standardize_rows(target.numpy()[None])[0]
     if np.isnan(values[0]):  # and so are all others
         raise Rejected("nan")
     # Of the tables with 60 to 256 rows a quarter have a class of a single row. Another cut takes a hundredth of the

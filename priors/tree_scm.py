@@ -10,7 +10,7 @@ import torch
 
 from priors import scm
 from priors.prior import Realistic
-from priors.random import normals, rng_at
+from priors.random import normal_array, rng_at
 from priors.table import TableSpec
 
 __all__ = ["TreeSCM"]
@@ -42,7 +42,7 @@ class Network:
     causes: scm.Causes
     layers: tuple[TreeLayer, ...]
     outputs: tuple[TreeLayer, ...]  # of one output each; they are tried as the target one after the other
-    boundaries: str  # see scm.Discretization
+    discretization: scm.Discretization
 
     def __str__(self) -> str:
         lines = [f"tree_scm {self.seed}: {self.num_rows} rows", str(self.causes)]
@@ -52,16 +52,18 @@ class Network:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """A network, the number of the output that is the target, and how it becomes classes."""
+    """A network, and the number of the output that is the target."""
 
     seed: tuple[int, ...]
     network: Network
     number: int
-    discretization: scm.Discretization
+
+    @property
+    def output(self) -> TreeLayer:
+        return self.network.outputs[self.number]
 
     def __str__(self) -> str:
-        output = f"layer {len(self.network.layers)}: {self.network.outputs[self.number]}"
-        return f"{self.network}\n{output}\n{self.discretization}"
+        return f"{self.network}\nlayer {len(self.network.layers)}: {self.output}\n{self.network.discretization}"
 
 
 @dataclass
@@ -88,14 +90,13 @@ class TreeSCM(Realistic):
         *address, attempt = seed
         num_choices = CHOICES if self.min_skill else 1
         number = attempt % num_choices
-        network = draw_network(spec, (*address, attempt - number), num_choices)
-        return TreePlan(seed, network, number, scm.plan_discretization(spec, seed, network.boundaries))
+        return TreePlan(seed, draw_network(spec, (*address, attempt - number), num_choices), number)
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
         causes, hidden = run_network(plan.network)
-        target = run_layer(plan.network.outputs[plan.number], hidden, rng_at(plan.seed, "output"))
-        return scm.discretize(causes, target[:, 0], plan.discretization, plan.seed)
+        target = torch.from_numpy(run_layer(plan.output, hidden, rng_at(plan.seed, "output"))[:, 0])
+        return scm.discretize(causes, target, plan.network.discretization, plan.seed)
 
 
 @functools.lru_cache(maxsize=1)
@@ -119,7 +120,7 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> Ne
         causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
         layers=tuple(layers),
         outputs=tuple(plan_layer(rng, 1, noise) for _ in range(num_choices)),
-        boundaries=boundaries,
+        discretization=scm.plan_discretization(spec, seed, boundaries),
     )
 
 
@@ -134,23 +135,23 @@ def plan_layer(rng: np.random.Generator, num_outputs: int, noise: scm.LayerNoise
 
 
 @functools.lru_cache(maxsize=1)
-def run_network(network: Network) -> tuple[torch.Tensor, torch.Tensor]:
+def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray]:
     """Compute the causes, float32 (num_rows, number), and the outputs of the last hidden layer, (num_rows, outputs)."""
     rng = rng_at(network.seed, "network")
     causes = scm.sample_causes(network.causes, network.num_rows, rng)
-    values = causes
+    values = causes.numpy()
     for layer in network.layers:
         values = run_layer(layer, values, rng)
     return causes, values
 
 
-def run_layer(layer: TreeLayer, values: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Fit the trees of a layer to noise at the rows of values (N, inputs), and predict them, (N, num_outputs)."""
+def run_layer(layer: TreeLayer, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Fit the trees of a layer to noise at the rows of values (N, inputs), and predict them, float32 (N, outputs)."""
     from priors.boosting import fit_predict
 
-    targets = normals(rng, len(values), layer.num_outputs)
-    predictions = torch.from_numpy(fit_predict(values.numpy(), targets.numpy(), layer.num_trees, layer.depth))
+    targets = normal_array(rng, len(values), layer.num_outputs)
+    predictions = fit_predict(values, targets, layer.num_trees, layer.depth)
     if layer.noise.std:
         stds = layer.noise.draw_stds(rng, layer.num_outputs)
-        predictions += normals(rng, *predictions.shape) * stds
+        predictions += normal_array(rng, *predictions.shape) * stds
     return predictions

@@ -23,7 +23,7 @@ from priors.mlp_scm import (
     run_network,
 )
 from priors.random import rng_at
-from priors.scm import LayerNoise, plan_causes, sample_causes
+from priors.scm import Discretization, LayerNoise, plan_causes, sample_causes
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 
@@ -100,7 +100,9 @@ def test_noise(rng, varies):
 def test_only_the_chosen_variables_are_computed_and_they_are_the_same(rng):
     activation = MLPActivation("tanh", 1.0, 0.0)
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
-    whole = Network((1,), 50, plan_causes(rng, 4, "normal", False), layers, (Choice(tuple(range(89)), 89),), "rank")
+    all_variables = (Choice(tuple(range(89)), 89),)
+    classes = Discretization("rank", 2, ())
+    whole = Network((1,), 50, plan_causes(rng, 4, "normal", False), layers, all_variables, classes)
     causes, indices, everything = run_network(whole)
     assert indices.tolist() == list(range(90)) and everything.shape == (90, 50)
     for choices in ([Choice((89, 0), 31)], [Choice((5,), 29), Choice((29, 3), 5)], [Choice(None, 40)]):
@@ -164,10 +166,10 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     activations = set()
     for table in tables:
         assert hyper_parameters(table) == hyper_parameters(tables[0])
-        assert (table.plan.network.choices[0].features is not None) == causal  # units of the network, or its inputs
+        assert (table.plan.choice.features is not None) == causal  # units of the network, or its inputs
         activations.add(tuple(layer.activation for layer in table.plan.network.layers))
     assert len(activations) == 8
-    assert len({table.plan.discretization.num_classes for table in tables}) > 1
+    assert len({table.plan.network.discretization.num_classes for table in tables}) > 1
 
     of_another_group = prior.sample(replace(SPEC, group_seed=6), 0)
     assert hyper_parameters(of_another_group) != hyper_parameters(tables[0])

@@ -86,8 +86,7 @@ def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[to
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
     layer = TreeLayer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
-    network = Network((seed,), 800, causes, (), (layer,), "rank")
-    plan = TreePlan((seed,), network, 0, Discretization("rank", 10, ()))
+    plan = TreePlan((seed,), Network((seed,), 800, causes, (), (layer,), Discretization("rank", 10, ())), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("priors.scm.discretize", lambda columns, target, *_: (columns, target))
         return build_prior("tree_scm").execute(plan)
