@@ -45,7 +45,7 @@ def specs_of(config: RunConfig, stage: str) -> Iterator[tuple[TableSpec, Seed]]:
     settings = config.curriculum.stages[stage]
     step = 0
     while True:
-        spec = draw_spec(settings, config.model.max_classes, rng_at("profile", step))
+        spec = draw_spec(settings, config.model.max_classes, rng_at("stage of a benchmark", step))
         for table in range(settings.group_size):
             yield replace(spec, group_seed=(0, step)), (0, step, table)
         step += 1
