@@ -20,7 +20,7 @@ from priors.random import as_seed, lasting_rng, normal_array, rng_at
 from priors.table import TableSpec
 
 CAUSE_SAMPLINGS = ("normal", "mixed", "uniform")
-GROUP_ATTEMPTS = 10  # at a table with the same hyperparameters: with min_skill 0.2, 100 take 1.7 times as long
+GROUP_ATTEMPTS = 8  # at a table with the same hyperparameters: with min_skill 0.2, 100 take 1.7 times as long
 CATEGORICAL_SHARE = 0.2  # share of the tables in which some columns become categories
 ORDERED_SHARE = 0.3  # share of those columns whose codes keep the order of the values
 CUTS = 10  # of a target into classes, before it is rejected because a class has a single row

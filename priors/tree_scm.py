@@ -15,7 +15,7 @@ from priors.table import TableSpec
 
 __all__ = ["TreeSCM"]
 
-CHOICES = 4  # of a target from the hidden layers, one an attempt, if tables have to pass a filter
+CHOICES = 2  # of a target from the hidden layers, one an attempt, if tables have to pass min_skill; 4 are not faster
 MAX_TREES = 4
 MAX_DEPTH = 4
 

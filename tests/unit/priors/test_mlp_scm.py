@@ -124,7 +124,7 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
     group = replace(draw_hyperparameters(rng), in_clique=in_clique, target_last=target_last)
     seen = set()
     for _ in range(400):
-        choice = pick_variables(rng, 4, 15, group)
+        choice = pick_variables(rng, 4, 15, group, number=0)
         features, target = choice.features, choice.target
         assert len({*features, target}) == 5
         assert 0 <= min(features)
@@ -133,6 +133,10 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
         if in_clique:
             assert max(features) - min(features) <= 4
         seen |= {*features}
+
+        other = pick_variables(rng, 4, 15, group, number=2)
+        assert len({*other.features, other.target}) == 5
+        assert not target_last or other.target == 12
     assert seen == set(range(14))
 
 
@@ -144,12 +148,11 @@ def test_attempts_share_a_network_and_differ_in_what_is_chosen_from_it(name, opt
     prior = build_prior(name, min_skill=0.2, **options)
     spec = replace(SPEC, max_classes=0)
     plans = [prior.plan(spec, (3, attempt)) for attempt in range(8)]
-    assert [plan.network is plans[0].network for plan in plans] == [True] * 4 + [False] * 4
-    targets = [prior.execute(plan)[1] for plan in plans]
-    assert len({tuple(target.tolist()) for target in targets}) > 4  # the last unit may be the target of each choice
-    # An attempt alone, from another network's place, draws the same.
-    alone = prior.execute(prior.plan(spec, (3, 2)))[1]
-    assert torch.equal(alone, targets[2])
+    shared = 2 if name == "tree_scm" else 4
+    assert [plan.network is plans[0].network for plan in plans] == [attempt < shared for attempt in range(8)]
+    drawn = [torch.column_stack(prior.execute(plan)[:2]) for plan in plans]
+    assert len({table.numpy().tobytes() for table in drawn}) == 8
+    assert torch.equal(torch.column_stack(prior.execute(prior.plan(spec, (3, 1)))[:2]), drawn[1])  # without the first
 
 
 @pytest.mark.parametrize("causal", [False, True])

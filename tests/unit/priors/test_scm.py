@@ -11,6 +11,7 @@ from priors import build_prior
 from priors.finish import Rejected
 from priors.random import rng_at
 from priors.scm import (
+    GROUP_ATTEMPTS,
     Category,
     Discretization,
     choice_weights,
@@ -66,9 +67,9 @@ def test_a_group_shares_its_hyper_parameters_over_tables_and_attempts():
     def value(group, seed):
         return group_rng(TableSpec(100, 50, 5, group_seed=group), seed).random()
 
-    assert value(3, (0, 0)) == value((3,), (8, 0)) == value(3, (9, 9))
+    assert value(3, (0, 0)) == value((3,), (8, 0)) == value(3, (9, GROUP_ATTEMPTS - 1))
     assert value(3, (0, 0)) != value(4, (0, 0))
-    assert value(3, (0, 10)) != value(3, (0, 0))  # a dead group is left
+    assert value(3, (0, GROUP_ATTEMPTS)) != value(3, (0, 0))  # a dead group is left
     assert value(None, (0, 0)) == value(None, (0, 1)) != value(None, (1, 0))
 
 
