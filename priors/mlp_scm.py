@@ -187,10 +187,8 @@ class MLPSCM(Realistic):
         """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
         causes, indices, variables = run_network(plan.network)
         target = variables[indices.searchsorted(plan.choice.target)]
-        if plan.choice.features is None:
-            columns = causes
-        else:
-            columns = variables[indices.searchsorted(plan.choice.features)].T
+        features = plan.choice.features
+        columns = causes if features is None else variables[indices.searchsorted(features)].T
         return scm.discretize(columns, target, plan.network.discretization, plan.seed)
 
 
