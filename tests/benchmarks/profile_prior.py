@@ -40,14 +40,14 @@ class Profile:
         return f"{tables:6} {total} {' '.join(phases)} {attempts}  {', '.join(reasons)}"
 
 
-def specs_of(config: RunConfig, stage: str) -> Iterator[tuple[TableSpec, Seed]]:
+def specs_of(config: RunConfig, stage: str, seed: int = 0) -> Iterator[tuple[TableSpec, Seed]]:
     """The requests of a stage, in groups as in training, and the addresses of the tables."""
     settings = config.curriculum.stages[stage]
     step = 0
     while True:
-        spec = draw_spec(settings, config.model.max_classes, rng_at("stage of a benchmark", step))
+        spec = draw_spec(settings, config.model.max_classes, rng_at("stage of a benchmark", seed, step))
         for table in range(settings.group_size):
-            yield replace(spec, group_seed=(0, step)), (0, step, table)
+            yield replace(spec, group_seed=(seed, step)), (seed, step, table)
         step += 1
 
 
