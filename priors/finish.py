@@ -44,18 +44,19 @@ def finish(
     if num_classes == 0:
         y = standardize_target(target)
     else:
-        class_order = torch.from_numpy(rng.permutation(num_classes))
-        rows = split_rows(target.numpy(), num_classes, train_size, rng)
-        y = class_order[target]
+        labels = target.numpy()
+        class_order = rng.permutation(num_classes)
+        rows = split_rows(labels, num_classes, train_size, rng)
+        y = torch.from_numpy(class_order[labels])
 
-    features = clamp_and_standardize(columns).T  # (M, N)
-    if features.isnan().any():
+    features = clamp_and_standardize_rows(columns.T.numpy())  # (M, N)
+    if np.isnan(features[:, 0]).any():  # such a column is NaN throughout
         raise Rejected("nan")
-    varies = (features != features[:, :1]).any(1).numpy()
+    varies = (features != features[:, :1]).any(1)
     kept = feature_order[varies[feature_order]]
     if len(kept) == 0:
         raise Rejected("constant")
-    X = features[torch.from_numpy(kept)].T.contiguous()  # (N, M)
+    X = torch.from_numpy(features[kept].T.copy())  # (N, M)
     if rows is not None:
         row_order = torch.from_numpy(rows)
         X = X[row_order]
@@ -80,7 +81,7 @@ def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> boo
     """Whether the first train_size labels and the others hold the same classes, at least two of them."""
     in_train = np.bincount(labels[:train_size], minlength=num_classes) > 0
     in_query = np.bincount(labels[train_size:], minlength=num_classes) > 0
-    return bool(in_train.sum() >= 2 and (in_train == in_query).all())
+    return np.array_equal(in_train, in_query) and np.count_nonzero(in_train) >= 2
 
 
 def standardize_target(target: torch.Tensor) -> torch.Tensor:
@@ -101,12 +102,16 @@ def unit_variance(x: torch.Tensor) -> torch.Tensor:
 
 def clamp_and_standardize(columns: torch.Tensor) -> torch.Tensor:
     """Clamp outliers of columns float32 (N, M), and standardize them to mean 0 and variance 1, within +-100."""
+    return torch.from_numpy(clamp_and_standardize_rows(columns.T.numpy())).T
+
+
+def clamp_and_standardize_rows(rows: np.ndarray) -> np.ndarray:
+    """Do the same with the columns of a table as rows, float32 (M, N); they are copied."""
     # A column with a value that is not finite becomes NaN. Moments are computed in float64: raw columns reach 1e30,
     # whose squares overflow float32, and a standard deviation that is small beside the mean would be lost to rounding.
     from priors.floats import clamp_and_standardize_columns
 
-    transposed = columns.T.contiguous().numpy()  # (M, N)
-    return torch.from_numpy(clamp_and_standardize_columns(transposed, OUTLIER_STDS, MIN_STD, CLIP)).T
+    return clamp_and_standardize_columns(np.ascontiguousarray(rows), OUTLIER_STDS, MIN_STD, CLIP)
 
 
 def use_again(table: Table, rng: np.random.Generator) -> Table:

@@ -226,3 +226,53 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
         else:
             out[f] = np.nan
     return out
+
+
+@njit("void(f4[:, ::1], f8, f8)", cache=True, fastmath=SUMS)
+def standardize_columns(x, shift, scale):
+    """Replace x (N, H) by scale * (standardized x + shift), where columns have mean 0 and standard deviation 1."""
+    # Rows are read one after the other, and all columns at once, which is vectorized: a tenth of the time of torch.
+    N, H = x.shape
+    means = np.zeros(H)
+    squares = np.zeros(H)
+    for i in range(N):
+        for j in range(H):
+            means[j] += x[i, j]
+    for j in range(H):
+        means[j] /= N
+    for i in range(N):
+        for j in range(H):
+            deviation = x[i, j] - means[j]
+            squares[j] += deviation * deviation
+    for j in range(H):
+        squares[j] = scale / (math.sqrt(squares[j] / (N - 1)) + 1e-6)  # the factor of the column
+    for i in range(N):
+        for j in range(H):
+            x[i, j] = (x[i, j] - means[j]) * squares[j] + scale * shift
+
+
+@njit("f4[:, :, ::1](f8[::1], f8[::1], f8[::1], i8)", cache=True, fastmath=FASTMATH)
+def rotate(sines, cosines, angles, times):
+    """Rotate vectors of these coordinates (F,) 0, 1, ..., times - 1 times by their angles: (2, times, F)."""
+    F = len(angles)
+    out = np.empty((2, times, F), np.float32)
+    step_sines, step_cosines = np.sin(angles), np.cos(angles)
+    y, x = sines.copy(), cosines.copy()
+    for i in range(times):
+        for j in range(F):
+            out[0, i, j] = y[j]
+            out[1, i, j] = x[j]
+            turned = y[j] * step_cosines[j] + x[j] * step_sines[j]
+            x[j] = x[j] * step_cosines[j] - y[j] * step_sines[j]
+            y[j] = turned
+    return out
+
+
+@njit("void(f4[::1], f4, f4, f4[::1], f4[::1])", cache=True, fastmath=FASTMATH)
+def interpolate(x, low, step, table, out):
+    """Fill out (size,) with a function of x (size,) whose values at low, low + step, ... are in the table."""
+    for i in range(len(x)):
+        position = (x[i] - low) / step
+        cell = np.int32(position)
+        fraction = position - np.float32(cell)
+        out[i] = table[cell] + fraction * (table[cell + 1] - table[cell])

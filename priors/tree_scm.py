@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from priors import scm
 from priors.prior import Realistic
-from priors.random import normals, rng_at
+from priors.random import normal_array, rng_at
 from priors.table import TableSpec
 
 __all__ = ["TreeSCM"]
 
+CHOICES = 2  # of a target from the hidden layers, one an attempt, if tables have to pass min_skill; 4 are not faster
 MAX_TREES = 4
 MAX_DEPTH = 4
 
@@ -30,21 +33,37 @@ class TreeLayer:
         return f"{self.num_trees} trees of depth {self.depth} -> {self.num_outputs}, {self.noise}"
 
 
-@dataclass(frozen=True)
-class TreePlan:
-    """Causes, which are the features, and layers, the last of which has one output, the target."""
+@dataclass(frozen=True, eq=False)  # equal to itself only, so that the values of its layers can be looked up
+class Network:
+    """Causes, which are the features, and hidden layers of trees."""
 
     seed: tuple[int, ...]
     num_rows: int
     causes: scm.Causes
     layers: tuple[TreeLayer, ...]
+    outputs: tuple[TreeLayer, ...]  # of one output each; they are tried as the target one after the other
     discretization: scm.Discretization
 
     def __str__(self) -> str:
         lines = [f"tree_scm {self.seed}: {self.num_rows} rows", str(self.causes)]
         lines += [f"layer {i}: {layer}" for i, layer in enumerate(self.layers)]
-        lines.append(str(self.discretization))
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """A network, and the number of the output that is the target."""
+
+    seed: tuple[int, ...]
+    network: Network
+    number: int
+
+    @property
+    def output(self) -> TreeLayer:
+        return self.network.outputs[self.number]
+
+    def __str__(self) -> str:
+        return f"{self.network}\nlayer {len(self.network.layers)}: {self.output}\n{self.network.discretization}"
 
 
 @dataclass
@@ -67,44 +86,72 @@ class TreeSCM(Realistic):
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
         """Draw the causes and the sizes of the trees; see `Prior.plan`."""
-        # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
-        group = scm.group_rng(spec, seed)
-        noise = scm.LayerNoise(std=scm.scaled_normal(group, 0.3, 1e-4), varies=scm.choose(group, (True, False)))
-        cause_sampling = scm.choose(group, scm.CAUSE_SAMPLINGS)
-        cause_moments = scm.choose(group, (True, False))
-        boundaries = scm.choose(group, ("value", "rank"))
-
-        rng = rng_at(seed, "tree_scm plan")
-        hidden = int(rng.integers(3, 10))
-        num_hidden_layers = int(rng.integers(1, 3))
-        layers = []
-        for i, width in enumerate([hidden] * num_hidden_layers + [1]):
-            layer = TreeLayer(
-                num_outputs=width,
-                num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
-                depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),
-                noise=noise if i > 0 else replace(noise, std=0.0),
-            )
-            layers.append(layer)
-        return TreePlan(
-            seed=seed,
-            num_rows=spec.num_rows,
-            causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
-            layers=tuple(layers),
-            discretization=scm.plan_discretization(spec, seed, boundaries),
-        )
+        # Attempts share the hidden layers as long as there are other outputs.
+        *address, attempt = seed
+        num_choices = CHOICES if self.min_skill else 1
+        number = attempt % num_choices
+        return TreePlan(seed, draw_network(spec, (*address, attempt - number), num_choices), number)
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
-        from priors.boosting import fit_predict
+        causes, hidden = run_network(plan.network)
+        target = torch.from_numpy(run_layer(plan.output, hidden, rng_at(plan.seed, "output"))[:, 0])
+        return scm.discretize(causes, target, plan.network.discretization, plan.seed)
 
-        causes = scm.sample_causes(plan.causes, plan.num_rows, rng_at(plan.seed, "causes"))
-        values = causes
-        for i, layer in enumerate(plan.layers):
-            rng = rng_at(plan.seed, "layer", i)
-            targets = normals(rng, plan.num_rows, layer.num_outputs)
-            values = torch.from_numpy(fit_predict(values.numpy(), targets.numpy(), layer.num_trees, layer.depth))
-            if layer.noise.std:
-                stds = layer.noise.draw_stds(rng, layer.num_outputs)
-                values += normals(rng, *values.shape) * stds
-        return scm.discretize(causes, values[:, 0], plan.discretization, plan.seed)
+
+@functools.lru_cache(maxsize=1)
+def draw_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> Network:
+    """Draw causes and layers; seed: that of the first attempt with them."""
+    # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
+    group = scm.group_rng(spec, seed)
+    noise = scm.LayerNoise(std=scm.scaled_normal(group, 0.3, 1e-4), varies=scm.choose(group, (True, False)))
+    cause_sampling = scm.choose(group, scm.CAUSE_SAMPLINGS)
+    cause_moments = scm.choose(group, (True, False))
+    boundaries = scm.choose(group, ("value", "rank"))
+
+    rng = rng_at(seed, "tree_scm plan")
+    hidden = int(rng.integers(3, 10))
+    num_hidden_layers = int(rng.integers(1, 3))
+    layers = [plan_layer(rng, hidden, noise) for _ in range(num_hidden_layers)]
+    layers[0] = replace(layers[0], noise=replace(noise, std=0.0))
+    return Network(
+        seed=seed,
+        num_rows=spec.num_rows,
+        causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
+        layers=tuple(layers),
+        outputs=tuple(plan_layer(rng, 1, noise) for _ in range(num_choices)),
+        discretization=scm.plan_discretization(spec, seed, boundaries),
+    )
+
+
+def plan_layer(rng: np.random.Generator, num_outputs: int, noise: scm.LayerNoise) -> TreeLayer:
+    """Draw number and depth of the trees of a layer."""
+    return TreeLayer(
+        num_outputs=num_outputs,
+        num_trees=min(MAX_TREES, int(1 + rng.exponential(2))),
+        depth=min(MAX_DEPTH, int(2 + rng.exponential(2))),
+        noise=noise,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray]:
+    """Compute the causes, float32 (num_rows, number), and the outputs of the last hidden layer, (num_rows, outputs)."""
+    rng = rng_at(network.seed, "network")
+    causes = scm.sample_causes(network.causes, network.num_rows, rng)
+    values = causes.numpy()
+    for layer in network.layers:
+        values = run_layer(layer, values, rng)
+    return causes, values
+
+
+def run_layer(layer: TreeLayer, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Fit the trees of a layer to noise at the rows of values (N, inputs), and predict them, float32 (N, outputs)."""
+    from priors.boosting import fit_predict
+
+    targets = normal_array(rng, len(values), layer.num_outputs)
+    predictions = fit_predict(values, targets, layer.num_trees, layer.depth)
+    if layer.noise.std:
+        stds = layer.noise.draw_stds(rng, layer.num_outputs)
+        predictions += normal_array(rng, *predictions.shape) * stds
+    return predictions

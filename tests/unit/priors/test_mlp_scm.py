@@ -10,10 +10,11 @@ from priors import TableSpec, build_prior
 from priors.mlp_scm import (
     FIXED,
     KINDS,
+    Choice,
     FourierFunction,
     MLPActivation,
     MLPLayer,
-    MLPPlan,
+    Network,
     apply_activation,
     draw_hyperparameters,
     draw_weight,
@@ -22,7 +23,7 @@ from priors.mlp_scm import (
     run_network,
 )
 from priors.random import rng_at
-from priors.scm import Discretization, LayerNoise, plan_causes
+from priors.scm import Discretization, LayerNoise, plan_causes, sample_causes
 
 SPEC = TableSpec(num_rows=200, train_size=100, num_features=6, group_seed=(5,))
 
@@ -96,19 +97,25 @@ def test_noise(rng, varies):
     assert (stds**2).mean() == pytest.approx(1, rel=0.1)
 
 
-def test_only_the_requested_variables_are_computed_and_they_are_the_same(rng):
+def test_only_the_chosen_variables_are_computed_and_they_are_the_same(rng):
     activation = MLPActivation("tanh", 1.0, 0.0)
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
-    plan = MLPPlan((1,), 50, plan_causes(rng, 4, "normal", False), layers, None, 0, Discretization("rank", 2, ()))
-    causes = torch.from_numpy(rng.standard_normal((50, 4), dtype=np.float32))
-    everything = run_network(plan, causes, list(range(90)))
-    for variables in ([89, 0, 31], [5, 29, 3], [40]):
-        assert torch.allclose(run_network(plan, causes, variables), everything[:, variables], atol=1e-4)
-    by_hand = causes @ draw_weight(layers[0], rng_at((1,), "layer", 0))
-    by_hand = torch.tanh((by_hand - by_hand.mean(0)) / by_hand.std(0)) @ draw_weight(
-        layers[1], rng_at((1,), "layer", 1)
-    )
-    assert torch.allclose(everything[:, :30], by_hand, atol=1e-4)
+    all_variables = (Choice(tuple(range(89)), 89),)
+    classes = Discretization("rank", 2, ())
+    whole = Network((1,), 50, plan_causes(rng, 4, "normal", False), layers, all_variables, classes)
+    causes, indices, everything = run_network(whole)
+    assert indices.tolist() == list(range(90)) and everything.shape == (90, 50)
+    for choices in ([Choice((89, 0), 31)], [Choice((5,), 29), Choice((29, 3), 5)], [Choice(None, 40)]):
+        _, indices, variables = run_network(replace(whole, choices=tuple(choices)))
+        assert indices.tolist() == sorted({i for choice in choices for i in (*(choice.features or ()), choice.target)})
+        assert torch.allclose(variables, everything[indices], atol=1e-4)
+
+    rng = rng_at((1,), "network")
+    assert torch.equal(causes, sample_causes(whole.causes, 50, rng))
+    first, second = (draw_weight(layer, rng) for layer in layers[:2])
+    by_hand = causes @ first
+    by_hand = torch.tanh((by_hand - by_hand.mean(0)) / by_hand.std(0)) @ second
+    assert torch.allclose(everything[:30].T, by_hand, atol=1e-4)
 
 
 @pytest.mark.parametrize("in_clique", [False, True])
@@ -117,7 +124,8 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
     group = replace(draw_hyperparameters(rng), in_clique=in_clique, target_last=target_last)
     seen = set()
     for _ in range(400):
-        features, target = pick_variables(rng, 4, 15, group)
+        choice = pick_variables(rng, 4, 15, group, number=0)
+        features, target = choice.features, choice.target
         assert len({*features, target}) == 5
         assert 0 <= min(features)
         assert max(features) < 14
@@ -125,10 +133,26 @@ def test_features_and_target_are_different_variables(rng, in_clique, target_last
         if in_clique:
             assert max(features) - min(features) <= 4
         seen |= {*features}
+
+        other = pick_variables(rng, 4, 15, group, number=2)
+        assert len({*other.features, other.target}) == 5
+        assert not target_last or other.target == 12
     assert seen == set(range(14))
 
 
 # Tables
+
+
+@pytest.mark.parametrize(("name", "options"), [("mlp_scm", {"causal": True}), ("mlp_scm", {}), ("tree_scm", {})])
+def test_attempts_share_a_network_and_differ_in_what_is_chosen_from_it(name, options):
+    prior = build_prior(name, min_skill=0.2, **options)
+    spec = replace(SPEC, max_classes=0)
+    plans = [prior.plan(spec, (3, attempt)) for attempt in range(8)]
+    shared = 2 if name == "tree_scm" else 4
+    assert [plan.network is plans[0].network for plan in plans] == [attempt < shared for attempt in range(8)]
+    drawn = [torch.column_stack(prior.execute(plan)[:2]) for plan in plans]
+    assert len({table.numpy().tobytes() for table in drawn}) == 8
+    assert torch.equal(torch.column_stack(prior.execute(prior.plan(spec, (3, 1)))[:2]), drawn[1])  # without the first
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -138,17 +162,17 @@ def test_tables_of_a_group_share_their_hyper_parameters(causal):
     def hyper_parameters(table):
         return [
             (layer.num_inputs, layer.num_units, layer.weight_std, layer.dropout, layer.noise)
-            for layer in table.plan.layers
+            for layer in table.plan.network.layers
         ]
 
     tables = [prior.sample(SPEC, seed) for seed in range(8)]
     activations = set()
     for table in tables:
         assert hyper_parameters(table) == hyper_parameters(tables[0])
-        assert (table.plan.features is not None) == causal  # units of the network, or its inputs
-        activations.add(tuple(layer.activation for layer in table.plan.layers))
+        assert (table.plan.choice.features is not None) == causal  # units of the network, or its inputs
+        activations.add(tuple(layer.activation for layer in table.plan.network.layers))
     assert len(activations) == 8
-    assert len({table.plan.discretization.num_classes for table in tables}) > 1
+    assert len({table.plan.network.discretization.num_classes for table in tables}) > 1
 
     of_another_group = prior.sample(replace(SPEC, group_seed=6), 0)
     assert hyper_parameters(of_another_group) != hyper_parameters(tables[0])
