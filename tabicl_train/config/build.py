@@ -9,6 +9,7 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
+from priors.options import build
 from tabicl_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,10 +85,20 @@ def build_objective(entry: Any, options: dict[str, Any]) -> Any:
 
 
 def configured_prior(settings: dict[str, Any] | None) -> Prior:
-    """Build the prior of a configuration, `config.prior`: its name and its options.
+    """Build the prior of a configuration, `config.prior`; raises PriorError with all problems."""
+    from priors import PriorError
+
+    prior, problems = built_prior(settings)
+    if problems:
+        raise PriorError("; ".join(problems))
+    return prior
+
+
+def built_prior(settings: dict[str, Any] | None) -> tuple[Prior, list[str]]:
+    """Build the prior of a configuration from its name and its options, and list what is wrong with them.
 
     The prior that was built last is kept, and returned again for the same settings: it may have read many files. See
-    `last_prior`.
+    `last_prior`. Raises PriorError if there is no such prior.
     """
     import priors
 
@@ -97,9 +108,12 @@ def configured_prior(settings: dict[str, Any] | None) -> Prior:
 
 
 @functools.lru_cache(maxsize=1)
-def last_prior(settings: str) -> Prior:
-    """Build the prior with these settings, in JSON; `last_prior.cache_clear()` forgets it when its files may differ."""
+def last_prior(settings: str) -> tuple[Prior, list[str]]:
+    """Build the prior with these settings, in JSON, and list its problems.
+
+    `last_prior.cache_clear()` forgets it when its files may differ. Raises PriorError if there is no such prior.
+    """
     import priors
 
-    options = json.loads(settings)
-    return priors.build_prior(options.pop("name"), **options)
+    values = json.loads(settings)
+    return build(priors.prior_class(values.pop("name")), values, "prior")
