@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from priors.options import build, option
+from priors.options import build, closest, option
 from priors.prior import Prior, Realistic
 from priors.random import Seed, as_seed, rng_at
 from priors.realism import Realism
@@ -86,7 +85,7 @@ class MixSCM(Prior):
         problems = []
         for name, share in mix.items():
             if name not in self.components:
-                near = get_close_matches(name, self.components, n=1)
+                near = closest(name, self.components)
                 advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.priors)}"
                 problems.append(f"{name!r} is no component of the mixture; {advice}")
             elif not 0 <= share < float("inf"):

@@ -25,7 +25,7 @@ import numbers
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = ["REQUIRED", "Typed", "build", "check", "closest", "option", "options_of", "plain", "read", "unknown"]
@@ -37,21 +37,10 @@ SCALARS: dict[type, type] = {bool: bool, int: numbers.Integral, float: numbers.R
 TRUTH = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
 
 
-class Required:
-    """The default of an option that must be given."""
-
-    def __repr__(self) -> str:
-        return "???"
-
-    def __deepcopy__(self, memo: dict) -> Required:
-        return self
-
-
-REQUIRED: Any = Required()
+REQUIRED: Any = "???"  # the default of an option that must be given, as for OmegaConf
 WRONG: Any = object()  # in place of a value that cannot be read; its option keeps its default
 
 
-@dataclass(frozen=True)
 class Typed:
     """A value of a command line: an option of type str takes its text, bool reads the text, others take the value.
 
@@ -63,8 +52,13 @@ class Typed:
         What it means: 2024_10 is the number 202410.
     """
 
-    text: str | None
-    value: Any
+    def __init__(self, text: str | None, value: Any) -> None:
+        self.text = text
+        self.value = value
+
+    def __str__(self) -> str:
+        """Return what was typed."""
+        return str(self.value) if self.text is None else self.text
 
 
 def option(
@@ -133,6 +127,11 @@ def default_of(declared: Field) -> Any:
     return REQUIRED if declared.default is MISSING else declared.default
 
 
+def is_required(value: Any) -> bool:
+    """Whether a value is the default of an option that must be given."""
+    return isinstance(value, str) and value == REQUIRED
+
+
 def build(cls: Any, values: Any, key: str = "", keys: Iterable[str] = ()) -> tuple[Any, list[str]]:
     """Build an object from its options, and list everything that is wrong with them: see `read` and `check`."""
     built, problems = read(cls, values, key, keys)
@@ -178,7 +177,7 @@ def read(cls: Any, values: Any, key: str = "", keys: Iterable[str] = (), base: A
         if converted is not WRONG:
             given[name] = converted
     for name, (_, declared) in options.items():
-        if given.setdefault(name, default_of(declared)) is REQUIRED and name not in values:
+        if is_required(given.setdefault(name, default_of(declared))) and name not in values:
             problems.append(f"{joined(key, name)} is missing")
     return cls(**given), problems
 
@@ -187,7 +186,11 @@ def convert(
     value: Any, kind: Any, key: str, chosen: Callable | None = None, keys: Iterable[str] = (), default: Any = None
 ) -> tuple[Any, list[str]]:
     """Return a value as the type of its option, or WRONG, and the problems with it; see `read`."""
-    if chosen is not None and isinstance(value, Mapping):
+    if chosen is not None and not is_dataclass(value):
+        if plain(value) is None and default is None:
+            return None, []
+        if not isinstance(value, Mapping):
+            return WRONG, [f"{key}: {NEEDS_VALUE if plain(value) is None else NEEDS_MAPPING}"]
         cls = chosen(plain(value))
         if isinstance(cls, str):
             return WRONG, [cls]
@@ -208,7 +211,8 @@ def convert(
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):
             return WRONG, [f"{key}: {NEEDS_VALUE if plain(value) is None else NEEDS_LIST}"]
-        (item, *_) = get_args(kind) or (Any,)
+        items = get_args(kind)
+        item = items[0] if items and (origin is list or items[-1] is ...) else Any
         converted = [convert(each, item, key) for each in value]
         problems = [line for _, lines in converted for line in lines]
         if problems:
@@ -218,14 +222,12 @@ def convert(
         if not isinstance(value, Mapping):
             return WRONG, [f"{key}: {NEEDS_VALUE if plain(value) is None else NEEDS_MAPPING}"]
         (_, item) = get_args(kind) or (Any, Any)
-        items = {}
+        by_name = {}
         problems = []
         for name, each in value.items():
-            converted, wrong = convert(each, item, joined(key, name), None, keys)
+            by_name[name], wrong = convert(each, item, joined(key, name), None, keys)
             problems += wrong
-            if converted is not WRONG:
-                items[name] = converted
-        return items, problems
+        return (WRONG if any(each is WRONG for each in by_name.values()) else by_name), problems
     return convert_scalar(value, kind, key)
 
 
@@ -290,7 +292,7 @@ def check(options: Any, key: str = "") -> list[str]:
     if problems:  # `problems` of the class could fail
         return problems
     problems = declared_problems(options, key)
-    is_missing = any(getattr(options, name) is REQUIRED for name in options_of(options.__class__))
+    is_missing = any(is_required(getattr(options, name)) for name in options_of(options.__class__))
     if is_missing or not hasattr(options, "problems"):
         return problems
     return merged(problems, [in_section(key, line, options) for line in options.problems()])
@@ -301,7 +303,7 @@ def wrong_types(options: Any, key: str) -> list[str]:
     problems = []
     for name, (kind, declared) in options_of(options.__class__).items():
         value = getattr(options, name)
-        if value is not REQUIRED and value is not declared.default:
+        if value is not declared.default and not is_required(value):
             problems += convert(value, kind, joined(key, name))[1]
     return problems
 
@@ -407,6 +409,8 @@ def unknown(key: str, siblings: Iterable[str], keys: Iterable[str] = (), value: 
         What was given. If it is a section, as in modle.embed_dim=3, the name in it is more telling.
     """
     section, _, name = key.rpartition(".")
+    if not section:
+        siblings = dict.fromkeys([*siblings, *(each for each in keys if "." not in each)])
     near = [joined(section, each) for each in closest(name, siblings)]
     by_last_part: dict[str, list[str]] = {}
     for each in keys:

@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from priors.options import check
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (
@@ -104,7 +105,7 @@ class TabICL(Network):
 
     def __init__(self, config: TabICLConfig):
         super().__init__(config)
-        if problems := config.problems():
+        if problems := check(config):
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         self.config = config
         self.col_embedder = self.column_embedding(config)

@@ -151,7 +151,7 @@ def refused(override: str) -> str:
         ),
         ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
         ("[1]", "it must be a mapping, such as {name: 1}"),
-        ("{tree_scm:much}", "Value 'much' of type 'str' could not be converted to Float"),
+        ("{tree_scm:much}", "mix.tree_scm is 'much'; it must be of type float"),
     ],
 )
 def test_wrong_shares_are_reported(mix, message):
