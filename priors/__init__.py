@@ -9,13 +9,11 @@ Registering and listing priors imports no torch, which takes 2 s; all else is im
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from priors.errors import PriorError
+from priors.options import build
 
 if TYPE_CHECKING:
     from priors.finish import Rejected
@@ -141,46 +139,10 @@ def build_prior(name: str, **options) -> Prior:
     PriorError
         If there is no such prior, or with all problems of the options.
     """
-    cls = prior_class(name)
-    refuse_unknown(f"prior {name}", cls, options)
-    for option, kind in get_type_hints(cls).items():
-        values = options.get(option)
-        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values, dict):  # realism={"missing": 0.3}
-            refuse_unknown(f"prior {name}: {option}", kind, values)
-            options[option] = kind(**values)
-    if problems := wrong_types(cls, options):
-        raise PriorError(f"prior {name}: " + "; ".join(problems))
-    prior = cls(**options)
-    if problems := prior.problems():
-        raise PriorError(f"prior {name}: " + "; ".join(problems))
+    prior, problems = build(prior_class(name), options)
+    if problems:
+        raise PriorError(f"prior {name}: {'; '.join(problems)}")
     return prior
-
-
-def refuse_unknown(what: str, cls: type, options: Collection[str]) -> None:
-    """Raise PriorError for options that are not fields of the class."""
-    declared = [field.name for field in fields(cls) if field.init]
-    unknown = []
-    for option in options:
-        if option in declared:
-            continue
-        text = repr(option)
-        for suggestion in get_close_matches(option, declared, n=1):
-            text += f" (did you mean {suggestion!r}?)"
-        unknown.append(text)
-    if unknown:
-        available = f"its options are: {', '.join(declared)}" if declared else "it has none"
-        raise PriorError(f"{what} has no option {', '.join(unknown)}; {available}")
-
-
-def wrong_types(cls: type[Prior], options: dict[str, Any]) -> list[str]:
-    """List options whose values are not of their declared type; an int is accepted for a float."""
-    hints = get_type_hints(cls)
-    problems = []
-    for option, value in options.items():
-        kind = get_origin(hints[option]) or hints[option]
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            problems.append(f"{option} is {value!r}; it must be of type {kind.__name__}")
-    return problems
 
 
 def installed_priors() -> dict[str, EntryPoint]:

@@ -1,8 +1,10 @@
-"""The error of the priors, in a file that imports no torch."""
+"""The error of the priors and the least rows of a table, in a file that imports no torch."""
 
 from __future__ import annotations
 
-__all__ = ["PriorError"]
+__all__ = ["MIN_ROWS", "PriorError"]
+
+MIN_ROWS = 10  # of a table
 
 
 class PriorError(ValueError):

@@ -81,7 +81,7 @@ def is_valid_split(labels: np.ndarray, num_classes: int, train_size: int) -> boo
     """Whether the first train_size labels and the others hold the same classes, at least two of them."""
     in_train = np.bincount(labels[:train_size], minlength=num_classes) > 0
     in_query = np.bincount(labels[train_size:], minlength=num_classes) > 0
-    return np.array_equal(in_train, in_query) and np.count_nonzero(in_train) >= 2
+    return bool(np.array_equal(in_train, in_query) and np.count_nonzero(in_train) >= 2)
 
 
 def standardize_target(target: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from priors.options import option
 from priors.prior import Realistic
 from priors.random import rng_at
 from priors.table import Table, TableSpec
@@ -30,7 +31,7 @@ class GraphSCM(Realistic):
 
     numeric_targets = True
 
-    preset: str = "corrected"
+    preset: str = option("corrected", choices=PRESETS)
     """Either "released", which draws what tabicl 2.2.0 draws, or "corrected", which draws what was evidently meant: the
     choices within a table share random probabilities, warps act on columns but not on nodes, and cardinalities reach
     200 (TabICLv2, arXiv 2602.11139, appendix on the prior)."""
@@ -46,13 +47,6 @@ class GraphSCM(Realistic):
     node_noise: bool = False
     """Whether Gaussian noise with a standard deviation in 1e-5..1 is added to every node
     (TabICLv2, arXiv 2602.11139, appendix on the prior, where it is off by default)."""
-
-    def problems(self) -> list[str]:
-        """Return everything wrong with the options, as messages for the user."""
-        problems = super().problems()
-        if self.preset not in PRESETS:
-            problems.append(f"preset is {self.preset!r}; it must be one of {', '.join(PRESETS)}")
-        return problems
 
     def import_loops(self) -> None:
         """Import the loops of random functions and of the filter; see `Prior.import_loops`."""

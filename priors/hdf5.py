@@ -40,7 +40,7 @@ import os
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ import torch
 
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.nesting import read_json
+from priors.options import option
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
 from priors.realism import fill
@@ -142,7 +143,7 @@ class HDF5(Prior):
 
     file: str = ""
     """The file, or the folder that `tabicl-prior dump output=FOLDER` wrote its files to."""
-    passes: int = field(default=1, metadata={"resume": "told"})  # the tables so far stay the same
+    passes: int = option(1, at_least=1, resume="told")  # the tables so far stay the same
     """How often stored tables may be used: in a folder those from the first table of each stage on, otherwise those of
     the file; then the run must end (trainer.max_steps). Each pass has other permutations of columns, rows (so that
     other rows are labeled) and classes."""
@@ -153,8 +154,6 @@ class HDF5(Prior):
             return ["file is not set; it is an HDF5 file of tables, or the folder of tabicl-prior dump"]
         if not Path(self.file).exists():
             return [f"file is {self.file!r}; there is no such file or folder"]
-        if self.passes < 1:
-            return [f"passes is {self.passes}; it must be at least 1"]
         try:
             attributes = self.files[0].attributes
         except PriorError as error:

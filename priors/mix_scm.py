@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from priors.prior import Prior, Realistic, skill_problems
+from priors.options import build, closest, option
+from priors.prior import Prior, Realistic
 from priors.random import Seed, as_seed, rng_at
 from priors.realism import Realism
 from priors.table import Largest, PriorError, Table, TableSpec
@@ -22,16 +22,14 @@ __all__ = ["MixSCM"]
 class MixSCM(Prior):
     """A mixture of priors. The tables of a group come from the same component."""
 
-    components: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: {"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}}
-    )
+    components: dict[str, dict[str, Any]] = option({"mlp_scm": {"weight": 0.7}, "tree_scm": {"weight": 0.3}})
     """The priors by name, each with a weight (0 or more; shares are proportional to it) and with options of that prior:
     {graph_scm: {weight: 2, preset: released}, ...}; the default is TabICL's (arXiv 2502.05564, appendix).
     prior.components={...} replaces the mixture, prior.components.NAME.KEY=VALUE changes one component, and with a plus
     before it adds one. A file with `defaults: [schema/mix_scm]` has exactly the components that it lists."""
-    realism: Realism = field(default_factory=Realism)
+    realism: Realism = option(Realism)
     """What tables may have in common with real ones, for synthetic components that do not set it themselves."""
-    min_skill: float = 0.0
+    min_skill: float = option(0.0, at_least=0, below=1)
     """Least skill of extremely randomized trees on a table, for synthetic components that do not set it themselves; the
     same component draws a rejected table again, so the shares stay as they are."""
 
@@ -39,26 +37,28 @@ class MixSCM(Prior):
         """List what is wrong with the options."""
         from priors import prior_class  # not at the top: it imports this module to find the priors
 
-        problems = self.realism.problems() + skill_problems(self.min_skill)
+        problems = []
         total = 0.0  # of the weights
-        for name, options in self.components.items():
+        for name, settings in self.components.items():
+            key = f"components.{name}"
             if name == "mix_scm":
-                problems.append("components.mix_scm: a mixture cannot be part of a mixture")
+                problems.append(f"{key}: a mixture cannot be part of a mixture")
                 continue
-            if not isinstance(options, dict):
-                problems.append(f"components.{name} is {options!r}; it must hold a weight and options of {name}")
-                continue
-            weight: Any = options.get("weight")
+            options = dict(settings)
+            weight: Any = options.pop("weight", None)
             if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
-                problems.append(f"components.{name}.weight is {weight}; it must be a number, 0 or more")
+                problems.append(f"{key}.weight is {weight}; it must be a number, 0 or more")
             else:
                 total += weight
             try:
-                if prior_class(name).stored_sizes is not None:  # where it depends on options, the class has a property
-                    raise PriorError("its tables have sizes of their own, which a mixture cannot ask for")
-                build_component(name, options, {})  # what components inherit is checked above
+                cls = prior_class(name)
             except PriorError as error:
-                problems.append(f"components.{name}: {error}")
+                problems.append(f"{key}: {error}")
+                continue
+            if cls.stored_sizes is not None:  # where it depends on options, the class has a property
+                problems.append(f"{key}: its tables have sizes of their own, which a mixture cannot ask for")
+            else:
+                problems += build(cls, options, key)[1]
         if not self.components:
             problems.append("components is empty; name at least one, {mlp_scm: {weight: 1}, ...}")
         elif not problems and total == 0:
@@ -85,7 +85,7 @@ class MixSCM(Prior):
         problems = []
         for name, share in mix.items():
             if name not in self.components:
-                near = get_close_matches(name, self.components, n=1)
+                near = closest(name, self.components)
                 advice = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.priors)}"
                 problems.append(f"{name!r} is no component of the mixture; {advice}")
             elif not 0 <= share < float("inf"):

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TRAINING, DividedTables
@@ -43,9 +44,9 @@ class OneTable(Prior, DividedTables):
     """Columns to leave out."""
     categorical: list[str] = field(default_factory=list)
     """Numeric columns to treat as categories."""
-    validation_fraction: float = 0.1
+    validation_fraction: float = option(0.1, above=0, below=1)
     """Share of the rows, chosen by a hash of their values, that validation predicts and training never sees."""
-    test_fraction: float = 0.1
+    test_fraction: float = option(0.1, above=0, below=1)
     """Share of the rows, chosen in the same way, that neither training nor validation sees: the gain of the training is
     measured on them at the end."""
     separator: str = "auto"
@@ -59,7 +60,7 @@ class OneTable(Prior, DividedTables):
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
-        problems = self.fraction_problems("rows", may_be_0=False)
+        problems = self.fraction_problems("rows")
         if wrong := format_problems(self.separator, self.decimal, self.missing_words):
             return problems + wrong
         if not self.file:

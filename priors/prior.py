@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from priors.finish import Rejected, finish
+from priors.options import option
 from priors.random import Seed, as_seed, one_thread, rng_at
 from priors.realism import Realism, fill_missing
 from priors.table import Largest, PriorError, Table, TableSpec
@@ -50,7 +51,7 @@ class Prior:
     stored_classes: ClassVar[int] = 0
 
     def problems(self) -> list[str]:
-        """List what is wrong with the options, as messages for the user."""
+        """List what is wrong with the options beyond what they declare: contradictions, and files that are missing."""
         return []
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> Any:
@@ -221,15 +222,11 @@ class Prior:
 class Realistic(Prior):
     """A prior of synthetic tables, which may be made more like real ones."""
 
-    realism: Realism = field(default_factory=Realism, kw_only=True)
+    realism: Realism = option(Realism, kw_only=True)
     """What tables may have in common with real ones."""
-    min_skill: float = field(default=0.0, kw_only=True)
+    min_skill: float = option(0.0, at_least=0, below=1, kw_only=True)
     """Least skill of extremely randomized trees out of bag; tables from which they learn less are drawn again. With
     classes, the skill is 2 ROC AUC - 1, and with a numeric target R2; 0 keeps all tables."""
-
-    def problems(self) -> list[str]:
-        """List what is wrong with the options."""
-        return self.realism.problems() + skill_problems(self.min_skill)
 
     def import_loops(self) -> None:
         """Import the loops of all such priors; see `Prior.import_loops`."""
@@ -262,13 +259,6 @@ class Realistic(Prior):
             from priors.predictability import check_skill  # numba takes a second to import
 
             check_skill(table, self.min_skill, rng_at(seed, "skill"))
-
-
-def skill_problems(min_skill: float) -> list[str]:
-    """List what is wrong with a least skill, as messages for the user."""
-    if type(min_skill) in (int, float) and 0 <= min_skill < 1:
-        return []
-    return [f"min_skill is {min_skill!r}; it must lie in 0..1, 1 excluded"]
 
 
 def advice_on(reason: str, spec: TableSpec) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from priors.options import option
 from priors.random import lasting_rng, rng_at
 from priors.table import Table
 
@@ -20,20 +21,10 @@ MOST_BLOCKS = 3
 class Realism:
     """What synthetic tables may have in common with real ones; priors/README.md explains and shows it."""
 
-    missing: float = 0.0
+    missing: float = option(0.0, at_least=0, at_most=1)
     """Probability that cells of a table are missing: at random, by value, or in blocks."""
-    strength: float | None = None
+    strength: float | None = option(None, at_least=0, at_most=1)
     """How many are missing, from 0 (few) to 1; null draws the strength for each table."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with the values, as messages for the user."""
-        problems = []
-        for name, value in vars(self).items():
-            if name == "strength" and value is None:
-                continue
-            if type(value) not in (int, float) or not 0 <= value <= 1:
-                problems.append(f"realism.{name} is {value!r}; it must lie in 0..1")
-        return problems
 
     def draw_strength(self, seed: tuple[int, ...]) -> float | None:
         """Draw how strong the change of a table is; None if its cells are all there."""

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from priors.errors import PriorError
+from priors.errors import MIN_ROWS, PriorError
 from priors.random import Seed
 
 __all__ = ["MAX_CLASSES", "MIN_ROWS", "Largest", "PriorError", "Source", "Table", "TableSpec"]
 
-MIN_ROWS = 10
 MAX_CLASSES = 10
 
 

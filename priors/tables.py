@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.real import TEST, TRAINING, VALIDATION, DividedTables, Eligible
@@ -41,10 +42,10 @@ class Tables(Prior, DividedTables):
     folder: str = ""
     """Folder with .csv, .parquet, .arrow or .feather files, in subfolders too, and perhaps a tasks.csv that names
     their targets."""
-    validation_fraction: float = 0.05
+    validation_fraction: float = option(0.05, at_least=0, below=1)
     """Share of the tables, chosen by a hash of their values or family, that validation draws and training never
     does."""
-    test_fraction: float = 0.05
+    test_fraction: float = option(0.05, at_least=0, below=1)
     """Share of the tables, chosen in the same way, that neither training nor validation draws: the gain of the training
     is measured on them at the end."""
     separator: str = "auto"
@@ -58,7 +59,7 @@ class Tables(Prior, DividedTables):
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
-        problems = self.fraction_problems("tables", may_be_0=True)
+        problems = self.fraction_problems("tables")
         if wrong := format_problems(self.separator, self.decimal, self.missing_words):
             return problems + wrong
         if not self.folder:

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from priors.options import option
 from tabicl_train import register
 from tabicl_train.config import build
-from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network, random_tables
@@ -54,7 +54,7 @@ class Objective:
         raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """List what is wrong with the options."""
+        """List what contradicts other options; a single one is declared by `priors.options.option`."""
         return []
 
 
@@ -67,17 +67,10 @@ class CrossEntropy(Objective):
     Szegedy et al., Rethinking the Inception architecture, arXiv 1512.00567, section 7 (label smoothing).
     """
 
-    label_smoothing: float = 0.0
+    label_smoothing: float = option(0.0, at_least=0, below=1)
     """Share of the target that is spread evenly over all outputs of the network, in [0, 1)."""
-    class_weights: str = "none"
+    class_weights: str = option("none", choices=CLASS_WEIGHTS)
     """none (all query rows of a table count equally), or balanced (all classes among its query rows do)."""
-
-    def problems(self) -> list[str]:
-        """List what is wrong with the options."""
-        problems = one_of("class_weights", self.class_weights, CLASS_WEIGHTS)
-        if not 0 <= self.label_smoothing < 1:
-            problems.append(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1)")
-        return problems
 
     def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
         """See `Objective`."""

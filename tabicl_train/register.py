@@ -13,13 +13,13 @@ not wait two seconds for torch. Names that are not known are looked for in the i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from priors.options import closest
 from tabicl_train import plugins
 from tabicl_train.errors import ConfigError
 
@@ -136,7 +136,7 @@ class Registry(Mapping[str, Any]):
 
     def unknown(self, name: str) -> str:
         """Return the message for a name that is not registered."""
-        near = difflib.get_close_matches(name, list(self), n=1, cutoff=0.7)
+        near = closest(name, self)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self)}"
         line = f"there is no {self.kind} {name!r}; {hint}"
         return "; ".join([line, *plugins.broken()])

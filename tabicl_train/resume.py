@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 import priors
+from priors.options import REQUIRED, default_of
 from priors.random import STREAM_VERSION
 from tabicl_train import register
-from tabicl_train.config.build import default_of
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.plain_values import flatten, steps_of_stages
 from tabicl_train.config.removed import without_removed
@@ -389,7 +389,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         default = default_of(option)
         if dataclasses.is_dataclass(default) and not isinstance(default, type):
             complete[option.name] = dataclasses.asdict(default) | settings.get(option.name, {})
-        elif default is not dataclasses.MISSING:
+        elif default != REQUIRED:
             complete.setdefault(option.name, default)
     return complete
 

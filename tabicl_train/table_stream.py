@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from priors import Prior, PriorError, build_prior
+from priors.options import check
 from tabicl_train.config.prior_checks import other_sizes
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
@@ -127,9 +128,9 @@ class TableStream(IterableDataset):
                 pack_tokens=ENDLESS,
             )
             curriculum = CurriculumConfig({"tables": stage})
-            problems = [line.replace("train_share", "labeled_share") for line in stage.problems()]
+            problems = [line.replace("train_share", "labeled_share") for line in check(stage)]
         else:
-            problems = [f"curriculum.{line}" for line in curriculum.problems()]
+            problems = check(curriculum, "curriculum")
             if given:
                 problems.append(f"{', '.join(given)}: the curriculum sets the sizes of tables; leave one of both out")
         last = sum(stage.steps for stage in curriculum.stages.values())

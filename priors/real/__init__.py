@@ -74,18 +74,11 @@ class DividedTables(RealTables):
     validation_fraction: float
     test_fraction: float
 
-    def fraction_problems(self, what: str, may_be_0: bool) -> list[str]:
-        """List what is wrong with the two fractions; what: what they divide, tables or rows."""
-        fractions = {"validation_fraction": self.validation_fraction, "test_fraction": self.test_fraction}
-        interval = "[0, 1)" if may_be_0 else "(0, 1)"
-        problems = []
-        for name, share in fractions.items():
-            is_allowed = 0 < share < 1 or (may_be_0 and share == 0)
-            if not is_allowed:
-                problems.append(f"{name} is {share}; it must lie in {interval}")
-        if not problems and sum(fractions.values()) >= 1:
-            problems.append(f"validation_fraction and test_fraction leave no {what} for training; lower one of them")
-        return problems
+    def fraction_problems(self, what: str) -> list[str]:
+        """List what is wrong with the sum of the two fractions; what: what they divide, tables or rows."""
+        if self.validation_fraction + self.test_fraction < 1:
+            return []
+        return [f"validation_fraction and test_fraction leave no {what} for training; lower one of them"]
 
     def for_validation(self) -> Any:
         return self.drawing_for(VALIDATION)

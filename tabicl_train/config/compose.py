@@ -1,25 +1,23 @@
 """Composes and checks the configuration of a command line.
 
 1. Each word of the command line is parsed, and is either the choice of a group (experiment=demo) or a value (seed=1).
-2. Hydra composes the files that the choices name, over the defaults of all options.
-3. The values are set one after the other, as Hydra would set them.
-4. The result becomes a RunConfig, and is checked.
-
-Hydra would stop at the first value that is wrong; here all errors of a command line are reported together.
+2. Hydra composes the files that the choices name, into plain values.
+3. The values of the command line are put in, one after the other.
+4. OmegaConf replaces ${KEY} by the value of another option.
+5. `priors.options` makes a RunConfig of them, and everything that is wrong is reported at once.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 from hydra import compose as hydra_compose
@@ -28,18 +26,32 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from priors.options import (
+    NEEDS_VALUE,
+    REQUIRED,
+    Typed,
+    check,
+    default_of,
+    joined,
+    key_of,
+    merged,
+    option,
+    options_of,
+    plain,
+    read,
+    unknown,
+)
 from tabicl_train import plugins, register
-from tabicl_train.config.finite import not_finite
-from tabicl_train.config.options import PATHS, SweepConfig, error_in_one_line, unknown_key, usage, wrong_type
+from tabicl_train.config.options import PATHS, SweepConfig, usage
 from tabicl_train.config.removed import REMOVED_CHOICES, removal, without_removed
 from tabicl_train.config.run_checks import run_problems
-from tabicl_train.config.schema import OptimizerConfig, RunConfig, flatten
-from tabicl_train.console import info
+from tabicl_train.config.schema import RunConfig, flatten
+from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError, unreadable_text
-from tabicl_train.model.config import FIRST, TabICLConfig, settings_of
+from tabicl_train.model.config import FIRST
 from tabicl_train.outputs import expand_home
 from tabicl_train.run_dir.records import read_yaml
 from tabicl_train.weights import architecture, names
@@ -84,15 +96,7 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
 def from_values(values: dict[str, Any]) -> RunConfig:
     """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
     plugins.load_installed()  # its prior may be of one
-    values = without_removed(Path(values["run_dir"], "config.yaml"), values)
-    try:
-        name = values["optimizer"]["name"]
-        optimizer = register.optimizer[name].settings(name)()
-        run = RunConfig(model=settings_of(values["model"])(), optimizer=optimizer)
-        tree = OmegaConf.merge(OmegaConf.structured(run), values)
-        config, problems = to_config(tree)
-    except OmegaConfBaseException as error:
-        raise ConfigError([error_in_one_line(error)]) from None
+    config, problems = to_config(without_removed(Path(values["run_dir"], "config.yaml"), values))
     if problems:
         raise ConfigError(problems)
     return config
@@ -141,63 +145,96 @@ class Composer:
         self.folders = search_folders(self.config_dir)
         plugins.load_installed()
         try:
-            self.priors = tuple((name, priors.prior_class(name)) for name in priors.prior_names())
+            names_of_priors = priors.prior_names()
+            for name in priors.installed_priors():
+                priors.prior_class(name)
         except priors.PriorError as error:
             raise ConfigError([str(error)]) from error
         # The choices of a group are its files and, in these groups, what is registered.
         self.choices = group_choices(self.folders)
-        registries = {
-            "prior": priors.prior_names(),
-            "model": register.network,
-            "objective": register.objective,
-            "optimizer": register.optimizer,
-        }
-        for group, registered in registries.items():
-            files = self.choices.get(group, [])
-            self.choices[group] = sorted({*files, *registered})
+        self.registered = (
+            ("prior", tuple(names_of_priors)),
+            ("model", tuple(register.network)),
+            ("objective", tuple(register.objective)),
+            ("optimizer", tuple(register.optimizer)),
+        )
+        for group, names_of_group in self.registered:
+            self.choices[group] = sorted({*self.choices.get(group, []), *names_of_group})
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
         line = self.divide(overrides)
         try:
-            # The files that the choices name, over the defaults of all options. The optimizer's follow from its name.
             times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # lstat: a lock links to nothing
-            tree = copy.deepcopy(hydra_tree(tuple(self.folders), tuple(line.choices), self.priors, max(times)))
-            add_optimizer_schema(tree, [override for _, override in line.values])
-            content: Any = OmegaConf.to_container(tree)
-            keys = list(flatten(content))
-
-            # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. This comes
-            # before the values, which can change it.
-            if not any(text.startswith("model=") for text in line.choices):
-                weights = tree.init_weights
-                for _, override in line.values:
-                    if override.key_or_group == "init_weights":
-                        weights = override.value()
-                take_architecture(tree, weights)
-
-            # The values of the command line.
-            wrong_values = []
-            for text, override in line.values:
-                problem = set_value(tree, text, override, keys, also)
-                if problem is not None:
-                    wrong_values.append(problem)
-
-            config, contradictions = to_config(tree)
+            of_files, choices = hydra_values(tuple(self.folders), tuple(line.choices), self.registered, max(times))
+            values = copy.deepcopy(of_files)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError([*line.problems, *self.unreadable(error)]) from None
+
+        # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. This comes
+        # before the values, which can change it.
+        if not any(text.startswith("model=") for text in line.choices):
+            weights = values.get("init_weights")
+            for _, override in line.values:
+                if override.key_or_group == "init_weights":
+                    weights = override.value()
+            take_architecture(values, weights)
+
+        # The values of the command line: names first, since options of a prior or an optimizer follow from its name.
+        keys = [*also, *flatten(plain(read(RunConfig, without_references(values))[0]))]
+        found = []
+        for text, override in sorted(line.values, key=lambda value: not value[1].key_or_group.endswith(".name")):
+            problem = put(values, RunConfig, text, override)
+            if problem is not None:
+                found.append(problem)
+
+        config, wrong = to_config(values, keys)
+        texts = {override.key_or_group: text for text, override in line.values}
+        found += [self.with_source(problem, texts, choices) for problem in wrong]
 
         # A setting of a group whose choice is wrong may be right for the choice that was meant, and is not reported.
         doubtful = list(line.wrong_groups)
         if "experiment" in line.wrong_groups:
             doubtful += [STAGES, "prior"]  # what experiments choose
         problems = list(line.problems)
-        for problem in wrong_values + contradictions:
+        for problem in found:
             if not problem.startswith(tuple(doubtful)):
                 problems.append(problem)
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)), config)
         return config
+
+    def with_source(self, problem: str, texts: Mapping[str, str], choices: Mapping[str, Any]) -> str:
+        """Complete a problem with a name or a type: by the file that has the value, or by advice for a word.
+
+        Parameters
+        ----------
+        problem : str
+            The problem.
+        texts : mapping
+            The words of the command line by their keys.
+        choices : mapping
+            The choice of each group.
+        """
+        key = key_of(problem)
+        if key in texts:
+            return f"{problem}; {in_quotes(key)}" if re.search(r"is [\[{].* of type str$", problem) else problem
+        if not re.search(r": no such setting|: it must be|: it needs| of type ", problem):
+            return problem
+        waiting = list(choices.items())
+        for group, choice in waiting:  # which grows by what the files name
+            file = self.file(group, choice)
+            if file is None or file.is_relative_to(CONFIG_DIR):
+                continue
+            text = file.read_text(encoding="utf-8")
+            content = yaml.safe_load(text) or {}
+            content_of_run = content if re.search(r"^# *@package +_global_", text, re.MULTILINE) else {group: content}
+            if any(f"{name}.".startswith(f"{key}.") for name in flatten(content_of_run)):
+                return f"{group}/{choice}.yaml: {problem}"
+            for default in content.get("defaults", []):
+                if isinstance(default, str) and (group, default) not in waiting:
+                    waiting.append((group, default))
+        return problem
 
     def divide(self, overrides: list[str]) -> CommandLine:
         """Divide a command line into choices of groups and single values, and find what is wrong with its words."""
@@ -267,17 +304,15 @@ class Composer:
 
     def unreadable(self, error: Exception) -> list[str]:
         """Describe an error of Hydra, OmegaConf or YAML in the lines of a ConfigError."""
-        if isinstance(error, yaml.YAMLError):
-            return [" ".join(str(error).split())]
         if isinstance(error, UnicodeDecodeError):  # in a file that another one names
             return undecodable_files(self.folders, error)
         if isinstance(error, RecursionError):
             return ["the settings, or a file that another one names, are nested too deeply"]
         missing = re.search(r"Could not find 'model/schema/(\w+)'", str(error))
         if missing is not None:  # a file begins with the settings of a network that nobody has registered
-            unknown = register.network.unknown(missing[1])
-            return [f"{unknown}; if it is one of a plug-in, add plugins=[...] to the command"]
-        return [error_in_one_line(error)]
+            line = register.network.unknown(missing[1])
+            return [f"{line}; if it is one of a plug-in, add plugins=[...] to the command"]
+        return [" ".join(str(error).split())]
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
         """Compose the settings of a sweep.
@@ -298,11 +333,11 @@ class Composer:
             With all problems.
         """
         parsed, problems = self.read(overrides)
-        tree = OmegaConf.create({"sweep": OmegaConf.structured(SweepConfig)})
+        values: dict[str, Any] = {"sweep": {}}
         # The files first: single settings win over them, in whatever order they were typed.
         for text, override in parsed:
             if override.key_or_group == "sweep":
-                problems += self.merge_sweep(tree, text, override.value())
+                problems += self.merge_sweep(values, text, override.value())
         for text, override in parsed:
             key = override.key_or_group
             if key == "sweep":
@@ -314,18 +349,17 @@ class Composer:
                 hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
                 problems.append(f"{text}: {hint}")
             else:
-                problem = set_value(tree, text, override)
+                problem = put(values, SweepLine, text, override)
                 if problem is not None:
                     problems.append(problem)
-        sweep = OmegaConf.to_object(tree.sweep)
-        assert isinstance(sweep, SweepConfig)
-        problems += not_finite(sweep, "sweep.") or [f"sweep.{problem}" for problem in sweep.problems()]
+        line, wrong = read_resolved(SweepLine, values)
+        problems += merged(wrong, check(line))
         if problems:
             raise ConfigError(problems)
-        return sweep
+        return line.sweep
 
-    def merge_sweep(self, tree: DictConfig, text: str, name: Any) -> list[str]:
-        """Merge the file of a sweep into the tree; lists the problem with it."""
+    def merge_sweep(self, values: dict[str, Any], text: str, name: Any) -> list[str]:
+        """Merge the file of a sweep into the values; lists the problems with it."""
         names = self.choices["sweep"]
         if name not in names:
             return [f"{text}: there is no such choice; there are {', '.join(names)}"]
@@ -335,16 +369,13 @@ class Composer:
         file = self.file("sweep", name)
         assert file is not None  # it is among the choices
         try:
-            content: Any = OmegaConf.load(file)
-            problems = [f"{file}: {line}" for key in content if (line := removal(f"sweep.{key}"))]
-            if problems:
-                return problems
-            tree.sweep = OmegaConf.merge(tree.sweep, content)
-        except OmegaConfBaseException as error:
-            return [f"{text}: {error_in_one_line(error)}"]
+            content = {"sweep": OmegaConf.to_container(OmegaConf.load(file))}
         except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
             return [f"{text}: {unreadable_text(file, error)}"]
-        return []
+        problems = of_now(read(SweepLine, without_references(content))[1])
+        if not problems:
+            merge(values, content)
+        return [f"{text}: {problem}" for problem in problems]
 
     def file(self, group: str, choice: Any) -> Path | None:
         """Return the file of a choice; of several with the same name the first one counts, as for Hydra.
@@ -376,11 +407,21 @@ class Composer:
         return None
 
 
+@dataclass
+class SweepLine:
+    """The settings of a sweep, as a command line names them."""
+
+    sweep: SweepConfig = option(SweepConfig)
+
+
 @functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
-def hydra_tree(
-    folders: tuple[Path, ...], choices: tuple[str, ...], priors: tuple[tuple[str, type], ...], changed_at: int
-) -> DictConfig:
-    """Return the tree that Hydra composes of files; it is cached and must not be changed.
+def hydra_values(
+    folders: tuple[Path, ...],
+    choices: tuple[str, ...],
+    registered: tuple[tuple[str, tuple[str, ...]], ...],
+    changed_at: int,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that Hydra composes of files, and the choice of each group; they must not be changed.
 
     Parameters
     ----------
@@ -388,94 +429,38 @@ def hydra_tree(
         The folders to search.
     choices : tuple of str
         GROUP=CHOICE.
-    priors : tuple of (str, type)
-        The classes of all priors, by name.
+    registered : tuple
+        For each group that has a registry, its name and the names in the registry.
     changed_at : int
         When the newest file was changed. It is not read here, but makes the cache miss when a file differs.
     """
-    # Hydra takes schemas, and choices without a file, from a store of the process, which is filled first.
-    networks = tuple((name, family.settings) for name, family in register.network.items())
-    store_schemas(priors, networks)
-    store_objectives()
-    choose_without_files(folders, priors, networks)
+    # What is registered can be chosen without a file, which would hold its name and nothing else. Files name it by
+    # `schema/NAME`.
+    store = ConfigStore.instance()  # of the process
+    for group, names_of_group in registered:
+        store.repo.pop(group, None)  # a file may have been added since
+        for name in names_of_group:
+            node: dict[str, Any] = {"name": name}
+            if group == "model":
+                node = {} if name == FIRST else {"family": name}
+            if not any((folder / group / f"{name}.yaml").is_file() for folder in folders):
+                store.store(group=group, name=name, node=node)
+            if name == "mix_scm":  # a file has exactly the components that it lists
+                node = node | {"components": {}}
+            store.store(group=f"{group}/schema", name=name, node=node, package=group)
 
     searched = []
     for folder in folders[1:]:
         escaped = str(folder).replace("'", "\\'")
         searched.append(f"'file://{escaped}'")
     with initialize_config_dir(str(folders[0]), job_name="tabicl-train", version_base="1.3"):
-        tree = hydra_compose("train", [*choices, f"hydra.searchpath=[{','.join(searched)}]"])
-    OmegaConf.set_struct(tree, None)  # set by Hydra; keys could only be added to a dictionary with +
-    return tree
-
-
-@functools.lru_cache(maxsize=1)  # that of the store: the same schemas are stored already
-def store_schemas(priors: tuple[tuple[str, type], ...], networks: tuple[tuple[str, type], ...]) -> None:
-    """Store for Hydra the schemas of a run, of each prior, and of the settings of each network."""
-    store = ConfigStore.instance()
-    run = OmegaConf.structured(RunConfig)
-    run.model = MISSING
-    run.optimizer = MISSING  # its schema follows from its name, see `add_optimizer_schema`
-    store.store(name="run", node=run)
-    store.store(name="run_schema", node={"defaults": ["run", {"model/schema@model": FIRST}, "_self_"]})
-    for name, settings in networks:
-        store.store(group="model/schema", name=name, node=settings)
-    for name, cls in priors:
-        fields: list[Any] = [("name", str, field(default=name))]
-        if name == "mix_scm":  # Hydra would add the components of a file to the default ones
-            fields.append(("components", dict[str, dict[str, Any]], field(default_factory=dict)))
-        schema = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
-        store.store(group="prior/schema", name=name, node=schema, package="prior")
-
-
-def store_objectives() -> None:
-    """Store for Hydra the choices of `objective`, with the defaults of their options."""
-    store = ConfigStore.instance()
-    for name, cls in register.objective.items():
-        node: Any = {"name": name}
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            fields = [("name", str, field(default=name))]
-            node = dataclasses.make_dataclass(cls.__name__, fields, bases=(cls,))
-        store.store(group="objective", name=name, node=node, package="objective")
-
-
-def choose_without_files(
-    folders: tuple[Path, ...], priors: tuple[tuple[str, type], ...], networks: tuple[tuple[str, type], ...]
-) -> None:
-    """Let priors, networks and optimizers without a file be chosen by name, with the defaults of their options."""
-    nodes: dict[tuple[str, str], dict] = {}  # by group and name: what the file would hold
-    for name, _ in priors:
-        nodes["prior", name] = {"defaults": [f"schema/{name}"]}
-    for name, _ in networks:
-        nodes["model", name] = {"defaults": [{"override /model/schema@_global_.model": name}]}
-    for name in register.optimizer:
-        nodes["optimizer", name] = {"name": name}
-
-    store = ConfigStore.instance()
-    for (group, name), node in nodes.items():
-        file = f"{name}.yaml"
-        has_file = any((folder / group / file).is_file() for folder in folders)
-        if not has_file:
-            store.store(group=group, name=name, node=node)
-        elif file in store.repo.get(group, {}):  # from before there was a file, in the same process
-            del store.repo[group][file]
-
-
-def add_optimizer_schema(tree: DictConfig, overrides: Collection[Override]) -> None:
-    """Check what the files say of the optimizer against its options, and fill in their defaults.
-
-    Hydra cannot do it: which options there are follows from the name, which the command line may change.
-    """
-    content: Any = {} if OmegaConf.is_missing(tree, "optimizer") else tree.optimizer
-    name = content.get("name")
-    for override in overrides:
-        if override.key_or_group == "optimizer.name":
-            name = str(override.value())
-    settings: type = OptimizerConfig  # whose `problems` reports an unknown name
-    if name in register.optimizer:
-        settings = register.optimizer[name].settings(name)
-    schema = OmegaConf.create({"optimizer": OmegaConf.structured(settings)})
-    tree.optimizer = OmegaConf.merge(schema, {"optimizer": content}).optimizer
+        words = [*choices, f"hydra.searchpath=[{','.join(searched)}]"]
+        tree = hydra_compose("train", words, return_hydra_config=True)
+    chosen = dict(tree.hydra.runtime.choices)
+    OmegaConf.set_struct(tree, False)
+    del tree["hydra"]
+    values: Any = OmegaConf.to_container(tree)
+    return values, chosen
 
 
 def is_of_sweep(override: str) -> bool:
@@ -507,128 +492,196 @@ def in_quotes(key: str) -> str:
     return f"plain text needs quotes: \"{key}='...'\""
 
 
-def set_value(
-    tree: DictConfig, text: str, override: Override, all_keys: Collection[str] = (), also: Collection[str] = ()
-) -> str | None:
-    """Set a value in the configuration, or remove one.
+def put(values: dict[str, Any], cls: type, text: str, override: Override) -> str | None:
+    """Put a value of the command line among others, or remove one.
 
-    Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde.
+    Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde. Whether there are
+    options of other names, and whether a value is of the right type, is found when the values are read.
 
     Parameters
     ----------
-    tree : DictConfig
-        The configuration, which is changed.
+    values : dict
+        Nested plain values, which are changed.
+    cls : type
+        The dataclass that they will make.
     text : str
         The word of the command line.
     override : Override
         The same as Hydra parses it.
-    all_keys : collection of str
-        Those of all settings, which may be suggested for a misspelled one.
-    also : collection of str
-        Other keys of the command, likewise.
 
     Returns
     -------
     str or None
-        The problem, if there is one; the value is not set then.
+        Why it cannot be put there.
     """
     key = override.key_or_group
-    path = key.split(".")
-    # From the top down to the value. Each name on the path must be there already, or may be added to a dictionary.
-    node: Any = tree
-    for depth, name in enumerate(path):
-        section = ".".join(path[:depth])
-        is_last = depth + 1 == len(path)
-        siblings: list[Any] = []
-        is_dictionary = False
-        if isinstance(node, DictConfig):
-            siblings = list(node)
-            is_dictionary = OmegaConf.get_type(node) is dict  # otherwise it is a dataclass
-        if name not in siblings:
-            can_add = is_dictionary and (text.startswith("+") or section.endswith(".mix"))
-            if not can_add:
-                removed = removal(".".join(path[: depth + 1]))
-                if removed is not None:
-                    return removed
-                if depth == 0:
-                    siblings += also
-                if is_dictionary:  # whose keys resemble no setting elsewhere
-                    problem = unknown_key(section, name, siblings)
-                else:
-                    problem = unknown_key(section, name, siblings, path[-1], all_keys)
-                if section == STAGES and not is_last:
-                    problem += f" (+{STAGES}.{name}.KEY=VALUE adds a stage)"
-                return problem
-            if section != STAGES:
-                break  # OmegaConf adds what lies below with it
-            OmegaConf.update(tree, STAGES, {name: {}})  # a stage, with the defaults of its settings
-        if override.is_delete() and is_last:
-            if not is_dictionary:
-                return f"{text}: only a key of a dictionary can be removed"
-            del node[name]
-            return None
-        node = None if OmegaConf.is_missing(node, name) else node[name]
+    if key == "model.family":
+        return f"model.family is {override.value()!r}; it cannot be changed, choose another model instead"
+    *sections, last = key.split(".")
+    node: Any = values
+    kind: Any = cls
+    for depth, name in enumerate([*sections, last]):
+        section = ".".join(sections[:depth])
+        is_dictionary = not (kind is None or is_dataclass(kind))
+        if not isinstance(node, dict):  # a number, a text or a list; the reader says so if there must be a section
+            return unknown(joined(section, name), []) if is_dictionary else None
+        can_add = text.startswith("+") or section.endswith(".mix")
+        if is_dictionary and name not in node and not can_add:
+            problem = unknown(joined(section, name), node)
+            if section == STAGES and depth < len(sections):
+                problem += f" (+{STAGES}.{name}.KEY=VALUE adds a stage)"
+            return removal(joined(section, name)) or problem
+        if depth == len(sections):
+            break
+        kind, default = kind_below(kind, name, node.get(name))
+        if node.get(name) is None and default is not None:
+            node[name] = default
+        node = node.get(name)
 
-    value = override.value()
-    try:
-        OmegaConf.update(tree, key, value, merge=node is not None and not replaces(text, key, value))
-        taken = OmegaConf.select(tree, key)
-        if isinstance(taken, str):
-            OmegaConf.update(tree, key, typed_text(text, value))
-        elif isinstance(taken, ListConfig) and isinstance(value, list):
-            # Elements that are text may have been numbers or truth values for Hydra: of true it has made True.
-            for element, parsed in zip(taken, value, strict=True):
-                if isinstance(element, str) and element != parsed and element not in re.split(r"[\[\],\s]+", text):
-                    return f"{text}: the element {element} was typed in another form; put it in quotes: ['...']"
-    except OmegaConfBaseException as error:
-        problem = wrong_type(key, error)
-        # A text that looks like a list or a dictionary.
-        return f"{problem}; {in_quotes(key)}" if "to string" in problem else problem
+    if override.is_delete():
+        if not is_dictionary:
+            return f"{text}: only a key of a dictionary can be removed"
+        del node[last]
+        return None
+    value = typed(text, override.value())
+    # A mixture, of the run or of a stage, consists of what is named. With a plus, components are added to it.
+    is_mixture = key == "prior.components" or (key.startswith(STAGES) and key.endswith(".mix"))
+    if isinstance(value, dict) and not (is_mixture and not text.startswith("+")):
+        _, default = kind_below(kind, last, node.get(last))
+        present = node.get(last, default)
+        value = merge(present, value) if isinstance(present, dict) else value
+    node[last] = value
     return None
 
 
-def typed_text(text: str, value: Any) -> str:
-    """Return the text of a word KEY=TEXT as it was typed, or without its quotes; value: as Hydra parses it.
+def kind_below(kind: Any, name: str, value: Any) -> tuple[Any, Any]:
+    """Return the type of an option, of a dataclass or a dictionary, with its default in plain values.
+
+    The type is None if it is not known, as there is no such option; value: what it has so far
+    """
+    options = options_of(kind)
+    if kind is not None and not is_dataclass(kind):  # a dictionary
+        return (get_args(kind)[1] if get_args(kind) else Any), {}
+    if name not in options:
+        return None, {}
+    kind, declared = options[name]
+    default = plain(default_of(declared))
+    if "chosen" in declared.metadata:
+        chosen = declared.metadata["chosen"](plain(value) if isinstance(value, dict) else {})
+        return (chosen if is_dataclass(chosen) else None), {}
+    (kind, *_) = [each for each in alternatives(kind) if each is not NoneType]
+    if is_dataclass(kind):
+        return kind, {}
+    return kind, default if get_origin(kind) is dict else None
+
+
+def typed(text: str, value: Any) -> Any:
+    """Return a value as Hydra parses it, together with what was typed.
 
     Hydra makes of the folder 2024_10 the number 202410, and leaves out spaces at both ends and backslashes.
+
+    text: the word KEY=TEXT
     """
-    typed = text.partition("=")[2]
-    return value if typed.lstrip().startswith(("'", '"')) else typed
+    after = text.partition("=")[2]
+    if isinstance(value, dict | list):
+        return typed_elements(value, re.split(r"[\[\]{}:,\s]+", after))
+    is_quoted = after.lstrip().startswith(("'", '"'))
+    return value if is_quoted or value is None else Typed(after, value)
 
 
-def replaces(text: str, key: str, value: Any) -> bool:
-    """Whether a value takes the place of what the configuration holds; otherwise it is merged into it."""
-    if not isinstance(value, dict):
-        return False
-    # A mixture, of the run or of a stage, consists of what is named. With a plus, components are added to it.
-    is_mixture = key == "prior.components" or (key.startswith(STAGES) and key.endswith(".mix"))
-    return is_mixture and not text.startswith("+")
+def typed_elements(value: Any, words: list[str]) -> Any:
+    """Return a list or a dictionary whose numbers and truth values know whether they were typed as they are written."""
+    if isinstance(value, dict):
+        return {key: typed_elements(each, words) for key, each in value.items()}
+    if isinstance(value, list):
+        return [typed_elements(each, words) for each in value]
+    if not isinstance(value, int | float):
+        return value
+    return Typed(str(value) if str(value) in words else None, value)
 
 
-def take_architecture(tree: DictConfig, name: Any) -> None:
+def merge(values: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge other values into nested ones, which are changed."""
+    for name, value in others.items():
+        is_section = isinstance(value, dict) and isinstance(values.get(name), dict)
+        values[name] = merge(values[name], value) if is_section else value
+    return values
+
+
+def take_architecture(values: dict[str, Any], name: Any) -> None:
     """Set the model to the architecture of the package's weights of this name, if there are such for its task."""
-    if OmegaConf.get_type(tree.model) is not TabICLConfig:
+    model = values.setdefault("model", {})
+    if "family" in model:
         return
-    is_regression = tree.model.max_classes == 0
+    is_regression = model.get("max_classes") == 0
     weights_by_name = names(is_regression)
     if str(name) not in weights_by_name:  # None, or a file
         return
     settings = architecture(weights_by_name[str(name)])
     if (settings["max_classes"] == 0) == is_regression:
-        tree.model.update(settings)
+        model.update(settings)
 
 
-def to_config(tree: Any) -> tuple[RunConfig, list[str]]:
-    """Return a composed tree as dataclasses, and its problems."""
-    config: Any = OmegaConf.to_object(tree)
+def to_config(values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[RunConfig, list[str]]:
+    """Return the configuration of nested values, and everything that is wrong with it; keys: see `options.read`."""
+    config, problems = read_resolved(RunConfig, values, keys)
     config.curriculum.drop_skipped()
     config.curriculum.apply_scales()
-    # Of a prior and an objective the configuration holds plain values, from which `config/build.py` makes objects.
-    if tree.prior is not None:
-        config.prior = OmegaConf.to_container(tree.prior, resolve=True)
-    if tree.objective is not None:
-        config.objective = OmegaConf.to_container(tree.objective, resolve=True)
-    return config, expand_paths(vars(config)) or run_problems(config)
+    return config, merged(problems, expand_paths(vars(config)) or run_problems(config))
+
+
+def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[Any, list[str]]:
+    """Read nested values in which ${KEY} stands for the value of another option; see `options.read`."""
+    flat = flatten(values)
+    if cls is RunConfig and "run_dir" not in values:
+        flat["run_dir"] = RunConfig.run_dir
+    references = {key: text_of(value) for key, value in flat.items() if is_reference(text_of(value))}
+    values = without_references(values)
+    tree = OmegaConf.create(plain(read(cls, values)[0]), flags={"allow_objects": True})
+    problems = {}
+    for key, text in references.items():
+        try:
+            OmegaConf.update(tree, key, text, force_add=True)
+        except OmegaConfBaseException as error:
+            problems[key] = first_line(error)
+    for key in references.keys() - problems.keys():
+        *sections, name = key.split(".")
+        node = functools.reduce(lambda node, section: node.setdefault(section, {}), sections, values)
+        try:
+            found = OmegaConf.select(tree, key, throw_on_missing=True)
+            node[name] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        except OmegaConfBaseException as error:
+            problems[key] = first_line(error)
+    built, wrong = read(cls, values, "", keys)
+    return built, of_now([f"{key}: {problems[key]}" for key in references if key in problems] + wrong)
+
+
+def of_now(problems: list[str]) -> list[str]:
+    """Say of names that were options of an earlier version what to do instead."""
+    return [(": no such setting" in line and removal(key_of(line))) or line for line in problems]
+
+
+def text_of(value: Any) -> Any:
+    """Return what was typed if it is text for Hydra, too, and otherwise the value."""
+    return value.text if isinstance(value, Typed) and isinstance(value.value, str) else plain(value)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value, or an element of a list, stands for the value of another option; ??? stands for none."""
+    if isinstance(value, list):
+        return any(map(is_reference, value))
+    return isinstance(value, str) and ("${" in value or value == REQUIRED)
+
+
+def without_references(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values without those that are references."""
+    kept = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            kept[name] = without_references(value)
+        elif not is_reference(text_of(value)):
+            kept[name] = value
+    return kept
 
 
 def expand_paths(values: dict[str, Any], prefix: str = "") -> list[str]:
@@ -666,51 +719,25 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     ConfigError
         With all problems.
     """
-    schema = OmegaConf.structured(options)
-    types = get_type_hints(options)
-    keys = list(schema)
     problems = []
-    given = set()
-    texts: dict[str, Any] = {}  # kept from OmegaConf, for which ${x} is a reference and ??? a missing value
+    values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals:
             problems.append(f"{argument!r} is not of the form KEY=VALUE")
             continue
-        if key not in keys:
-            problems.append(unknown_key("", key, keys))
-            continue
-        given.add(key)
+        kind, _ = options_of(options).get(key, (str, None))
         try:
-            value = read_value(text, types[key])
+            values[key] = read_value(text, kind)
         except ValueError as error:
             problems.append(f"{key} is {repr(text) if text else 'empty'}; {error}")
-            continue
-        texts.pop(key, None)  # of an argument before
-        if is_text(value, types[key]):
-            texts[key] = value
-            continue
-        try:
-            schema[key] = value
-        except OmegaConfBaseException as error:
-            if value is None:
-                problems.append(f"{key} is {text}; it needs a value")
-            else:
-                problems.append(wrong_type(key, error))
-    for key in keys:
-        if OmegaConf.is_missing(schema, key) and key not in given:
-            problems.append(f"{key} is missing")
+    parsed, wrong = read(options, values)
+    problems = merged(problems, of_now(wrong))
     if problems:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")
         raise mistake
-
-    for key, value in texts.items():
-        schema[key] = type(value)()  # until it is replaced
-    parsed: Any = dataclasses.replace(OmegaConf.to_object(schema), **texts)  # type: ignore[type-var]
-    problems = expand_paths(vars(parsed)) + not_finite(parsed)
-    if not problems and hasattr(parsed, "problems"):
-        problems = parsed.problems()
+    problems = expand_paths(vars(parsed)) or check(parsed)
     if problems:
         raise ConfigError(problems)
     return parsed
@@ -721,31 +748,41 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def is_text(value: Any, kind: Any) -> bool:
-    """Whether a value is text, or a list of texts, and an option of this type takes it."""
-    if isinstance(value, list):
-        return all(isinstance(element, str) for element in value) and bool({list[str], Any} & {*alternatives(kind)})
-    return isinstance(value, str) and bool({str, Any} & {*alternatives(kind)})
-
-
 def read_value(text: str, kind: Any) -> Any:
-    """Read a value for an option of a type: text as it was typed, and lists and dictionaries, which are in YAML.
+    """Read a value for an option of a type: lists and dictionaries are in YAML, and all else is as it was typed.
 
-    Numbers stay text, which OmegaConf converts. Raises ValueError for a value that has no meaning for the option.
+    Raises ValueError for a value that has no meaning for the option.
     """
     kinds = {get_origin(each) or each for each in alternatives(kind)}
     if not text:
-        raise ValueError("it needs a value")
+        raise ValueError(NEEDS_VALUE)
     if text == "null" and (str not in kinds or NoneType in kinds):
         return None
     is_list = text.startswith("[") and bool(kinds & {list, Any})
     is_dictionary = text.startswith("{") and dict in kinds
-    value = read_whole(text) if is_list or is_dictionary else text
-    if is_list and list[str] in alternatives(kind) and not is_text(value, kind):  # [?] holds a dictionary for YAML
+    if not is_list and not is_dictionary:
+        return scalar(text)
+    value = read_whole(text)
+    if is_list and not all(isinstance(element, str) for element in value):  # [?] holds a dictionary for YAML
         raise ValueError(LIST_ADVICE)
-    if not is_text(value, kind) and re.search(r"\$\{|\?\?\?", text):  # OmegaConf would look up ${x}
-        raise ValueError("it must not have ${ or ???")
-    return value
+    return [scalar(each) for each in value] if is_list else scalars(value)
+
+
+def scalars(value: Any) -> Any:
+    """Return the texts in a dictionary as `scalar` does."""
+    if isinstance(value, dict):
+        return {key: scalars(each) for key, each in value.items()}
+    return [scalars(each) for each in value] if isinstance(value, list) else scalar(value)
+
+
+def scalar(text: str) -> Typed:
+    """Return a text, and the number that it means if it is one."""
+    for kind in (int, float):
+        try:
+            return Typed(text, kind(text))
+        except ValueError:
+            continue
+    return Typed(text, text)
 
 
 class TextLoader(yaml.BaseLoader):

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from priors.options import REQUIRED, default_of
 from tabicl_train import register
-from tabicl_train.config.build import default_of
 from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folders
-from tabicl_train.config.options import MISSING, SweepConfig, usage
+from tabicl_train.config.options import SweepConfig, usage
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.console import markdown_table
 from tabicl_train.model.config import TabICLConfig
@@ -162,7 +162,7 @@ def option_lines(options: type, prefix: str = "") -> list[str]:
     """Describe each option of a dataclass in the two columns of `option_line`."""
     lines = []
     # What must be given comes first, also where options are inherited.
-    for field in sorted(dataclasses.fields(options), key=lambda field: field.default != MISSING):
+    for field in sorted(dataclasses.fields(options), key=lambda field: field.default != REQUIRED):
         text = setting_text(options, field.name)
         registry = REGISTRY_OF_OPTION.get(f"{options.__name__}.{field.name}")
         if registry is not None and registry.of_plugins():
@@ -184,7 +184,7 @@ def setting_text(cls: type, key: str) -> str:
     if rest:
         return setting_text(type(default), rest)
     text = field_docs(cls)[name]
-    if default in (None, MISSING, [], {}) or dataclasses.is_dataclass(default):
+    if default in (None, REQUIRED, [], {}) or dataclasses.is_dataclass(default):
         return text
     return f"{text} (default: {value_text(default)})"
 

@@ -1,7 +1,6 @@
 """What it means for a run if an option differs when the run is continued, as the option itself declares.
 
-    clip: float = field(default=10.0, metadata=TOLD)                          # here
-    dropout: float = field(default=0.0, metadata={"resume": "refused"})       # anywhere, such as in a plug-in
+    dropout: float = option(0.0, resume="refused")
 
 An option that declares nothing has the severity of its section, and a section that declares nothing is TOLD.
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
-from tabicl_train.config.build import default_of
+from priors.options import default_of
 
 
 class Severity(Enum):
@@ -26,14 +25,6 @@ class Severity(Enum):
     WARNING = "warning"  # printed as a warning
     REFUSED = "refused"  # it would be another run; resume.allow_changes=true permits it
     NEVER = "never"  # it would be another network, which the weights do not fit; refused in any case
-
-
-# The metadata of options: field(default=..., metadata=FREE).
-FREE = {"resume": "free"}
-START = {"resume": "start"}
-TOLD = {"resume": "told"}
-REFUSED = {"resume": "refused"}
-NEVER = {"resume": "never"}
 
 
 def severity_of(key: str, options: type, default: Severity = Severity.TOLD) -> Severity:

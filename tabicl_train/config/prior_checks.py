@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import TYPE_CHECKING
 
-from tabicl_train.config.build import configured_prior, last_prior
-from tabicl_train.config.finite import not_finite
+from tabicl_train.config.build import built_prior, configured_prior, last_prior
 from tabicl_train.config.score_names import REAL
 
 if TYPE_CHECKING:
@@ -43,19 +41,15 @@ def prior_problems(config: RunConfig) -> list[str]:
 
     last_prior.cache_clear()  # the files behind it may have changed
     try:
-        prior = configured_prior(config.prior)
+        prior, problems = built_prior(config.prior)
     except PriorError as error:
-        # The setting, in place of "components.tables: prior tables: folder".
-        message = re.sub(r"components\.(\w+): prior \1: ", r"prior.components.\1.", str(error))
-        message = re.sub(r"^prior mix_scm: (?=prior\.)", "", message)
-        if not message.startswith(("prior ", "prior.")):
-            message = f"prior: {message}"
-        return [message]
+        return [f"prior: {error}"]
+    if problems:
+        return problems
     name = config.prior["name"]
     max_classes = config.model.max_classes
     is_regression = config.model.is_regression
-    problems = not_finite(prior, "prior.")
-    problems += stored_in_validation(config, prior)
+    problems = stored_in_validation(config, prior)
 
     # Its targets.
     if is_regression and not prior.numeric_targets:

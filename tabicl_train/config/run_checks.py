@@ -1,19 +1,17 @@
 """Checks of a run as a whole: sections that contradict each other, plug-ins, the prior, and files.
 
-The values of one section are checked by its own `problems()` in schema.py; what needs the prior is in prior_checks.py.
+What concerns one section is declared in schema.py, or listed by its `problems()`; what needs the prior is in
+prior_checks.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+from priors.options import build, check, merged
 from tabicl_train import plugins, register
-from tabicl_train.config.build import build_objective, build_options
-from tabicl_train.config.checks import seed_problems
-from tabicl_train.config.finite import not_finite
 from tabicl_train.config.prior_checks import prior_problems
-from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, ValidationConfig
+from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, ValidationConfig, options_of_objective
 from tabicl_train.console import is_first
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
@@ -21,19 +19,13 @@ from tabicl_train.weights import no_such_weights, resolve
 
 def run_problems(config: RunConfig) -> list[str]:
     """List everything that is wrong with a configuration."""
-    problems = seed_problems("seed", config.seed)
+    problems = []
     if not config.run_dir.strip():
         problems.append("run_dir is empty; name a folder for the run")
-    for name, section in vars(config).items():
-        if hasattr(section, "problems"):
-            problems += [f"{name}.{problem}" for problem in section.problems()]
 
     # What contradicts another section, or this installation.
     if config.tensorboard and not is_installed("tensorboard"):
         problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
-    family = getattr(type(config.model), "family", None)
-    if family is not None and config.model.family != family:
-        problems.append(f"model.family is {config.model.family!r}; it cannot be changed, choose another model instead")
     problems += plugin_problems(config)
     problems += callback_problems(config)
     problems += objective_problems(config)
@@ -47,17 +39,7 @@ def run_problems(config: RunConfig) -> list[str]:
     if config.trainer.compile and config.model.dropout > 0:
         problems.append(f"trainer.compile is true, which needs model.dropout=0; it is {config.model.dropout}")
     problems += config.too_few_tables(config.trainer.devices or 1)
-
-    # A value that is nan or inf also fails other checks, whose messages about the same key would say less. The prior
-    # has been checked already, in `prior_problems`, as its class knows which of its options may be infinite.
-    number_problems = not_finite(replace(config, prior=None))
-    keys = {key_of(problem) for problem in number_problems}
-    return number_problems + [problem for problem in problems if key_of(problem) not in keys]
-
-
-def key_of(problem: str) -> str:
-    """Return the key with which the line of a problem begins."""
-    return problem.partition(" ")[0]
+    return merged(check(config), problems)
 
 
 def plugin_problems(config: RunConfig) -> list[str]:
@@ -83,10 +65,7 @@ def callback_problems(config: RunConfig) -> list[str]:
         if register.callback.plugin(name) is None:
             problems.append(f"callbacks.{name}: it is one of ours, which settings of the run choose; leave it out")
             continue
-        try:
-            build_options(register.callback[name], options or {})
-        except ConfigError as error:
-            problems += [f"callbacks.{name}.{problem}" for problem in error.problems]
+        problems += build(register.callback[name], options or {}, f"callbacks.{name}")[1]
     return problems
 
 
@@ -94,16 +73,12 @@ def objective_problems(config: RunConfig) -> list[str]:
     """List what is wrong with the objective and its options."""
     if config.objective is None:
         return []
-    if not isinstance(config.objective, dict):
-        return [f"objective: {register.objective.unknown(str(config.objective))}"]
     options = dict(config.objective)
-    name = options.pop("name", None)
-    if name not in register.objective:
-        return [f"objective: {register.objective.unknown(str(name))}"]
-    try:
-        build_objective(register.objective[name], options)
-    except ConfigError as error:
-        return [f"objective.{problem}" for problem in error.problems]
+    cls = options_of_objective(options)
+    name = options.pop("name")
+    problems = build(cls, options, "objective")[1]
+    if problems:
+        return problems
     if name == "cross_entropy" and config.model.is_regression:
         return [f"objective is {name}, but the network predicts numbers"]
     if name == "pinball" and not config.model.is_regression:

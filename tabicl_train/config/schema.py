@@ -1,15 +1,14 @@
 """The schema of a run's configuration: every option with its type, default and meaning.
 
-Hydra composes `configs/` over these dataclasses, so an option is declared here and nowhere else. The string under each
-field documents it: the help and the site's page of settings are made from these strings. `problems()` of each section
-lists what is wrong with its values; `compose` reports all problems at once. Slow imports, such as torch, are
-inside the methods that check values, so that the help is fast.
+An option is declared here and nowhere else; `configs/` has values. The string under each field documents it: the help
+and the site's page of settings are made from these strings. What is known of a single value stands in its declaration
+(`option`, in priors/options.py), and `problems()` of a section lists what contradicts other values. `compose` reports
+all problems at once. Slow imports, such as torch, are inside the methods that check values, so that the help is fast.
 
 The rest of the folder (names of the files marked * can be imported from here, too, if they are in `__all__`):
 
 compose.py        from a command line to a checked RunConfig
 checks.py *       checks of single values
-finite.py         the check that numbers are finite
 run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
 prior_checks.py   those that need the prior and the real tables behind it
 on_resume.py      what it means for a run that is continued if an option differs, as the option declares
@@ -24,18 +23,19 @@ documentation.py  the help and the pages of all settings
 from __future__ import annotations
 
 import glob
+import inspect
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from priors.errors import MIN_ROWS
+from priors.options import option
 from tabicl_train import register
-from tabicl_train.config.build import configured_prior
-from tabicl_train.config.checks import at_least, one_of, ordered_pair, positive, seed_problems, within
-from tabicl_train.config.finite import MAY_BE_INFINITE
-from tabicl_train.config.on_resume import FREE, NEVER, REFUSED, START, TOLD
+from tabicl_train.config.build import NoOptions, configured_prior
+from tabicl_train.config.checks import LARGEST_SEED, one_of, ordered_pair
 from tabicl_train.config.plain_values import flatten, steps_of_stages
 from tabicl_train.config.score_names import (
     CLASS_SCORES,
@@ -51,8 +51,8 @@ from tabicl_train.config.score_names import (
     judged_by,
     validation_kind,
 )
-from tabicl_train.errors import install, is_installed
-from tabicl_train.model.config import TabICLConfig
+from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.model.config import TabICLConfig, settings_of
 
 if TYPE_CHECKING:
     from priors import Prior
@@ -71,13 +71,10 @@ __all__ = [
     "SYNTHETIC",
     "RunConfig",
     "StageConfig",
-    "at_least",
     "configured_prior",
     "flatten",
     "judged_by",
     "one_of",
-    "positive",
-    "seed_problems",
     "steps_of_stages",
     "validation_kind",
 ]
@@ -89,48 +86,48 @@ SCHEDULES = ("cosine", "linear", "wsd", "constant")
 class StageConfig:
     """One stage of the curriculum. The defaults are stage 1 of TabICLv2 (arXiv 2602.11139)."""
 
-    steps: int = 1000
+    steps: int = option(1000, at_least=1)
     """Optimizer steps of the stage."""
-    rows: list[int] = field(default_factory=lambda: [1024, 1024])
+    rows: list[int] = option([1024, 1024], at_least=MIN_ROWS)
     """Range [lowest, highest] of the rows of a table, labeled and query rows together."""
-    row_distribution: str = "log_uniform"
+    row_distribution: str = option("log_uniform", choices=("uniform", "log_uniform"))
     """Distribution of the rows within their range: uniform or log_uniform."""
-    train_share: list[float] = field(default_factory=lambda: [0.3, 0.9])
+    train_share: list[float] = option([0.3, 0.9])
     """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
-    features: list[int] = field(default_factory=lambda: [1, 100])
+    features: list[int] = option([1, 100], at_least=1)
     """Range [lowest, highest] of the number of features, drawn uniformly. The number is capped in long tables, as in
     tabicl 2.2.0: at 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with more
     than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
-    tables: int = 64
+    tables: int = option(64, at_least=1)
     """Tables of one optimizer step, over all processes."""
-    group_size: int = 4
+    group_size: int = option(4, at_least=1)
     """Consecutive tables of a step that have the same rows, split and number of features."""
-    pack_tokens: int = field(default=2_500_000, metadata=TOLD)  # it only changes the rounding of sums
+    pack_tokens: int = option(2_500_000, at_least=1, resume="told")  # it only changes the rounding of sums
     """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
     model a table has a token for each cell and 12 more for each row. The activations of a token take about 45 KB in
     fp32, and 25 KB in bf16 on a GPU."""
-    mix: dict[str, float] = field(default_factory=dict)
+    mix: dict[str, float] = option({})
     """Shares of the components of prior=mix_scm in this stage, in proportion: {tables: 0.5, mlp_scm: 0.3}. A component
     that is not named has none; {} takes the components' weights."""
-    learning_rate: float = 8e-4
+    learning_rate: float = option(8e-4, above=0)
     """Peak learning rate."""
-    schedule: str = "cosine"
+    schedule: str = option("cosine", choices=SCHEDULES)
     """Learning rate after warmup: cosine, linear, wsd (constant, then a linear decay) or constant."""
-    warmup: float = 0.01
+    warmup: float = option(0.01, at_least=0, at_most=1)
     """Share of the stage's steps, 0..1, over which the learning rate rises linearly to its peak."""
-    decay: float = 0.2
+    decay: float = option(0.2, at_least=0, at_most=1)
     """Share of the stage's steps, 0..1, over which the learning rate falls with schedule=wsd."""
     final_learning_rate: float = 1e-7
     """Learning rate at the end of the stage; it has no effect with schedule=constant."""
-    clip: float = field(default=10.0, metadata=MAY_BE_INFINITE)
+    clip: float = option(10.0, above=0, inf=True)
     """Largest gradient norm; larger gradients are scaled down to it, and inf never clips."""
-    weight_decay: float = 0.01
+    weight_decay: float = option(0.01, at_least=0)
     """Decoupled weight decay, multiplied by the learning rate at each step."""
     fresh_optimizer: bool = True
     """Start the stage with an empty optimizer state instead of that of the stage before."""
-    frozen: list[str] = field(default_factory=list)
+    frozen: list[str] = option([])
     """Parts of the network that keep their weights; of a TabICL: column, row, icl."""
-    checkpoint_rows: int | None = None
+    checkpoint_rows: int | None = option(None, at_least=0)
     """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
     col_attention_fp32: Any = None
     """Compute column attention in fp32 in this stage, under any precision: true, false, or auto (where PyTorch's
@@ -138,27 +135,16 @@ class StageConfig:
     model.col_attention_fp32."""
 
     def problems(self) -> list[str]:
-        """List what is wrong with the values."""
-        from priors.table import MIN_ROWS
-
-        problems = at_least(1, steps=self.steps, tables=self.tables, group_size=self.group_size)
-        problems += at_least(1, pack_tokens=self.pack_tokens)
-        problems += at_least(0, checkpoint_rows=self.checkpoint_rows)
-        problems += ordered_pair("rows", self.rows, MIN_ROWS)
-        problems += ordered_pair("features", self.features, 1)
-        problems += one_of("row_distribution", self.row_distribution, ("uniform", "log_uniform"))
-        problems += one_of("schedule", self.schedule, SCHEDULES)
+        """List the contradictions among the values."""
+        problems = ordered_pair("rows", self.rows) + ordered_pair("features", self.features)
         if not isinstance(self.col_attention_fp32, bool) and self.col_attention_fp32 not in ("auto", None):
             problems.append(f"col_attention_fp32 is {self.col_attention_fp32}; it must be true, false, auto or null")
         share = self.train_share
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
             rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
             problems.append(f"train_share is {list(share)}; it must be {rule}")
-        problems += within(0, 1, warmup=self.warmup, decay=self.decay)
-        problems += positive(learning_rate=self.learning_rate, clip=self.clip)
         if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
             problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
-        problems += at_least(0, weight_decay=self.weight_decay)
         return problems
 
 
@@ -166,17 +152,17 @@ class StageConfig:
 class CurriculumConfig:
     """The stages of a run."""
 
-    stages: dict[str, StageConfig] = field(default_factory=dict)
+    stages: dict[str, StageConfig] = option({})
     """Stages by name, in the order they run; +curriculum.stages.NAME.KEY=VALUE adds one."""
     start: str | None = None
     """First stage to run, for a run from init_weights; the stages before it are left out."""
-    rank_costs: list[float] = field(default_factory=list, metadata=TOLD)  # it only changes the rounding of sums
+    rank_costs: list[float] = option([], at_least=0, resume="told")  # it only changes the rounding of sums
     """Time of a table by which ranks are balanced, in any unit: for each cell, for each row, and for each pair of a row
     and a labeled row of its table. [] balances the FLOPs, but on a GPU cells and rows are bound by memory."""
-    scale_steps: float = 1.0
+    scale_steps: float = option(1.0, above=0)
     """Multiplies the steps of all stages, with at least one in each: 0.1 is the recipe in a tenth of the time. The
     configuration of a run has the products, and 1 here."""
-    scale_rates: float = 1.0
+    scale_rates: float = option(1.0, above=0)
     """Multiplies the learning rates of all stages, the final ones too. As with scale_steps, the configuration of a
     run has the products, and 1 here."""
 
@@ -186,12 +172,9 @@ class CurriculumConfig:
         problems = []
         if self.start is not None:
             problems += one_of("start", self.start, tuple(self.stages))
-        problems += positive(scale_steps=self.scale_steps, scale_rates=self.scale_rates)
         costs = self.rank_costs
-        if costs and (len(costs) != 3 or min(costs) < 0 or max(costs) == 0):
+        if costs and (len(costs) != 3 or max(costs) == 0):
             problems.append(f"rank_costs is {list(costs)}; it must be [] or three numbers, for cells, rows and pairs")
-        for name, stage in self.stages.items():
-            problems += [f"stages.{name}.{problem}" for problem in stage.problems()]
         return problems
 
     def unsupported(self, model: NetworkConfig) -> list[str]:
@@ -275,35 +258,31 @@ class CurriculumConfig:
 class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
-    name: str = field(default="muon", metadata=REFUSED)
+    name: str = option("muon", resume="refused")
     """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw; or that of a plug-in,
     which has options of its own: optimizer=NAME."""
-    momentum: float = 0.9
+    momentum: float = option(0.9, at_least=0, below=1)
     """Nesterov momentum of Muon, in [0, 1); AdamW takes the first of betas."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = option([0.9, 0.95], at_least=0, below=1)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
-    eps: float = 1e-8
+    eps: float = option(1e-8, above=0)
     """Term added to the denominator of AdamW."""
-    adamw_factor: float = 1.0
+    adamw_factor: float = option(1.0, above=0)
     """Learning rate of the weights that AdamW updates as a multiple of that of the stage."""
 
     def problems(self) -> list[str]:
-        problems = one_of("name", self.name, tuple(register.optimizer))
-        if not 0 <= self.momentum < 1:
-            problems.append(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            problems.append(f"betas is {list(self.betas)}; it must be two numbers in [0, 1)")
-        problems += positive(eps=self.eps, adamw_factor=self.adamw_factor)
-        return problems
+        if len(self.betas) == 2:
+            return []
+        return [f"betas is {list(self.betas)}; it must be two numbers in [0, 1)"]
 
 
 @dataclass
 class TrainerConfig:
     """Devices, processes, precision and time."""
 
-    max_steps: int | None = field(default=None, metadata=START)
+    max_steps: int | None = option(None, at_least=1, resume="start")
     """Stop the run after this many steps; schedules keep the length of their stages."""
-    precision: str = "auto"
+    precision: str = option("auto", choices=("auto", "fp32", "bf16", "fp16"))
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
     tf32: bool = True
     """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, 10 bits of its fraction, and many times
@@ -314,66 +293,52 @@ class TrainerConfig:
     compile: bool | None = None
     """Compile the blocks of the network, for all sizes of tables at once; the first step takes a minute longer. null
     compiles where it pays: on a GPU, with more than 5 million parameters and 2,000 steps, if nothing is missing."""
-    attention: str = "auto"
+    attention: str = option("auto", choices=("auto", "torch"))
     """On a GPU, auto computes attention in rows and columns, and the query-aware scalable softmax outside columns, by
     Triton kernels of this package, if they agree with float64 at the start of the run; otherwise, and with torch,
     PyTorch's operations compute them. The kernels were compared in Triton's interpreter, and not yet run on a GPU."""
-    cuda_graphs: str = "auto"
+    cuda_graphs: str = option("auto", choices=("auto", "never"))
     """On a GPU, auto replays as CUDA graphs the whole steps of a small network, whose packs are padded to a few sizes,
     or else the steps of the optimizer alone: with several ranks, compiled blocks, dropout or plug-ins, and a run says
     why. never replays nothing. Pads change rounding. Whole steps were tested without a GPU, and not yet run on one."""
-    accelerator: str = "auto"
+    accelerator: str = option("auto", choices=("auto", "cpu", "cuda"))
     """cpu, cuda, or auto (a GPU where torch finds one)."""
-    plan_memory_gb: float = field(default=80.0, metadata=FREE)
+    plan_memory_gb: float = option(80.0, at_least=1, at_most=100_000, resume="free")
     """Gigabytes of the GPU that `--cfg job` plans for with `trainer.accelerator=cuda` on a machine without one."""
-    devices: int | None = field(default=None, metadata=FREE)
+    devices: int | None = option(None, at_least=1, resume="free")
     """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
-    log_every: int = field(default=10, metadata=FREE)
+    log_every: int = option(10, at_least=1, resume="free")
     """Steps between rows of metrics.csv."""
-    timeout: float = field(default=600.0, metadata=FREE)
+    timeout: float = option(600.0, at_least=1, at_most=1_000_000, resume="free")
     """Seconds that ranks wait for each other in a step before they fail."""
-    max_hours: float | None = field(default=None, metadata=FREE)
+    max_hours: float | None = option(None, above=0, resume="free")
     """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
-    requeue: bool = field(default=False, metadata=FREE)
+    requeue: bool = option(False, resume="free")
     """Ask SLURM to start the job again when the run is preempted."""
-
-    def problems(self) -> list[str]:
-        problems = one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        problems += one_of("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
-        problems += one_of("attention", self.attention, ("auto", "torch"))
-        problems += one_of("cuda_graphs", self.cuda_graphs, ("auto", "never"))
-        problems += at_least(1, max_steps=self.max_steps, devices=self.devices, log_every=self.log_every)
-        problems += within(1, 100_000, plan_memory_gb=self.plan_memory_gb)
-        problems += within(1, 1e6, timeout=self.timeout)
-        problems += positive(max_hours=self.max_hours)
-        return problems
 
 
 @dataclass
 class StreamConfig:
     """The processes that draw tables ahead of training."""
 
-    name: str = "local"
+    name: str = option("local", choices=("local", "ray"))
     """local (worker processes of this machine) or ray (actors of a Ray cluster; the tables are the same)."""
-    num_workers: int | None = None
+    num_workers: int | None = option(None, at_least=0)
     """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself. null
     takes all cores that the process may use but one, divided by the processes that share them; at least one worker."""
-    prefetch: int = 4
+    prefetch: int = option(4, at_least=1, at_most=1000)  # above it, short tables take 14 GB for each worker
     """Steps whose tables each worker draws ahead, 1 to 1000; 64 tables of 1,024 rows take 14 MB, of 60,000 rows about
     100 MB."""
     address: str | None = None
     """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
 
     def problems(self) -> list[str]:
-        problems = one_of("name", self.name, ("local", "ray"))
-        if self.num_workers is not None:
-            fewest = 1 if self.name == "ray" else 0
-            problems += at_least(fewest, num_workers=self.num_workers)
-        elif self.name == "ray":
+        problems = []
+        if self.name == "ray" and self.num_workers == 0:
+            problems.append("num_workers is 0; it must be at least 1")
+        if self.name == "ray" and self.num_workers is None:
             advice = "write stream=ray, which sets one, or stream.num_workers=4"
             problems.append(f"num_workers is null, but Ray needs a number: {advice}")
-        # Above it, tables of 1,024 rows take more than 14 GB for each worker.
-        problems += within(1, 1000, prefetch=self.prefetch)
         if self.address is not None and self.name != "ray":
             problems.append(f"address is {self.address!r}, which only stream=ray uses")
         elif self.address is not None and not re.fullmatch(r"[^\s:/]+:\d+", self.address):
@@ -403,19 +368,18 @@ class StreamConfig:
 class CheckpointConfig:
     """When checkpoints are saved and which are kept."""
 
-    every: int = 500
+    every: int = option(500, at_least=1)
     """Steps between checkpoints."""
-    keep: int = 3
+    keep: int = option(3, at_least=1)
     """Number of newest checkpoints to keep; those saved at a preemption go first."""
-    permanent_every: int | None = None
+    permanent_every: int | None = option(None, at_least=1)
     """Never delete checkpoints of multiples of this many steps, itself a multiple of checkpoint.every."""
 
     def problems(self) -> list[str]:
-        problems = at_least(1, every=self.every, keep=self.keep)
         wanted = self.permanent_every
-        if wanted is not None and self.every >= 1 and (wanted < 1 or wanted % self.every):
-            problems.append(f"permanent_every is {wanted}; it must be a multiple of every ({self.every})")
-        return problems
+        if wanted is None or self.every < 1 or wanted % self.every == 0:
+            return []
+        return [f"permanent_every is {wanted}; it must be a multiple of every ({self.every})"]
 
 
 @dataclass
@@ -434,44 +398,33 @@ class GuardConfig:
     The limits are those of the published one-GPU run of TabICLv2, except `other_multiplier`.
     """
 
-    skipped_in_a_row: int = 10
+    skipped_in_a_row: int = option(10, at_least=1)
     """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
-    action: str = "warn"
+    action: str = option("warn", choices=("warn", "stop", "rewind"))
     """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
-    after: int = 5000
+    after: int = option(5000, at_least=0)
     """Steps after which the limits below apply; the published run used the length of its warmup, 1 % of 500,000."""
-    loss: float = field(default=0.9, metadata=MAY_BE_INFINITE)
+    loss: float = option(0.9, inf=True)
     """Limit of the moving average of the loss; inf switches it off."""
-    multiplier: float = field(default=30.0, metadata=MAY_BE_INFINITE)
+    multiplier: float = option(30.0, inf=True)
     """Limit of the softmax multiplier of the first in-context block at 512 labeled rows; inf switches it off."""
     # The largest multipliers at 512 labeled rows outside the first in-context block:
     # - 5.9 in the weights of `mini`, in column.0,
     # - 5.4 in those of its regressor, in column.0,
     # - 6.8 among the initial weights of all recipes with ten seeds each, in icl.6 of tabicl_v2.
-    other_multiplier: float = field(default=20.0, metadata=MAY_BE_INFINITE)
+    other_multiplier: float = option(20.0, inf=True)
     """The same limit for all other layers with a scaling rule: about three times the largest multiplier in the shipped
     weights and in the initial weights of all recipes, 6.8; inf switches it off."""
     multiplier_loss: float = 0.65
     """The limits of multipliers apply only while the moving average of the loss is above this."""
-
-    def problems(self) -> list[str]:
-        problems = at_least(1, skipped_in_a_row=self.skipped_in_a_row)
-        problems += one_of("action", self.action, ("warn", "stop", "rewind"))
-        problems += at_least(0, after=self.after)
-        return problems
 
 
 @dataclass
 class AveragesConfig:
     """An average of the weights, kept in the checkpoints; `tabicl-export weights=ema` writes it."""
 
-    ema: float = 0.0
+    ema: float = option(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
-
-    def problems(self) -> list[str]:
-        if not 0 <= self.ema < 1:
-            return [f"ema is {self.ema}; it must lie in [0, 1)"]
-        return []
 
 
 @dataclass
@@ -481,41 +434,33 @@ class ValidationConfig:
     It is scored on validation tables of the prior, which are synthetic or your own, and on tasks of suites.
     """
 
-    every: int = 0
+    every: int = option(0, at_least=0)
     """Steps between validations; 0 never validates."""
-    rows: list[int] = field(default_factory=lambda: [128, 512, 1024])
+    rows: list[int] = option([128, 512, 1024], at_least=MIN_ROWS)
     """Rows of the validation tables, one set of tables for each number; [] leaves them out."""
-    tables: int = 16
+    tables: int = option(16, at_least=1)
     """Validation tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
-    features: list[int] = field(default_factory=lambda: [2, 30])
+    features: list[int] = option([2, 30], at_least=1)
     """Range [lowest, highest] of the features of the validation tables, drawn uniformly. In long tables the
     caps of `curriculum.stages.NAME.features` apply."""
-    suites: list[str] = field(default_factory=lambda: ["sklearn"])
+    suites: list[str] = option(["sklearn"])
     """Suites of tabicl-evaluate whose tasks are scored, too, with at most 200 rows, one split and one ensemble member;
     [] leaves them out. sklearn has four data sets, or for regression one. probes (one draw of each, with 200 labeled
     rows, smooth 1,000) have a curve of their own, which never decides which weights are kept."""
-    best: str = "synthetic"
+    best: str = option(SYNTHETIC, choices=(REAL, SYNTHETIC, OWN))
     """Which score decides the weights kept in checkpoints/best.ckpt: synthetic, own (validation tables that a prior
     draws from real ones), or real, the tasks of suites inside the trained range, other than probes; small networks
     predict most of those of sklearn perfectly."""
-    patience: int = 0
+    patience: int = option(0, at_least=0)
     """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
 
     def problems(self) -> list[str]:
-        from priors.table import MIN_ROWS
-
-        problems = at_least(0, every=self.every)
-        problems += at_least(1, tables=self.tables)
-        problems += one_of("best", self.best, (REAL, SYNTHETIC, OWN))
-        problems += ordered_pair("features", self.features, 1)
-        for rows in self.rows:
-            problems += at_least(MIN_ROWS, rows=rows)
+        problems = ordered_pair("features", self.features)
         if self.every:  # the score that decides needs tables
             if self.best == REAL and not self.real_suites:
                 problems.append(f"best is {self.best!r}, but suites is {self.suites}; set validation.best={SYNTHETIC}")
             if self.best != REAL and not self.rows:
                 problems.append(f"best is {self.best!r}, but rows is empty; set validation.best={REAL}")
-        problems += at_least(0, patience=self.patience)
         if self.patience > 0 and not self.every:
             problems.append(f"patience is {self.patience}, but every is 0, which never validates")
         return problems
@@ -547,22 +492,17 @@ class ValidationConfig:
 class ProfileConfig:
     """A trace of a few steps, and on a GPU a snapshot of its memory, in the folder `profile` of the run."""
 
-    step: int | None = None
+    step: int | None = option(None, at_least=0)
     """First step to profile, counted from 0; null profiles none."""
-    steps: int = 3
+    steps: int = option(3, at_least=1)
     """Number of steps to profile."""
-
-    def problems(self) -> list[str]:
-        problems = at_least(1, steps=self.steps)
-        problems += at_least(0, step=self.step)
-        return problems
 
 
 @dataclass
 class WandbConfig:
     """Logging to Weights and Biases; it needs the extra `wandb`."""
 
-    mode: str = "disabled"
+    mode: str = option("disabled", choices=("disabled", "offline", "online"))
     """disabled, offline, or online, which becomes offline without an account or a network."""
     project: str = "tabicl-train"
     """Project of the wandb run."""
@@ -572,53 +512,91 @@ class WandbConfig:
     """Group of the wandb run, such as a sweep."""
 
     def problems(self) -> list[str]:
-        problems = one_of("mode", self.mode, ("disabled", "offline", "online"))
-        if self.mode != "disabled" and not is_installed("wandb"):
-            problems.append(f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}")
-        return problems
+        if self.mode == "disabled" or is_installed("wandb"):
+            return []
+        return [f"mode is {self.mode!r}, but wandb is not installed: {install('wandb', 'wandb')}"]
+
+
+def options_of_model(values: Mapping[str, Any]) -> Any:
+    """Return the dataclass of the settings of a network, from its family; or why there is none."""
+    try:
+        return settings_of(dict(values))
+    except ConfigError as error:
+        return f"model: {error.problems[0]}; if it is one of a plug-in, add plugins=[...] to the command"
+
+
+def options_of_prior(values: Mapping[str, Any]) -> Any:
+    """Return the class of a prior, from its name; or why there is none."""
+    import priors
+
+    if "name" not in values:
+        return f"prior: none is chosen; set prior=NAME to one of {', '.join(priors.prior_names())}"
+    try:
+        return priors.prior_class(str(values["name"]))
+    except priors.PriorError as error:
+        return f"prior: {error}"
+
+
+def options_of_objective(values: Mapping[str, Any]) -> Any:
+    """Return the class of an objective, from its name, or that of the options of a function; or why there is none."""
+    if "name" not in values:
+        return f"objective: none is chosen; set objective=NAME to one of {', '.join(register.objective)}"
+    name = str(values["name"])
+    if name not in register.objective:
+        return f"objective: {register.objective.unknown(name)}"
+    entry = register.objective[name]
+    return NoOptions if inspect.isfunction(entry) else entry
+
+
+def options_of_optimizer(values: Mapping[str, Any]) -> Any:
+    """Return the dataclass of the settings of an optimizer, from its name; or why there is none."""
+    name = values.get("name", "muon")
+    if name in register.optimizer:
+        return register.optimizer[name].settings(name)
+    return f"optimizer.name is {name!r}; it must be one of {', '.join(register.optimizer)}"
 
 
 @dataclass
 class RunConfig:
     """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
 
-    name: str = field(default="run", metadata=FREE)
+    name: str = option("run", resume="free")
     """Name of the run, from which run_dir is made."""
-    seed: int = field(default=0, metadata=REFUSED)
+    seed: int = option(0, at_least=0, at_most=LARGEST_SEED, resume="refused")
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
-    run_dir: str = field(default="runs/${name}", metadata=FREE)
+    run_dir: str = option("runs/${name}", resume="free")
     """Run directory; a run in it is continued."""
-    init_weights: str | None = field(default=None, metadata=START)
+    init_weights: str | None = option(None, resume="start")
     """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
     mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting,
     such as model.scaling_bound, that differs from that of the weights and changes what they predict."""
-    model: Any = field(default_factory=TabICLConfig, metadata=NEVER)  # the settings of any family, see model/family.py
+    model: Any = option(TabICLConfig, chosen=options_of_model, resume="never")  # the settings of any family
     """The network."""
-    prior: Any = field(default=None, metadata=REFUSED)
+    prior: Any = option(None, chosen=options_of_prior, resume="refused")
     """The distribution that tables are drawn from: its name and its options."""
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    optimizer: Any = field(default_factory=OptimizerConfig)  # the settings of any optimizer, see config/optimizers.py
-    objective: Any = field(default=None, metadata=REFUSED)
+    curriculum: CurriculumConfig = option(CurriculumConfig)
+    optimizer: Any = option(OptimizerConfig, chosen=options_of_optimizer)
+    objective: Any = option(None, chosen=options_of_objective, resume="refused")
     """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
     pinball loss of quantiles). Validation reports that loss in any case."""
-    auxiliary_losses: dict[str, float] = field(default_factory=dict, metadata=REFUSED)
+    auxiliary_losses: dict[str, float] = option({}, resume="refused")
     """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    stream: StreamConfig = field(default_factory=StreamConfig, metadata=FREE)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=FREE)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    averages: AveragesConfig = field(default_factory=AveragesConfig)
-    validation: ValidationConfig = field(default_factory=ValidationConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig, metadata=FREE)
-    tensorboard: bool = field(default=False, metadata=FREE)
+    trainer: TrainerConfig = option(TrainerConfig)
+    stream: StreamConfig = option(StreamConfig, resume="free")
+    checkpoint: CheckpointConfig = option(CheckpointConfig, resume="free")
+    guard: GuardConfig = option(GuardConfig)
+    averages: AveragesConfig = option(AveragesConfig)
+    validation: ValidationConfig = option(ValidationConfig)
+    wandb: WandbConfig = option(WandbConfig, resume="free")
+    tensorboard: bool = option(False, resume="free")
     """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
-    profile: ProfileConfig = field(default_factory=ProfileConfig, metadata=FREE)
-    callbacks: dict[str, Any] = field(default_factory=dict, metadata=FREE)
+    profile: ProfileConfig = option(ProfileConfig, resume="free")
+    callbacks: dict[str, Any] = option({}, inf=True, resume="free")  # each says which of its options may be inf
     """Callbacks beside those of the run, by the names of `register.callback`, with their options:
     +callbacks.NAME={KEY: VALUE}."""
-    requires_plugins: list[str] = field(default_factory=list, metadata=FREE)
+    requires_plugins: list[str] = option([], resume="free")
     """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
-    resume: ResumeConfig = field(default_factory=ResumeConfig, metadata=FREE)
+    resume: ResumeConfig = option(ResumeConfig, resume="free")
 
     def named_parts(self) -> Iterator[tuple[str, str]]:
         """Yield what the run uses by name: the kind, as in `tabicl_train.register`, and the name."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from tqdm import tqdm
 
+from priors.options import check
 from priors.real.csv_format import csv_format, format_problems
 from priors.real.files import TASKS
 from priors.real.identifiers import IdentifierWarning
@@ -171,7 +172,7 @@ def unfinished(output: Path) -> Path:
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
-    problems = options.scoring_problems()
+    problems = check(options)
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal, options.missing_words)

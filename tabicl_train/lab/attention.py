@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 from torch import Tensor
 
+from priors.options import option
 from priors.random import rng_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
@@ -57,14 +57,14 @@ class Options:
     learning, from its tokens to the prediction, every number being the network's own.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
-    table: str = MISSING
+    table: str = option()
     """CSV file, of which at most 1,000 random rows are labeled."""
     row: int | None = None
     """Row to look at, counted from 0; null takes the last one."""

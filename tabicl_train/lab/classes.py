@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 from tqdm import tqdm
 
+from priors.options import option
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted
-from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates, share
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
@@ -54,14 +52,14 @@ class Options:
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
-    members: int = 1
+    members: int = option(1, at_least=1)
     """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes, in
     the order of the columns, or in both."""
     small: bool = False
@@ -69,8 +67,6 @@ class Options:
 
 
 def run(options: Options) -> None:
-    if problems := at_least(1, members=options.members):
-        raise ConfigError(problems)
     network = load_classifier(options.checkpoint, options.weights)
     most = network.config.max_classes
     folder = Folder("classes", options)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 
+from priors.options import option
 from priors.random import rng_at
 from tabicl_train import TabICLClassifier
-from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict
@@ -45,22 +44,22 @@ class Options:
     Accuracy and time of a checkpoint for 10 to 1,000 classes: digits and groups, and error-correcting output codes.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
-    classes: list[int] = field(default_factory=lambda: [10, 20, 57, 100, 300, 1000])
+    classes: list[int] = option([10, 20, 57, 100, 300, 1000], at_least=2)
     """Numbers of classes; a thousand take 111 passes over 8,000 rows for each table."""
     small: bool = False
     """Two small numbers of classes, one table for each."""
 
 
 def run(options: Options) -> None:
-    if problems := at_least(2, classes=min(options.classes, default=0)):
-        raise ConfigError(problems)
+    if not options.classes:
+        raise ConfigError(["classes is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
     folder = Folder("codes", options)
     most = network.config.max_classes

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
+from priors.options import option
 from priors.random import rng_at
 from tabicl_train.console import counted, info
 from tabicl_train.errors import install, is_installed
@@ -73,7 +73,7 @@ class Options:
     up to 16 times as long. It takes 75 minutes on two CPU cores; when it is stopped, the same command continues it.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
     small: bool = False
     """One step of training in each stage, one seed and two short tables, no real data."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 
 import priors
 from priors import Table, TableSpec
-from tabicl_train.config.schema import at_least, one_of
+from priors.options import option
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder, markdown
@@ -44,16 +43,16 @@ class Options:
     How even the attention of a network is on tables of more and more labeled rows, in each layer and head.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
     if there are any, otherwise the newest."""
     prior: str = "graph_scm"
     """Prior that draws the tables, with its default options."""
-    rows: list[int] = field(default_factory=lambda: [100, 300, 1000, 3000])
+    rows: list[int] = option([100, 300, 1000, 3000], at_least=10)
     """Numbers of labeled rows."""
     small: bool = False
     """The two smallest numbers of rows, and one table for each."""
@@ -62,9 +61,9 @@ class Options:
 def run(options: Options) -> None:
     from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
 
-    problems = at_least(10, rows=min(options.rows, default=0)) + one_of("prior", options.prior, priors.prior_names())
-    if problems:
-        raise ConfigError(problems)
+    if not options.rows:
+        raise ConfigError(["rows is empty; name at least one number"])
+    priors.prior_class(options.prior)  # without one, before something is written
     network = load_model(options.checkpoint, options.weights)
     attention_layers(network)  # without any, before something is written
     folder = Folder("entropy", options)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from omegaconf import MISSING
 
-from tabicl_train.config.checks import within
-from tabicl_train.errors import ConfigError
+from priors.options import option
 from tabicl_train.lab.folder import Folder, markdown
 
 if TYPE_CHECKING:
@@ -39,18 +37,15 @@ class Options:
     The weight of one relevant key among n - 1 others of equal score, for n from 10 to a million, under each rule.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    gap: float = 5.0
+    gap: float = option(5.0, at_least=0, at_most=LARGEST)
     """By how much the score of the relevant key exceeds that of the others."""
     small: bool = False
     """Fewer values of n."""
 
 
 def run(options: Options) -> None:
-    problems = within(0, LARGEST, gap=options.gap)
-    if problems:
-        raise ConfigError(problems)
     folder = Folder("fading", options)
     frame = curves(options)
     folder.csv("fading", frame)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 
+from priors.options import option
 from priors.random import rng_at
 from tabicl_train.lab.causal import CausalSpans, attend_causally
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
@@ -38,7 +38,7 @@ class Options:
     Causal attention of four tokens, each step in numbers; and the variance of scores by the length of a key.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
     small: bool = False
     """Fewer random queries."""

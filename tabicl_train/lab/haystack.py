@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
@@ -66,7 +66,7 @@ class Options:
     takes about half an hour on two CPU cores; when it is stopped, the same command continues it.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
     steps: int = 800
     """Steps of training."""

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from omegaconf import MISSING
 from torch import Tensor
 
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.model import TabICL, TabICLConfig
@@ -51,7 +51,7 @@ class Options:
     What changes predictions of networks with random weights, and the time of induced and full attention.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
     small: bool = False
     """Two networks, and short columns."""

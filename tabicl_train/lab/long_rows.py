@@ -7,15 +7,14 @@ experiment `curriculum` with longer tables, the network of demo_long, QASSMax th
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch.nn.functional as F
-from omegaconf import MISSING
 
-from tabicl_train.config.checks import each_of, positive
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.curriculum import QUERIES, test_table
@@ -73,27 +72,22 @@ class Options:
     takes an hour and three quarters on two CPU cores; when it is stopped, the same command continues it.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
-    curricula: list[str] = field(default_factory=lambda: [FIXED, GROWING])
+    curricula: list[str] = option([FIXED, GROWING], choices=CURRICULA)
     """Which curricula are compared: fixed_long (2,048 rows), growing_long, fixed_short (512 rows). Another choice needs
     another folder."""
-    rules: list[str] = field(default_factory=lambda: list(RULES))
+    rules: list[str] = option(list(RULES), choices=RULES)
     """Which rules: softmax, SSMax, QASSMax, QASSMax from 1. Another choice needs another folder."""
-    scale_steps: float = 0.5
+    scale_steps: float = option(0.5, above=0)
     """Multiplies the steps of all networks; with 1 they have 1e13 FLOPs each, as `experiment=demo_long` has."""
     small: bool = False
     """One step of training in each stage, one seed and two short tables."""
 
 
 def run(options: Options) -> None:
-    problems = positive(scale_steps=options.scale_steps)
-    problems += each_of("curricula", options.curricula, CURRICULA)
-    problems += each_of("rules", options.rules, RULES)
     if not (options.curricula and options.rules):
-        problems.append("curricula or rules is empty; name at least one of each")
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(["curricula or rules is empty; name at least one of each"])
     folder = Folder("long_rows", options)
     curricula = "curriculum=" + ",".join(options.curricula)
     rules = only("rule", options.rules)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
@@ -60,7 +60,7 @@ class Options:
     about 25 minutes on two CPU cores; when it is stopped, the same command continues it.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
     small: bool = False
     """Two steps of training, one seed, and two short tables."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 import torch
 
-from tabicl_train.config.checks import each_of
+from priors.options import option
 from tabicl_train.console import counted
-from tabicl_train.errors import ConfigError
 from tabicl_train.lab import sequences
 from tabicl_train.lab.causal import weights_of_token
 from tabicl_train.lab.folder import FEWEST_SEEDS, NO_CLAIM, Folder, Row
@@ -63,13 +62,11 @@ class Options(sequences.SequenceOptions):
     command continues it.
     """
 
-    quantifiers: list[str] = field(default_factory=lambda: list(QUANTIFIERS))
+    quantifiers: list[str] = option(list(QUANTIFIERS), choices=QUANTIFIERS)
     """The sentences: every (number is positive), some."""
 
 
 def run(options: Options) -> None:
-    if problems := each_of("quantifiers", options.quantifiers, QUANTIFIERS):
-        raise ConfigError(problems)
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 

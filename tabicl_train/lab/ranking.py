@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.entropy import draw_table
@@ -60,7 +60,7 @@ class Options:
     checkpoint, how many queries turn to another key with the multipliers of longer tables.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
     checkpoint: str | None = None
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""

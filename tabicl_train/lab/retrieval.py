@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from priors.options import option
 from tabicl_train import register
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.attention import Attention, attend, call_block
@@ -38,7 +39,7 @@ class RetrievalConfig(TabICLConfig):
 
     family: str = "retrieval"
     """The name of the network; it tells its checkpoints from others."""
-    thinking_rows: int = 16
+    thinking_rows: int = option(16, at_least=0)
     """Learned rows in front of the labeled rows of each table, in in-context learning; 0 has none."""
     retrieval: bool = True
     """Add the logarithms of class probabilities that are retrieved from the labeled rows; classifiers only."""
@@ -46,8 +47,6 @@ class RetrievalConfig(TabICLConfig):
     def problems(self) -> list[str]:
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = super().problems()
-        if self.thinking_rows < 0:
-            problems.append(f"thinking_rows is {self.thinking_rows}, must be at least 0")
         if self.retrieval and self.is_regression:
             problems.append("retrieval adds up the weights of classes, so regression needs retrieval=false")
         elif self.retrieval and self.row_dim < self.max_classes:

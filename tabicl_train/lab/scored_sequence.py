@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from priors.options import option
 from tabicl_train.lab.causal import CausalAttention, CausalBlock
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.lab.sequence_model import SequenceModel
@@ -39,12 +40,12 @@ class ScoredSequenceConfig(SequenceConfig):
 
     family: str = "scored_sequence"
     """The name of the network; it tells its checkpoints from others."""
-    score: str = OF_SCALING
+    score: str = option(OF_SCALING, choices=(OF_SCALING, ABSENT, "cosformer", "sa_softmax"))
     """Weights of attention: scaling (softmax or SSA, as the setting of that name says), cosformer, sa_softmax, or
     absent for blocks without attention."""
     cosformer_length: int = 80
     """M of CosFormer, the longest sequence in tokens; 40 points and values have 80."""
-    output_scale: float = 1.0
+    output_scale: float = option(1.0, above=0)
     """Factor of the outputs. The last LayerNorm bounds them, and this raises the bound at the start of training."""
     head_norm: bool = True
     """Whether a LayerNorm stands before the last linear layer. Without it the outputs have no bound of this kind."""
@@ -52,10 +53,7 @@ class ScoredSequenceConfig(SequenceConfig):
     def problems(self) -> list[str]:
         """Return every contradiction among the settings, one sentence each; none if the network can be built."""
         problems = super().problems()
-        names = (OF_SCALING, ABSENT, *SCORES)
-        if self.score not in names:
-            problems.append(f"score is {self.score!r}, must be one of {', '.join(names)}")
-        elif self.score != OF_SCALING and self.scaling != "none":
+        if self.score != OF_SCALING and self.scaling != "none":
             problems.append(f"scaling is {self.scaling}, which has no effect with score={self.score}")
         if self.score in SCORES and self.dropout > 0:
             problems.append(f"score is {self.score}, which needs dropout=0; it is {self.dropout}")
@@ -64,10 +62,8 @@ class ScoredSequenceConfig(SequenceConfig):
         if self.score == "cosformer" and self.cosformer_length < self.max_tokens:
             # Beyond M the cosine is negative.
             problems.append(
-                f"cosformer_length is {self.cosformer_length}, must be at least max_tokens ({self.max_tokens})"
+                f"cosformer_length is {self.cosformer_length}; it must be at least max_tokens ({self.max_tokens})"
             )
-        if not self.output_scale > 0:
-            problems.append(f"output_scale is {self.output_scale}, must be above 0")
         return problems
 
 

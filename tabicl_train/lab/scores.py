@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch
 
-from tabicl_train.config.checks import at_least, each_of
+from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import linear, sequences
@@ -80,23 +80,18 @@ class Options(sequences.SequenceOptions):
     stopped, the same command continues it; further variations may be added later, other rules need another folder.
     """
 
-    variations: list[str] = field(default_factory=lambda: list(VARIATIONS))
+    variations: list[str] = option(list(VARIATIONS), choices=VARIATIONS)
     """Which variations are trained: as in linear, outputs times 8, no last LayerNorm, points of sigma 10."""
-    rules: list[str] = field(default_factory=lambda: list(RULES))
+    rules: list[str] = option(list(RULES), choices=RULES)
     """Which networks are trained: softmax, SSA, CosFormer, SA-Softmax, no attention; the others are compared with the
     first one."""
-    steps: int = 12_000
+    steps: int = option(12_000, at_least=1)
     """Steps of training of each network."""
 
 
 def run(options: Options) -> None:
-    problems = at_least(1, steps=options.steps)
-    problems += each_of("variations", options.variations, VARIATIONS)
-    problems += each_of("rules", options.rules, RULES)
     if not (options.variations and options.rules):
-        problems.append("variations or rules is empty; name at least one of each")
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(["variations or rules is empty; name at least one of each"])
     folder = Folder("scores", options)
     steps = f"curriculum.stages.sequences.steps={options.steps}"
     rules = only("rule", options.rules)

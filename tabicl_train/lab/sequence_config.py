@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from priors.options import option
 from tabicl_train.model.config import scaling_problems
 
 __all__ = ["SequenceConfig"]
@@ -22,24 +23,24 @@ class SequenceConfig:
     """The family of the network, which distinguishes its settings from those of a TabICL."""
     max_classes: int = 2
     """Number of logits, 2..10; 0 is regression: the number itself is predicted, and its squared error is the loss."""
-    num_blocks: int = 12
+    num_blocks: int = option(12, at_least=1)
     """Transformer blocks."""
-    num_heads: int = 8
+    num_heads: int = option(8, at_least=1)
     """Attention heads of a block."""
-    width: int = 256
+    width: int = option(256, at_least=1)
     """Width of a token."""
-    ff_factor: int = 4
+    ff_factor: int = option(4, at_least=0)
     """Width of the feed-forward networks as a multiple of the width of a token; 0 leaves them out."""
     scaling: str = "none"
     """Scores of attention: none (softmax), or scaled signed averaging with a fixed exponent (ssa) or one that each head
     learns (ssa_trainable)."""
     ssa_exponent: float = 1.5
     """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
-    max_tokens: int = 512
+    max_tokens: int = option(512, at_least=1)
     """Longest sequence, numbers and labels together; each position has its own embedding."""
-    dropout: float = 0.0
+    dropout: float = option(0.0, at_least=0, below=1)
     """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
-    checkpoint_rows: int = 20_000
+    checkpoint_rows: int = option(20_000, at_least=0)
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 
     missing_values: ClassVar[bool] = False
@@ -61,16 +62,8 @@ class SequenceConfig:
         problems = []
         if self.family != type(self).family:
             problems.append(f"family is {self.family!r}; it cannot be changed, choose another model instead")
-        for name in ("num_blocks", "num_heads", "width", "max_tokens"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
-        for name in ("ff_factor", "checkpoint_rows"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 0")
         if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
-            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
+            problems.append(f"max_classes is {self.max_classes}; it must be between 2 and 10, or 0 for regression")
         if self.num_heads >= 1 and self.width % self.num_heads:
             problems.append(f"width ({self.width}) is not divisible by num_heads ({self.num_heads})")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"dropout is {self.dropout}, must be at least 0 and below 1")
         return problems + scaling_problems(self, ("scaling",), causal=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from priors.options import check
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.causal import CausalBlock, CausalSpans
@@ -41,7 +42,7 @@ class SequenceModel(Network):
 
     def __init__(self, config: SequenceConfig):
         super().__init__(config)
-        problems = config.problems()
+        problems = check(config)
         if problems:
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         c = self.config = config

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import MISSING
 
 from priors import TableSpec, build_prior
+from priors.options import option
 from tabicl_train.lab.folder import (
     HELD_OUT,
     Folder,
@@ -51,7 +51,7 @@ SMALL = [
 class SequenceOptions:
     """What all experiments with sequences can be asked."""
 
-    folder: str = MISSING
+    folder: str = option()
     """Folder to write; the runs are inside, in runs/."""
     small: bool = False
     """Two steps of training, one seed, and a few test sequences."""

@@ -5,9 +5,10 @@ use, since torch takes 2 s and the settings do not need it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from priors.options import option
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
 
@@ -16,14 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkSettings", "TabICLConfig"]
 
-# The metadata of a setting that resume.allow_changes=true permits to change when a run is continued, since the weights
+# Declared of a setting that resume.allow_changes=true permits to change when a run is continued, since the weights
 # fit. Without it, another value makes another network, which is refused in any case; see config/on_resume.py.
-WEIGHTS_FIT = {"resume": "refused"}
+WEIGHTS_FIT = "refused"
 GROUPINGS = ("none", "circular", "disjoint")
-COUNTS = (
-    *("num_quantiles", "embed_dim", "col_num_blocks", "col_num_heads", "col_num_inducing", "col_group_size"),
-    *("row_num_blocks", "row_num_heads", "row_num_cls", "icl_num_blocks", "icl_num_heads", "ff_factor"),
-)
 
 
 @dataclass
@@ -36,23 +33,23 @@ class TabICLConfig:
     max_classes: int = 10
     """Number of logits, 2..10; for tables with more classes, the digits of their labels are predicted. 0 is regression:
     the target is a number, and quantiles of it are predicted."""
-    num_quantiles: int = 999
+    num_quantiles: int = option(999, at_least=1)
     """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
 
     # column embedding
-    embed_dim: int = 128
+    embed_dim: int = option(128, at_least=1)
     """Width E of a column token; a row representation has D = row_num_cls * E values."""
-    col_num_blocks: int = 3
+    col_num_blocks: int = option(3, at_least=1)
     """Induced set attention blocks of the column embedding."""
-    col_num_heads: int = 8
+    col_num_heads: int = option(8, at_least=1)
     """Attention heads of the column embedding."""
-    col_num_inducing: int = 128
+    col_num_inducing: int = option(128, at_least=1)
     """Inducing points of each block."""
     col_affine: bool = False
     """The set transformer yields a weight and a bias for each cell, as in TabICL v1."""
-    col_grouping: str = "circular"
+    col_grouping: str = option("circular", choices=GROUPINGS)
     """How features form the groups that column tokens see: none (each by itself), circular or disjoint."""
-    col_group_size: int = 3
+    col_group_size: int = option(3, at_least=1)
     """Features of a group; it has no effect with col_grouping=none."""
     col_target_aware: bool = True
     """Embed the labels before the set transformer."""
@@ -62,41 +59,41 @@ class TabICLConfig:
     or one that each head learns (ssa_trainable)."""
 
     # row interaction
-    row_num_blocks: int = 3
+    row_num_blocks: int = option(3, at_least=1)
     """Transformer blocks over the tokens of a row."""
-    row_num_heads: int = 8
+    row_num_heads: int = option(8, at_least=1)
     """Attention heads of these blocks."""
-    row_num_cls: int = 4
+    row_num_cls: int = option(4, at_least=1)
     """CLS tokens of a row, whose outputs are its representation."""
-    row_rope_base: float = 100_000.0
+    row_rope_base: float = option(100_000.0, above=0)
     """Base of the rotary position embedding."""
     row_rope_interleaved: bool = False
     """Rotate pairs of neighbors (2i, 2i+1), as in TabICL v1, instead of (i, i + head_dim/2)."""
 
     # in-context learning
-    icl_num_blocks: int = 12
+    icl_num_blocks: int = option(12, at_least=1)
     """Transformer blocks over the rows of a table."""
-    icl_num_heads: int = 8
+    icl_num_heads: int = option(8, at_least=1)
     """Attention heads of these blocks."""
     icl_scaling: str = "qassmax_elementwise"
     """Scalable softmax, or signed averaging, of in-context learning; the choices are those of col_scaling."""
 
     # all stages
-    scaling_bound: float | None = field(default=None, metadata=WEIGHTS_FIT)
+    scaling_bound: float | None = option(None, resume=WEIGHTS_FIT)
     """Keep base multipliers of the scalable softmax within +-bound, smoothly; the public format cannot express it."""
     ssa_exponent: float = 1.5
     """Exponent of ssa, or the first one of ssa_trainable; above 1. The paper took 1.1, 1.5 and 2."""
-    ff_factor: int = 2
+    ff_factor: int = option(2, at_least=1)
     """Width of the feed-forward networks as a multiple of the width of their input."""
-    dropout: float = field(default=0.0, metadata=WEIGHTS_FIT)
+    dropout: float = option(0.0, at_least=0, below=1, resume=WEIGHTS_FIT)
     """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
     bias_free_ln: bool = False
     """Leave the bias out of the layer norms."""
     zero_init: bool = False
     """Start attention outputs and second feed-forward matrices at zero, as in TabICL v1."""
-    col_attention_fp32: bool = field(default=False, metadata=WEIGHTS_FIT)
+    col_attention_fp32: bool = option(False, resume=WEIGHTS_FIT)
     """Compute column attention in fp32 under any precision, as in the published one-GPU run."""
-    checkpoint_rows: int = field(default=20_000, metadata=WEIGHTS_FIT)
+    checkpoint_rows: int = option(20_000, at_least=0, resume=WEIGHTS_FIT)
     """Recompute activations in the backward pass of packs with a longer table than this; 0 never recomputes."""
 
     missing_values: ClassVar[bool] = False  # it supports no NaN in Pack.X
@@ -142,20 +139,12 @@ class TabICLConfig:
         return 1 if self.col_grouping == "none" else self.col_group_size
 
     def problems(self) -> list[str]:
-        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
+        """Return every contradiction among the settings, one sentence each."""
         problems = []
-        for name in COUNTS:
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.max_classes != 0 and not 2 <= self.max_classes <= 10:
-            problems.append(f"max_classes is {self.max_classes}, must be between 2 and 10, or 0 for regression")
+            problems.append(f"max_classes is {self.max_classes}; it must be between 2 and 10, or 0 for regression")
         if self.num_quantiles != type(self).num_quantiles and not self.is_regression:
             problems.append(f"num_quantiles has no effect, since max_classes is {self.max_classes}; regression has 0")
-        problems += common_problems(self)
-        if not self.row_rope_base > 0:
-            problems.append(f"row_rope_base is {self.row_rope_base}, must be above 0")
-        if self.col_grouping not in GROUPINGS:
-            problems.append(f"col_grouping is {self.col_grouping!r}, must be one of {', '.join(GROUPINGS)}")
         problems += scaling_problems(self, ("col_scaling", "icl_scaling"))
         if self.col_affine and self.group_size > 1:
             problems.append("col_affine multiplies a token with its one feature, so it needs col_grouping=none")
@@ -177,7 +166,7 @@ class TabICLConfig:
         heads = self.row_num_heads
         if heads >= 1 and self.embed_dim % heads == 0 and self.embed_dim // heads % 2:
             problems.append(
-                f"embed_dim / row_num_heads is {self.embed_dim // heads}, must be even: rotary embedding turns pairs"
+                f"embed_dim / row_num_heads is {self.embed_dim // heads}; it must be even: rotary embedding turns pairs"
             )
         return problems
 
@@ -188,11 +177,11 @@ class NetworkSettings:
 
     max_classes: int = 10
     """Number of logits, at least 2; 0 is regression, whose outputs are quantiles."""
-    num_quantiles: int = 999
+    num_quantiles: int = option(999, at_least=1)
     """Quantiles that regression predicts, at levels 1/(num_quantiles+1), 2/(num_quantiles+1), ..."""
-    dropout: float = field(default=0.0, metadata=WEIGHTS_FIT)
+    dropout: float = option(0.0, at_least=0, below=1, resume=WEIGHTS_FIT)
     """Dropout rate, in [0, 1). The dropped values depend on the number of ranks."""
-    checkpoint_rows: int = field(default=0, metadata=WEIGHTS_FIT)
+    checkpoint_rows: int = option(0, at_least=0, resume=WEIGHTS_FIT)
     """Recompute activations in the backward pass of packs with a longer table than this, if the network can; 0 never
     recomputes."""
 
@@ -210,24 +199,10 @@ class NetworkSettings:
         return self.num_quantiles if self.is_regression else self.max_classes
 
     def problems(self) -> list[str]:
-        """Return every contradiction among the settings, one sentence each; none if the network can be built."""
-        problems = []
-        if self.max_classes != 0 and self.max_classes < 2:
-            problems.append(f"max_classes is {self.max_classes}, must be at least 2, or 0 for regression")
-        if self.num_quantiles < 1:
-            problems.append(f"num_quantiles is {self.num_quantiles}, must be at least 1")
-        problems += common_problems(self)
-        return problems
-
-
-def common_problems(settings: "NetworkConfig") -> list[str]:
-    """List the problems with the settings that every network has."""
-    problems = []
-    if not 0 <= settings.dropout < 1:
-        problems.append(f"dropout is {settings.dropout}, must be at least 0 and below 1")
-    if settings.checkpoint_rows < 0:
-        problems.append(f"checkpoint_rows is {settings.checkpoint_rows}, must be 0 (never) or a number of rows")
-    return problems
+        """Return every contradiction among the settings, one sentence each."""
+        if self.max_classes == 0 or self.max_classes >= 2:
+            return []
+        return [f"max_classes is {self.max_classes}; it must be at least 2, or 0 for regression"]
 
 
 def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False) -> list[str]:
@@ -254,17 +229,17 @@ def scaling_problems(settings: Any, names: tuple[str, ...], causal: bool = False
     chosen = {name: getattr(settings, name) for name in names}
     for name, value in chosen.items():
         if value not in possible:
-            problems.append(f"{name} is {value!r}, must be one of {', '.join(possible)}")
+            problems.append(f"{name} is {value!r}; it must be one of {', '.join(possible)}")
         elif not possible[value].dropout and settings.dropout > 0:
             problems.append(f"{name} is {value}, which needs dropout=0; it is {settings.dropout}")
-    used = {option for value in chosen.values() if value in possible for option in possible[value].options}
-    for option, (valid, limit) in OPTIONS.items():
-        value, default = getattr(settings, option, None), getattr(type(settings), option, None)
+    used = {setting for value in chosen.values() if value in possible for setting in possible[value].options}
+    for setting, (valid, limit) in OPTIONS.items():
+        value, default = getattr(settings, setting, None), getattr(type(settings), setting, None)
         if value is not None and not valid(value):
-            problems.append(f"{option} is {value}, must be {limit}")
-        elif value != default and option not in used:
+            problems.append(f"{setting} is {value}; it must be {limit}")
+        elif value != default and setting not in used:
             problems.append(
-                f"{option} has no effect, since " + " and ".join(f"{name} is {rule}" for name, rule in chosen.items())
+                f"{setting} has no effect, since " + " and ".join(f"{name} is {rule}" for name, rule in chosen.items())
             )
     return problems
 

@@ -2,6 +2,7 @@
 
 from typing import Any, get_type_hints
 
+from priors.options import check
 from tabicl_train import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name
@@ -111,6 +112,6 @@ def from_public(public: dict[str, Any]) -> TabICLConfig:
     if values["max_classes"] != 0:
         del values["num_quantiles"]  # nor has this
     config = TabICLConfig(**values)
-    if problems := config.problems():
+    if problems := check(config):
         raise ConfigError(problems)
     return config

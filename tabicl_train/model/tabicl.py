@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from priors.options import check
 from tabicl_train import register
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
@@ -98,7 +99,7 @@ class TabICL(Network):
 
     def __init__(self, config: TabICLConfig):
         super().__init__(config)
-        if problems := config.problems():
+        if problems := check(config):
             raise ValueError("This model cannot be built: " + "; ".join(problems))
         self.config = config
         self.col_embedder = self.column_embedding(config)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tabicl_train.config.options import closest
+from priors.options import closest
 from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, configured_prior
 from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
 from tabicl_train.weights import resolve

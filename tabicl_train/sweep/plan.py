@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from tabicl_train import plugins
-from tabicl_train.config.checks import LARGEST_SEED, seed_problems
-from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed_text
+from tabicl_train.config.checks import LARGEST_SEED
+from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
@@ -199,7 +199,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
             problems.append(f"{text}: {error}")
             continue
         if key == "run_dir":
-            folder = typed_text(text, override.value())
+            folder = str(typed(text, override.value()))
             if axis is not None or not folder.strip():
                 problems.append(f"{text}: run_dir is the folder of the whole sweep; put a name with commas in quotes")
             elif "${" in folder:  # each run would go to the folder that its own settings name
@@ -207,7 +207,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
         elif key == "seed":
             seeds = axis.choices if axis is not None else [override.value()]
             is_range = axis is not None and not axis.settings
-            if is_range or any(type(seed) is not int or seed_problems("seed", seed) for seed in seeds):
+            if is_range or any(type(seed) is not int or not 0 <= seed <= LARGEST_SEED for seed in seeds):
                 problems.append(f"{text}: a seed must be a whole number in 0..{LARGEST_SEED}")
                 seeds = [0]
         elif key in axes and axes[key].has_labels:

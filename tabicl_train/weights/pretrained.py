@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from priors.options import build, options_of
 from tabicl_train import plugins
 from tabicl_train.config.plain_values import steps_of_stages
 from tabicl_train.config.removed import without_removed
@@ -196,20 +195,6 @@ def is_trained_range(sizes: dict) -> bool:
     return True
 
 
-def wrong_types(cls: type, settings: dict) -> list[str]:
-    """List the settings of a network that are not of the type of their field, such as text in place of a number."""
-    problems = []
-    for name, hint in get_type_hints(cls).items():
-        if name not in settings or get_origin(hint) not in (None, UnionType):  # such as list[int] of another family
-            continue
-        kinds = get_args(hint) or (hint,)
-        value = settings[name]
-        is_whole = type(value) is int and float in kinds
-        if type(value) not in kinds and not is_whole:
-            problems.append(f"model.{name} is {value!r}; it must be of type {kinds[0].__name__}")
-    return problems
-
-
 def network_config(source: Path, settings: Any) -> Any:
     """Return the settings of a network from a file, with defaults for missing ones; raises ConfigError."""
     if not isinstance(settings, dict):
@@ -218,18 +203,13 @@ def network_config(source: Path, settings: Any) -> Any:
         cls = settings_of(settings)
     except ConfigError as error:
         raise ConfigError([f"{source}: {problem}" for problem in error.problems]) from None
-    field_names = {field.name for field in dataclasses.fields(cls)}
     settings = without_removed(source, settings, "model.")
-    unknown = [f"model.{name}={value}" for name, value in settings.items() if name not in field_names]
+    config, problems = build(cls, settings, "model")
+    unknown = [f"model.{name}={value}" for name, value in settings.items() if name not in options_of(cls)]
     if unknown:
         plugin = plugins.of_module(cls.__module__)
         owner = "this version of tabicl-train" if plugin is None else f"the plug-in {plugin.module} as it is now"
         raise ConfigError([f"{source} has {', '.join(unknown)}, which {owner} does not have"])
-    problems = wrong_types(cls, settings)
-    if problems:
-        raise ConfigError([f"{source}: {problem}" for problem in problems])
-    config = cls(**settings)
-    problems = config.problems()
     if problems:  # such as a scaling rule that nobody has registered
         raise ConfigError([f"{source}: {problem}" for problem in problems])
     return config

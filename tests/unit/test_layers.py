@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -96,8 +97,13 @@ def test_heavy_libraries_stay_where_they_belong(room):
     for module in reached(module for module in FILES if room_of(module) == room):
         for name in imports(module):
             library = name.partition(".")[0]
-            allowed = library not in LIBRARIES[room] or (library == "priors" and room == "priors")
+            # The builder of options needs nothing but the standard library.
+            allowed = library not in LIBRARIES[room] or name == "priors.options"
             assert allowed, f"{room} reaches {name} through {module}"
+
+
+def test_the_builder_of_options_needs_nothing_else():
+    assert {name.partition(".")[0] for name in imports("priors.options")} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("module", ["training", "weights.reader"])

@@ -185,5 +185,5 @@ def test_a_function_is_an_objective_without_options(monkeypatch):
     monkeypatch.setattr(register.objective, "_entries", dict(register.objective._entries))
     register.objective("half", half)
     assert build_objective({"name": "half"}) is half
-    with pytest.raises(ConfigError, match="gamma: no such option"):
+    with pytest.raises(ConfigError, match="gamma: no such setting; there are none"):
         build_objective({"name": "half", "gamma": 1.0})

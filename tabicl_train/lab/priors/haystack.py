@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
@@ -41,18 +42,10 @@ class Haystack(Prior):
     ... are beside needles.
     """
 
-    needles: int = 4
+    needles: int = option(4, at_least=2, at_most=MAX_CLASSES)
     """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
-    share: float = 0.4
+    share: float = option(0.4, above=0, at_most=1)
     """Share of the rows of a half of the crowd that have its class."""
-
-    def problems(self) -> list[str]:
-        problems = []
-        if not 2 <= self.needles <= MAX_CLASSES:
-            problems.append(f"needles is {self.needles}; it must lie in 2..{MAX_CLASSES}")
-        if not 0 < self.share <= 1:
-            problems.append(f"share is {self.share}; it must lie in (0, 1]")
-        return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> HaystackPlan:
         queries = spec.num_rows - spec.train_size

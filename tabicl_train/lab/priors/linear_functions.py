@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import TableSpec
-from tabicl_train.lab.priors import not_positive
 
 
 @dataclass
@@ -35,19 +35,16 @@ class LinearFunctionPlan:
 class LinearFunctions(Prior):
     """Points x with the values a x + b of a function whose coefficients are drawn for each table."""
 
-    sigma: float = 1.0
+    sigma: float = option(1.0, above=0)
     """Standard deviation of the coefficients a and b."""
-    input_sigma: float = 1.0
+    input_sigma: float = option(1.0, above=0)
     """Standard deviation of the points x."""
-    deviant: float = 1.0
+    deviant: float = option(1.0, above=0)
     """Factor of the first point: far above 1, it is a single deviant among normal points."""
 
     numeric_targets = True
     classes = False
     raw = True
-
-    def problems(self) -> list[str]:
-        return not_positive(sigma=self.sigma, input_sigma=self.input_sigma, deviant=self.deviant)
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> LinearFunctionPlan:
         *a, b = self.sigma * rng_at(seed, "plan").standard_normal(spec.num_features + 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import MAX_CLASSES, TableSpec
@@ -42,13 +43,8 @@ class Needle(Prior):
     its needle, so its class depends on a single labeled row, however many negatives there are.
     """
 
-    needles: int = 4
+    needles: int = option(4, at_least=2, at_most=MAX_CLASSES)
     """Needles, each of its own class; fewer in tables with fewer classes, or with fewer than half as many features."""
-
-    def problems(self) -> list[str]:
-        if not 2 <= self.needles <= MAX_CLASSES:
-            return [f"needles is {self.needles}; it must lie in 2..{MAX_CLASSES}"]
-        return []
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> NeedlePlan:
         queries = spec.num_rows - spec.train_size

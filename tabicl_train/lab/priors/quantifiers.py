@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from priors.options import option
 from priors.prior import Prior
 from priors.random import rng_at
 from priors.table import TableSpec
-from tabicl_train.lab.priors import not_positive
 
 QUANTIFIERS = ("every", "some")
 
@@ -34,23 +34,17 @@ class Quantifiers(Prior):
     The class of a row is 1 if the sentence holds for the numbers of this row and those before it, else 0.
     """
 
-    quantifier: str = "every"
+    quantifier: str = option("every", choices=QUANTIFIERS)
     """The sentence: every (every number is positive) or some (some number is positive)."""
-    sigma: float = 1.0
+    sigma: float = option(1.0, above=0)
     """Standard deviation of the numbers."""
     undecided: bool = False
     """Leave the decision to the last row: all numbers before it are positive for every, and negative for some."""
-    deviant: float = 1.0
+    deviant: float = option(1.0, above=0)
     """Factor of the numbers of the last row, or of the first one if undecided: far above 1, they are deviants among
     normal numbers, and answers that follow the largest number are wrong in half of the cases."""
 
     raw = True
-
-    def problems(self) -> list[str]:
-        problems = not_positive(sigma=self.sigma, deviant=self.deviant)
-        if self.quantifier not in QUANTIFIERS:
-            problems.append(f"quantifier is {self.quantifier!r}; it must be one of {', '.join(QUANTIFIERS)}")
-        return problems
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> QuantifiersPlan:
         return QuantifiersPlan(seed, (spec.num_rows, spec.num_features), f"{self.quantifier} number is positive")

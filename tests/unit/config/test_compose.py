@@ -4,7 +4,7 @@ from unittest import mock
 import pytest
 from configurations import list_experiments
 
-import priors
+from tabicl_train.config import build as building
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import CONFIG_DIR, compose, search_folders
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
@@ -57,7 +57,7 @@ def test_the_model_that_is_chosen_is_not_mixed_with_that_of_the_experiment(exper
 def test_a_run_composes_once_and_builds_its_prior_once():
     with (
         mock.patch.object(composing, "hydra_compose", wraps=composing.hydra_compose) as composed,
-        mock.patch.object(priors, "build_prior", wraps=priors.build_prior) as built,
+        mock.patch.object(building, "build", wraps=building.build) as built,
     ):
         wrong = ["experiment=smoke", "prior=needle", "model.embed_dm=3", "trainer.devices=x", "seed=-1", "a=1"]
         with pytest.raises(ConfigError) as caught:

@@ -191,7 +191,7 @@ def test_flops_and_kept_values_are_those_of_the_kernels(options, rows, train, mo
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"thinking_rows": -1}, "thinking_rows is -1, must be at least 0"),
+        ({"thinking_rows": -1}, "thinking_rows is -1; it must be at least 0"),
         ({"max_classes": 0}, "regression needs retrieval=false"),
         ({"embed_dim": 4, "row_num_cls": 2, "row_num_heads": 2}, r"\(2 \* 4\) is below max_classes \(10\)"),
     ],

@@ -7,6 +7,7 @@ import torch
 from networks import randomize
 
 from priors import TableSpec, build_prior
+from priors.options import check
 from tabicl_train.lab.linear import bound
 from tabicl_train.lab.scored_sequence import ScoredSequence, ScoredSequenceConfig
 from tabicl_train.lab.scores import query_and_key_weights
@@ -98,13 +99,13 @@ def test_without_the_last_norm_outputs_are_linear_in_the_last_tokens_and_have_no
 
 
 def test_mistakes_are_named():
-    found = ScoredSequenceConfig(score="cosine", output_scale=0).problems()
-    assert found[0].startswith("score is 'cosine', must be one of scaling, absent, cosformer")
+    found = check(ScoredSequenceConfig(score="cosine", output_scale=0))
+    assert found[0].startswith("score is 'cosine'; it must be one of scaling, absent, cosformer")
     assert len(found) == 2
     (problem,) = ScoredSequenceConfig(score="sa_softmax", scaling="ssa").problems()
     assert "no effect with score=sa_softmax" in problem
     (problem,) = ScoredSequenceConfig(score="cosformer").problems()
-    assert problem == "cosformer_length is 80, must be at least max_tokens (512)"
+    assert problem == "cosformer_length is 80; it must be at least max_tokens (512)"
 
 
 @torch.no_grad()

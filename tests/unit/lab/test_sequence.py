@@ -10,6 +10,7 @@ from networks import randomize
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
+from priors.options import check
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab import quantifiers
 from tabicl_train.lab.causal import weights_of_token
@@ -168,8 +169,8 @@ def test_impossible_settings_and_tables_are_told():
         "width (16) is not divisible",
     )
     for word in (*words, "dropout is 1.0", "scaling is 'ssmax'", "ssa_exponent is 1.0"):
-        assert any(problem.startswith(word) for problem in wrong.problems()), word
-    assert SMALL.problems() == []
+        assert any(problem.startswith(word) for problem in check(wrong)), word
+    assert check(SMALL) == []
     assert "no effect" in replace(SMALL, ssa_exponent=2.0).problems()[0]
     with pytest.raises(ValueError, match="21 rows of 2 numbers and a label are 63 tokens, more than"):
         network(SMALL)(Pack.of(tables(SMALL, (21, 2))))

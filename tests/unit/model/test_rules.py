@@ -29,7 +29,7 @@ def page():
 def test_the_rule_of_the_page_is_trained_and_refused_where_it_does_not_exist(page):
     assert TabICLConfig(col_scaling="power", icl_scaling="power", scaling_bound=9.0).problems() == []
     (problem,) = SequenceConfig(scaling="power").problems()
-    assert problem == "scaling is 'power', must be one of none, ssa, ssa_trainable"
+    assert problem == "scaling is 'power'; it must be one of none, ssa, ssa_trainable"
     network = small_network(icl_scaling="power")
     layer = dict(network.named_scalings())["icl.0"]
     assert type(layer) is page["Power"]

@@ -81,7 +81,7 @@ def test_an_optimizer_of_torch_skips_a_step_without_a_trace_and_resumes_to_the_b
     ("settings", "words"),
     [
         (["optimizer=sgd", "optimizer.momentm=0.9"], "optimizer.momentm: no such setting; did you mean optimizer.mom"),
-        (["optimizer=sgd", "optimizer.momentum=much"], "optimizer.momentum: Value 'much' of type 'str' could not be"),
+        (["optimizer=sgd", "optimizer.momentum=much"], "optimizer.momentum is 'much'; it must be of type float"),
         (["optimizer=sgd", "optimizer.nesterov=true"], "cannot take a step: Nesterov momentum requires a momentum"),
         (["optimizer=lbfgs"], "optimizer.name is 'lbfgs', which cannot take a step: "),
         (["optimizer.name=sign", "optimizer.beta=2"], "optimizer.beta is 2.0; it must lie in [0, 1)"),

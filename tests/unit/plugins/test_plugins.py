@@ -51,7 +51,10 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
         (["model=doubled", "model.family=tabicl"], "model.family is 'tabicl'; it cannot be changed"),
         (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
         (["+callbacks.guard={}"], "callbacks.guard: it is one of ours, which settings of the run choose; leave it out"),
-        (["+callbacks.lowest_loss={factr: 1}"], "callbacks.lowest_loss.factr: no such option; did you mean factor?"),
+        (
+            ["+callbacks.lowest_loss={factr: 1}"],
+            "lowest_loss.factr: no such setting; did you mean callbacks.lowest_loss.factor?",
+        ),
         (["+callbacks.lowest_loss={factor: big}"], "callbacks.lowest_loss.factor is 'big'; it must be of type float"),
         (["+requires_plugins=[other]"], "the configuration needs plug-ins; if you trust them, add plugins=[other]"),
     ],

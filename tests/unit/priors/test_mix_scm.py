@@ -93,7 +93,7 @@ def test_the_order_of_the_components_does_not_matter():
     [
         ({}, "components is empty; name at least one, {mlp_scm: {weight: 1}, ...}"),
         ({"dummy": {"weight": 0}}, "components: at least one needs a positive weight"),
-        ({"dummy": 3}, "components.dummy is 3; it must hold a weight and options of dummy"),
+        ({"dummy": 3}, "components.dummy: it must be a mapping, such as {name: 1}"),
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
         ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
@@ -101,9 +101,9 @@ def test_the_order_of_the_components_does_not_matter():
         ({"mix_scm": {"weight": 1}}, "components.mix_scm: a mixture cannot be part of a mixture"),
         (
             {"graph_scm": {"weight": 1, "preste": "x"}},
-            "components.graph_scm: prior graph_scm has no option 'preste' (did you mean 'preset'?)",
+            "components.graph_scm.preste: no such setting; did you mean components.graph_scm.preset?",
         ),
-        ({"graph_scm": {"weight": 1, "preset": "x"}}, "components.graph_scm: prior graph_scm: preset is 'x'"),
+        ({"graph_scm": {"weight": 1, "preset": "x"}}, "components.graph_scm.preset is 'x'"),
     ],
 )
 def test_wrong_components_are_reported(components, message):
@@ -151,7 +151,7 @@ def refused(override: str) -> str:
         ),
         ("{tree_scm:0}", "mix is {'tree_scm': 0.0}; at least one share must be positive"),
         ("[1]", "it must be a mapping, such as {name: 1}"),
-        ("{tree_scm:much}", "Value 'much' of type 'str' could not be converted to Float"),
+        ("{tree_scm:much}", "mix.tree_scm is 'much'; it must be of type float"),
     ],
 )
 def test_wrong_shares_are_reported(mix, message):
@@ -165,7 +165,10 @@ def test_wrong_shares_are_reported(mix, message):
     ("override", "message"),
     [
         ("prior.components.mlp_scm.wieght=1", "did you mean prior.components.mlp_scm.weight?"),
-        ("+prior.components.mlp_scm.depth=1", "components.mlp_scm: prior mlp_scm has no option 'depth'"),
+        (
+            "+prior.components.mlp_scm.causl=1",
+            "mlp_scm.causl: no such setting; did you mean prior.components.mlp_scm.causal?",
+        ),
         ("+prior.components.tables.folder=none", "prior.components.tables.folder is 'none'; there is no such folder"),
     ],
 )

@@ -184,8 +184,8 @@ def test_a_mixture_passes_its_realism_on_to_synthetic_components_without_their_o
     [
         ({"missing": 1.5}, "prior mlp_scm: realism.missing is 1.5; it must lie in 0..1"),
         ({"missing": "much", "strength": -1}, "realism.missing is 'much'.*realism.strength is -1"),
-        ({"mising": 0.5}, "prior mlp_scm: realism has no option 'mising' .did you mean 'missing'"),
-        (0.5, "realism is 0.5; it must be of type Realism"),
+        ({"mising": 0.5}, "prior mlp_scm: realism.mising: no such setting; did you mean realism.missing"),
+        (0.5, "prior mlp_scm: realism: it must be a mapping"),
     ],
 )
 def test_wrong_settings_are_reported(options, message):

@@ -117,7 +117,7 @@ def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are haystack, ladder, "]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
         (["seed=0,123456789012345678901234567890"], ["seed=0,123456789012345678901234567890: a seed must be a whole"]),
-        (["sweep.seeds=[0,18446744073709551616]"], ["sweep.seeds: a seed is 18446744073709551616; it must be at most"]),
+        (["sweep.seeds=[0,18446744073709551616]"], ["sweep.seeds is [0, 18446744073709551616]"]),
         (["seed=range(0,1000000000)"], ["seed=range(0,1000000000): it has more than 10,000 values"]),
         (["optimizer.eps=range(0,1e30)"], ["optimizer.eps=range(0,1e30): it has more than 10,000 values"]),
         (["optimizer.eps=range(0.0,1.0,0)"], ["optimizer.eps=range(0.0,1.0,0): the step of a range must not be 0"]),
