@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,15 +71,20 @@ class TrainState:
 def untrained_module(config: RunConfig) -> TrainedNetwork:
     """Build the module of a run, with the random weights of its seed."""
     torch.manual_seed(config.seed)
-    return TrainedNetwork(
-        config.model,
-        config.curriculum,
-        config.optimizer,
-        choose(config.trainer),
-        config.seed,
-        build_objective(config.objective),
-        config.auxiliary_losses,
-    )
+    return TrainedNetwork(**arguments_of(config))
+
+
+def arguments_of(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of the module of a run."""
+    return {
+        "model": config.model,
+        "curriculum": config.curriculum,
+        "optimizer": config.optimizer,
+        "precision": choose(config.trainer),
+        "seed": config.seed,
+        "objective": build_objective(config.objective),
+        "auxiliary": config.auxiliary_losses,
+    }
 
 
 def build_module(
@@ -86,6 +92,18 @@ def build_module(
 ) -> tuple[TrainedNetwork, torch.optim.Optimizer]:
     """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     module = untrained_module(config)
+    set_up_module(module, config, ranks, device)
+    optimizer = module.configure_optimizers()
+    if content is not None:
+        load_training(content, module, optimizer)
+    else:
+        load_initial_weights(module, config, ranks)
+    broadcast_weights(module)
+    return module, optimizer
+
+
+def set_up_module(module: TrainedNetwork, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+    """Move the module of a run to its device, and choose how it computes there."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     module.to(device)
@@ -97,17 +115,17 @@ def build_module(
         choose_attention(module, config, ranks)
     if module.device.type == "cuda":
         choose_graphs(module, config, ranks)
-    optimizer = module.configure_optimizers()
-    if content is not None:
-        load_training(content, module, optimizer)
-    elif config.init_weights is not None:
-        source = config.init_weights
-        start = ranks.from_first(lambda: initial_weights(source, config.model))
-        module.model.load_state_dict(start.tensors)
-        if start.trained_range is not None:
-            module.inherited_range = start.trained_range.recorded(config.model.max_classes)
-    broadcast_weights(module)
-    return module, optimizer
+
+
+def load_initial_weights(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
+    """Load the weights of `init_weights`, if any."""
+    source = config.init_weights
+    if source is None:
+        return
+    start = ranks.from_first(lambda: initial_weights(source, config.model))
+    module.model.load_state_dict(start.tensors)
+    if start.trained_range is not None:
+        module.inherited_range = start.trained_range.recorded(config.model.max_classes)
 
 
 def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
