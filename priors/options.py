@@ -3,7 +3,6 @@
     @dataclass
     class Ring(Prior):
         radius: float = option(1.0, above=0)
-        \"""Radius of the ring.\"""
 
     build(Ring, {"radius": 2})           # Ring(radius=2.0), []
     build(Ring, {"radus": 2}, "prior")   # Ring(radius=1.0), ["prior.radus: no such setting; did you mean ...?"]

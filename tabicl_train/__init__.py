@@ -2,14 +2,25 @@
 
 import importlib
 
-__all__ = ["TabICLClassifier", "TabICLRegressor", "TableStream", "compose", "open_run", "train"]
+__all__ = [
+    "Pretraining",
+    "TabICLClassifier",
+    "TabICLRegressor",
+    "TableStream",
+    "Tables",
+    "compose",
+    "open_run",
+    "train",
+]
 
 __version__ = "0.3.0"
 
 MODULES = {
+    "Pretraining": "lightning_module",
     "TabICLClassifier": "prediction.classifier",
     "TabICLRegressor": "prediction.regressor",
     "TableStream": "table_stream",
+    "Tables": "lightning_module",
     "compose": "config.compose",
     "open_run": "saved_run",
     "train": "training",

@@ -31,7 +31,7 @@ from tabicl_train.optimizer import build_optimizer, is_function_of_tensors, take
 from tabicl_train.precision import DTYPES, LossScale, Precision
 from tabicl_train.stream import StepItem
 
-__all__ = ["Pretraining"]
+__all__ = ["TrainedNetwork"]
 
 # Steps for which packs are halved that did not fit: what took the memory, such as another process, may be gone, and to
 # try again costs a pass.
@@ -126,7 +126,7 @@ class Gradients:
             torch._foreach_zero_(self.rounding)
 
 
-class Pretraining(nn.Module):
+class TrainedNetwork(nn.Module):
     """A network that is trained on the stream; the loop in `training.py` passes step, rank and optimizer.
 
     Parameters
@@ -216,7 +216,7 @@ class Pretraining(nn.Module):
         self.loss_scale.to(self.device)
         self.replay.enabled = self.device.type == "cuda"
 
-    def training_step(self, item: StepItem, step: int, rank: int, optimizer: torch.optim.Optimizer) -> None:
+    def train_on(self, item: StepItem, step: int, rank: int, optimizer: torch.optim.Optimizer) -> None:
         """Take one optimizer step: forward and backward passes, exchange, clipping and update, without a device sync.
 
         Parameters

@@ -1,13 +1,11 @@
 """One rank of a run, as its process sees it: its device, its stop signals, and the other ranks.
 
-Several ranks are connected by Lightning's Fabric, after the workers that draw tables are forked.
+Several ranks are connected after the workers that draw tables are forked.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
@@ -86,11 +84,7 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
 
 
 def set_up_process(settings: TrainerConfig) -> None:
-    """Set up torch and Lightning in a process that trains."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # start-up lines
-    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # torchrun and plain starts are fine
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # a deprecation in torch 2.13 that lightning 2.6 uses
+    """Set up torch in a process that trains."""
     # With a second thread that shares its core with a busy worker, a step took 30 times as long (0.13 s -> 4 s on two
     # cores); and sums are rounded differently for another number of threads.
     torch.set_num_threads(1)
@@ -100,28 +94,18 @@ def set_up_process(settings: TrainerConfig) -> None:
 
 
 def connect(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
-    """Open the process group of several ranks, and the groups of `ranks`."""
+    """Open the process group of several ranks, by the variables of torchrun, and the groups of `ranks`."""
     if launch.size == 1:
         return
-    # Importing it takes 10 CPU seconds, as it imports torchmetrics, Matplotlib and torch's compiler.
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment
-    from lightning.fabric.strategies import DDPStrategy
-
-    on_cuda = uses_cuda(settings)
-    # Without `setup`, Fabric adds no DistributedDataParallel, which exchanges gradients inside the backward pass and
-    # waits forever for those that an out-of-memory error there leaves out.
-    strategy = DDPStrategy(
-        process_group_backend="nccl" if on_cuda else "gloo", timeout=timedelta(seconds=settings.timeout)
+    device = device_of(settings, launch)
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        timeout=timedelta(seconds=settings.timeout),
+        device_id=device if on_cuda else None,
     )
-    fabric = Fabric(
-        accelerator="cuda" if on_cuda else "cpu",
-        devices=launch.local_size,
-        num_nodes=launch.size // launch.local_size,
-        strategy=strategy,
-        plugins=[TorchElasticEnvironment()],
-    )
-    fabric.launch()
     ranks.connect(settings.timeout)
 
 

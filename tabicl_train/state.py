@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from tabicl_train.kernels import kernels_of, problem_of_kernels
 from tabicl_train.model.attention import KERNEL_DEVICES
 from tabicl_train.model.family import Network
 from tabicl_train.model.stages import InducedAttention
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.objectives import build_objective
 from tabicl_train.precision import DTYPES, choose
 from tabicl_train.resume import initial_weights
@@ -33,7 +34,7 @@ class TrainState:
 
     Parameters
     ----------
-    module : Pretraining
+    module : TrainedNetwork
         The network, and what is known of the last step: its loss, its gradient norm, and whether it was skipped.
     optimizer : torch.optim.Optimizer
         The optimizer.
@@ -45,7 +46,7 @@ class TrainState:
         The rank of this process.
     """
 
-    module: Pretraining
+    module: TrainedNetwork
     optimizer: torch.optim.Optimizer
     step: int
     last: int
@@ -63,29 +64,46 @@ class TrainState:
 
     def take_step(self, item: StepItem) -> None:
         """Take one optimizer step with this rank's tables."""
-        self.module.training_step(item, self.step, self.rank, self.optimizer)
+        self.module.train_on(item, self.step, self.rank, self.optimizer)
         self.step += 1
 
 
-def untrained_module(config: RunConfig) -> Pretraining:
+def untrained_module(config: RunConfig) -> TrainedNetwork:
     """Build the module of a run, with the random weights of its seed."""
     torch.manual_seed(config.seed)
-    return Pretraining(
-        config.model,
-        config.curriculum,
-        config.optimizer,
-        choose(config.trainer),
-        config.seed,
-        build_objective(config.objective),
-        config.auxiliary_losses,
-    )
+    return TrainedNetwork(**arguments_of(config))
+
+
+def arguments_of(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of the module of a run."""
+    return {
+        "model": config.model,
+        "curriculum": config.curriculum,
+        "optimizer": config.optimizer,
+        "precision": choose(config.trainer),
+        "seed": config.seed,
+        "objective": build_objective(config.objective),
+        "auxiliary": config.auxiliary_losses,
+    }
 
 
 def build_module(
     config: RunConfig, content: dict | None, ranks: Ranks, device: torch.device
-) -> tuple[Pretraining, torch.optim.Optimizer]:
+) -> tuple[TrainedNetwork, torch.optim.Optimizer]:
     """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
     module = untrained_module(config)
+    set_up_module(module, config, ranks, device)
+    optimizer = module.configure_optimizers()
+    if content is not None:
+        load_training(content, module, optimizer)
+    else:
+        load_initial_weights(module, config, ranks)
+    broadcast_weights(module)
+    return module, optimizer
+
+
+def set_up_module(module: TrainedNetwork, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
+    """Move the module of a run to its device, and choose how it computes there."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     module.to(device)
@@ -97,20 +115,20 @@ def build_module(
         choose_attention(module, config, ranks)
     if module.device.type == "cuda":
         choose_graphs(module, config, ranks)
-    optimizer = module.configure_optimizers()
-    if content is not None:
-        load_training(content, module, optimizer)
-    elif config.init_weights is not None:
-        source = config.init_weights
-        start = ranks.from_first(lambda: initial_weights(source, config.model))
-        module.model.load_state_dict(start.tensors)
-        if start.trained_range is not None:
-            module.inherited_range = start.trained_range.recorded(config.model.max_classes)
-    broadcast_weights(module)
-    return module, optimizer
 
 
-def choose_attention(module: Pretraining, config: RunConfig, ranks: Ranks) -> None:
+def load_initial_weights(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
+    """Load the weights of `init_weights`, if any."""
+    source = config.init_weights
+    if source is None:
+        return
+    start = ranks.from_first(lambda: initial_weights(source, config.model))
+    module.model.load_state_dict(start.tensors)
+    if start.trained_range is not None:
+        module.inherited_range = start.trained_range.recorded(config.model.max_classes)
+
+
+def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
     """Use the attention kernels of this package if they prove themselves on rank 0, and say which attention runs."""
     dtype = DTYPES[module.precision.name]
     network = module.model
@@ -132,7 +150,7 @@ def choose_attention(module: Pretraining, config: RunConfig, ranks: Ranks) -> No
         info(f"attention PyTorch's{'' if problem is None else f', since {problem}'}{columns}")
 
 
-def choose_graphs(module: Pretraining, config: RunConfig, ranks: Ranks) -> None:
+def choose_graphs(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
     """Replay as CUDA graphs what `trainer.cuda_graphs` allows, and say what."""
     if config.trainer.cuda_graphs == "never":
         module.replay.enabled = False
@@ -145,7 +163,7 @@ def choose_graphs(module: Pretraining, config: RunConfig, ranks: Ranks) -> None:
         info(f"graphs    steps of the optimizer alone are replayed as CUDA graphs, since {problem}")
 
 
-def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Optimizer) -> None:
+def load_training(content: dict, module: TrainedNetwork, optimizer: torch.optim.Optimizer) -> None:
     """Load weights and optimizer from the content of a checkpoint."""
     with wrong_records("the checkpoint"):
         module.on_load_checkpoint(content)
@@ -165,7 +183,7 @@ def load_training(content: dict, module: Pretraining, optimizer: torch.optim.Opt
             raise ConfigError([f"{what}: {first_line(error)}; choose a new run_dir"]) from None
 
 
-def broadcast_weights(module: Pretraining) -> None:
+def broadcast_weights(module: TrainedNetwork) -> None:
     """Give all ranks the weights of rank 0."""
     if dist.is_initialized():
         for value in module.state_dict().values():

@@ -18,7 +18,7 @@ from tabicl_train.distributed.processes import Launch, start_problems
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.objectives import mixing_problem
 from tabicl_train.planning import memory_problems
 from tabicl_train.prediction.predict import disagreement
@@ -159,7 +159,7 @@ def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
     return problems
 
 
-def check_predictions_and_losses(module: Pretraining, ranks: Ranks) -> None:
+def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
     """Check that the network is scored by the function that is trained, and that tables do not mix in a loss.
 
     Raises

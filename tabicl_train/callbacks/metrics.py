@@ -42,7 +42,7 @@ from tabicl_train.callbacks.callback import Callback, Reason
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info, one_line
 from tabicl_train.curriculum import learning_rate, stage_at
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.planning import expected_work, training_flops
 from tabicl_train.precision import peak_flops
 from tabicl_train.state import TrainState
@@ -193,7 +193,7 @@ class Metrics(Callback):
             self.progress.show(row)
         self.start_window()
 
-    def row(self, step: int, item: StepItem, module: Pretraining) -> dict[str, object]:
+    def row(self, step: int, item: StepItem, module: TrainedNetwork) -> dict[str, object]:
         """Return the row of a logged step; all ranks call this."""
         seconds = time.perf_counter() - self.started
         guess = sum(guess_losses(module, item))
@@ -224,7 +224,7 @@ class Metrics(Callback):
             self.progress.close()
 
 
-def guess_losses(module: Pretraining, item: StepItem) -> list[float]:
+def guess_losses(module: TrainedNetwork, item: StepItem) -> list[float]:
     """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
     losses = []
     for pack in item.packs:

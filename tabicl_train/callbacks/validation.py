@@ -67,7 +67,7 @@ from tabicl_train.config.schema import (
 )
 from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.outputs import save_atomically
 from tabicl_train.run_dir.checkpoint import FORMAT_VERSION
 from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, counts
@@ -228,7 +228,7 @@ class Validation(Callback):
         info(f"validation step {step}: {ended}; the run ends")
         return True
 
-    def validate(self, step: int, module: Pretraining) -> None:
+    def validate(self, step: int, module: TrainedNetwork) -> None:
         """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
         started = time.perf_counter()
         records = self.context.records
@@ -261,7 +261,7 @@ class Validation(Callback):
         """Read the validations up to a step."""
         return read_history(self.context.records.rows(VALIDATION), self.context.config.validation, step)
 
-    def score(self, network: Network, module: Pretraining) -> list[Scored]:
+    def score(self, network: Network, module: TrainedNetwork) -> list[Scored]:
         """Score a network, and mark what lies outside the trained range; raises StopRequested."""
         settings = self.context.config.validation
         scored = score_network(network, self.items, settings.suites, module.precision, self.check_stop)
@@ -272,7 +272,7 @@ class Validation(Callback):
             marked.append(replace(one, trained_range=position_of_set))
         return marked
 
-    def trained_range(self, module: Pretraining) -> TrainedRange:
+    def trained_range(self, module: TrainedNetwork) -> TrainedRange:
         """Return the range of the whole run, which is the same at each validation."""
         content = {
             "config": self.context.values,
@@ -294,7 +294,7 @@ class Validation(Callback):
                 return INSIDE if trained.overlaps(of_set) else OUTSIDE
         return ""
 
-    def warn_of_range(self, module: Pretraining) -> None:
+    def warn_of_range(self, module: TrainedNetwork) -> None:
         """Print a warning if nothing that decides about the best weights lies inside the trained range."""
         settings = self.context.config.validation
         if self.context.ranks.rank > 0 or not settings.every:
@@ -328,7 +328,7 @@ class Validation(Callback):
         if self.context.ranks.still_working(self.context.stop.asked):
             raise StopRequested
 
-    def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: Pretraining) -> bool:
+    def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: TrainedNetwork) -> bool:
         """Whether weights are the best so far."""
         # They are if
         # - the run starts from them, or
@@ -353,7 +353,7 @@ class Validation(Callback):
             info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 
-    def losses_of_start(self, module: Pretraining) -> dict[Hashable, float] | None:
+    def losses_of_start(self, module: TrainedNetwork) -> dict[Hashable, float] | None:
         """Return the losses of the weights of the start, if later ones are compared with them."""
         best = self.context.config.validation.best
         if best == REAL or not self.context.start_file.exists():
@@ -365,7 +365,7 @@ class Validation(Callback):
             self.start_losses = cluster_means(self.score(network, module), best)
         return self.start_losses
 
-    def save(self, step: int, module: Pretraining) -> None:
+    def save(self, step: int, module: TrainedNetwork) -> None:
         """Write best.ckpt and, before the first step, start.ckpt."""
         averages = self.context.find(Averages)
         content = {

@@ -16,7 +16,7 @@ from tabicl_train.curriculum import plan_step, stage_at
 from tabicl_train.distributed.processes import Launch
 from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError, wrong_records
-from tabicl_train.module import Gradients, Pretraining
+from tabicl_train.module import Gradients, TrainedNetwork
 from tabicl_train.process import device_of, set_up_process
 from tabicl_train.run_dir import checkpoint
 from tabicl_train.run_dir.records import Records
@@ -47,7 +47,7 @@ def replay(run_dir: str, step: int) -> None:
         for item in loader:
             if item.step == step:
                 dissect(module, stream, step)
-            module.training_step(item.to(device), item.step, 0, optimizer)
+            module.train_on(item.to(device), item.step, 0, optimizer)
     outcome = "taken" if module.finite else "skipped"
     print(f"all tables: loss {module.loss:.6g}, gradient norm {module.grad_norm:.4g}; the step is {outcome}")
 
@@ -97,7 +97,7 @@ def replay_values(values: dict, from_checkpoint: bool) -> dict:
     return values | changes
 
 
-def dissect(module: Pretraining, stream: StepStream, step: int) -> None:
+def dissect(module: TrainedNetwork, stream: StepStream, step: int) -> None:
     """Print loss and gradient norm of each table of a step."""
     plan = plan_step(stream.curriculum, stream.model, stream.seed, step, stream.prior)
     _, stage, _ = stage_at(stream.curriculum, step)

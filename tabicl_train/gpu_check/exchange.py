@@ -23,7 +23,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check.place import set_up
 from tabicl_train.gpu_check.steps import SMOKE, module_of, stream_of
-from tabicl_train.module import Gradients, Pretraining
+from tabicl_train.module import Gradients, TrainedNetwork
 from tabicl_train.stream import StepItem, StepStream
 
 TIMEOUT = 60.0  # seconds that a rank waits for the others
@@ -65,7 +65,7 @@ def main(backend: str, name: str) -> None:
     dist.destroy_process_group()
 
 
-def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
+def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
     """Take the steps of a stream -> the largest difference from gradients of a single process, of their norm."""
     # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
     # Otherwise it raises ConfigError on all ranks.
@@ -87,7 +87,7 @@ def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream
         if ranks.rank == 0:
             add_all(module, gradients, whole_stream.draw(step).to(module.device))
         alone = of_rank_0(gradients.flat)
-        module.training_step(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
+        module.train_on(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
         names = {parameter: name for name, parameter in module.named_parameters()}
         labels = [names[parameter] for parameter in gradients.parameters]
         labels.append("the loss")  # the last value of the flat gradients
@@ -107,7 +107,7 @@ def check_exchange(module: Pretraining, optimizer: torch.optim.Optimizer, stream
     return rounding
 
 
-def add_all(module: Pretraining, gradients: Gradients, item: StepItem) -> None:
+def add_all(module: TrainedNetwork, gradients: Gradients, item: StepItem) -> None:
     """Compute the gradients of all packs of an item."""
     _, stage, _ = stage_at(module.curriculum, item.step)
     gradients.start()

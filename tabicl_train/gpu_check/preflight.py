@@ -24,7 +24,7 @@ from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.gpu_check.place import CheckSkipped, Place, expect
 from tabicl_train.gpu_check.steps import SMOKE
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.precision import choose, set_up_gpu
 from tabicl_train.process import set_up_process
 from tabicl_train.resume import refuse_changes
@@ -76,7 +76,7 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
             row = {}
             for trainer, (module, optimizer), rows in zip(trainers, trained, measures, strict=True):
                 set_up_gpu(trainer)  # TF32 is a setting of the process
-                module.training_step(item.to(place.device), item.step, 0, optimizer)
+                module.train_on(item.to(place.device), item.step, 0, optimizer)
                 rows.append(measured(module))
                 row |= {f"{name}, {trainer.precision}": value for name, value in rows[-1]._asdict().items()}
             place.add("preflight", step=item.step, **row)
@@ -105,7 +105,7 @@ def in_precision(trainer: TrainerConfig, name: str) -> TrainerConfig:
     return replace(trainer, precision=name, tf32=trainer.tf32 and name != "fp32")
 
 
-def measured(module: Pretraining) -> Measured:
+def measured(module: TrainedNetwork) -> Measured:
     """Return the values of the last step of a network."""
     multipliers = [
         scaling.multipliers(MULTIPLIER_AT).abs().max().item() for _, scaling in module.model.named_scalings()

@@ -25,7 +25,7 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.padding import Size
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.planning import bytes_per_weight, count_parameters, extreme_tables, peak_bytes, training_flops
 from tabicl_train.precision import choose, peak_flops, set_up_gpu
 from tabicl_train.state import choose_attention
@@ -173,7 +173,7 @@ class Laps(NamedTuple):
     halved: bool  # whether a pack did not fit
 
 
-def variant_of(place: Place, config: RunConfig, backend: str | None) -> Pretraining:
+def variant_of(place: Place, config: RunConfig, backend: str | None) -> TrainedNetwork:
     """Build the module of a variant."""
     module = module_of(config, place.device)
     if backend is not None:
@@ -183,7 +183,7 @@ def variant_of(place: Place, config: RunConfig, backend: str | None) -> Pretrain
     return module
 
 
-def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimizer, shares: list[Share]) -> Laps:
+def time_steps(place: Place, module: TrainedNetwork, optimizer: torch.optim.Optimizer, shares: list[Share]) -> Laps:
     """Take the steps of a stage in several laps, as long as there is time, and one more under the profiler."""
     times, host, flops = [], [], []
     loss, gradient = torch.zeros(()), torch.zeros(())
@@ -196,7 +196,7 @@ def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimiz
             moved = share.item.to(place.device)
             place.wait()
             started = time.perf_counter()
-            module.training_step(moved, moved.step, 0, optimizer)
+            module.train_on(moved, moved.step, 0, optimizer)
             host_seconds = time.perf_counter() - started
             place.wait()
             seconds = time.perf_counter() - started
@@ -208,7 +208,7 @@ def time_steps(place: Place, module: Pretraining, optimizer: torch.optim.Optimiz
                 flops.append(share.flops)
     kernels = []
     if times:
-        kernels = launched_kernels(place, lambda: module.training_step(moved, moved.step, 0, optimizer))
+        kernels = launched_kernels(place, lambda: module.train_on(moved, moved.step, 0, optimizer))
     return Laps(times, host, flops, kernels, loss, gradient, module.too_large < math.inf)
 
 
@@ -216,7 +216,7 @@ def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.
     """Return loss and clipped gradient of a step in eager fp32."""
     config = config_of(place, "trainer.precision=fp32")
     module = module_of(config, place.device)
-    module.training_step(item.to(place.device), item.step, 0, module.configure_optimizers())
+    module.train_on(item.to(place.device), item.step, 0, module.configure_optimizers())
     assert module.gradients is not None
     return module.loss.clone(), module.gradients.flat.clone()
 
@@ -288,7 +288,7 @@ def small_steps(place: Place) -> None:
                 shares = [padded_share(config, share, typical) for share in eager]
                 module.step_replay.enabled = place.is_cuda
                 for share in shares * (1 + EAGER_CALLS):  # the last of which is captured
-                    module.training_step(share.item.to(place.device), share.item.step, 0, optimizer)
+                    module.train_on(share.item.to(place.device), share.item.step, 0, optimizer)
             laps = time_steps(place, module, optimizer, shares)
             if not laps.times:
                 raise CheckSkipped(f"no time was left for {name} with {tables} tables")
@@ -371,10 +371,10 @@ def memory_of_pack(
     optimizer = module.configure_optimizers()
     # a small step, after which the optimizer has its state
     small = StepItem(step, stage, 2, [random_pack(((100, 50, 5),) * 2).to(place.device)])
-    module.training_step(small, step, 0, optimizer)
+    module.train_on(small, step, 0, optimizer)
     item = StepItem(step, stage, len(shapes), [random_pack(shapes).to(place.device)])
     torch.cuda.reset_peak_memory_stats()
-    module.training_step(item, step, 0, optimizer)
+    module.train_on(item, step, 0, optimizer)
     place.wait()
     measured = torch.cuda.max_memory_allocated()
     rows, labeled, features = shapes[0]

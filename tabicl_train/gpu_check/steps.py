@@ -16,7 +16,7 @@ from tabicl_train.gpu_check.place import CheckFailed, CheckSkipped, Place, dista
 from tabicl_train.gpu_check.small import random_pack, small_network
 from tabicl_train.kernels import kernels_of
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining, query_losses
+from tabicl_train.module import TrainedNetwork, query_losses
 from tabicl_train.optimizer import take_step
 from tabicl_train.state import untrained_module
 from tabicl_train.stream import StepItem, StepStream
@@ -28,7 +28,7 @@ EXACT, ROUNDED = 1e-4, 3e-2  # largest relative error of losses and gradients in
 UPDATE = 1e-3  # and of the update of a weight in fp32, in which Newton-Schulz makes 2e-5 of rounding (on a CPU)
 
 
-def module_of(config: RunConfig, device: torch.device) -> Pretraining:
+def module_of(config: RunConfig, device: torch.device) -> TrainedNetwork:
     """Build what a run would train, with the weights of its seed, on a device."""
     module = untrained_module(config).to(device)
     module.on_fit_start()
@@ -40,14 +40,14 @@ def stream_of(config: RunConfig, steps: int) -> StepStream:
     return StepStream(configured_prior(config.prior), config.curriculum, config.model, config.seed, range(steps))
 
 
-def smoke_steps(device: torch.device, precision: str = "fp32", steps: int = 1) -> Pretraining:
+def smoke_steps(device: torch.device, precision: str = "fp32", steps: int = 1) -> TrainedNetwork:
     """Return a module of experiment=smoke after some steps on a device."""
     config = compose([*SMOKE, f"trainer.precision={precision}", f"trainer.accelerator={device.type}"])
     stream = stream_of(config, steps)
     module = module_of(config, device)
     optimizer = module.configure_optimizers()
     for step in range(steps):
-        module.training_step(stream.draw(step).to(device), step, 0, optimizer)
+        module.train_on(stream.draw(step).to(device), step, 0, optimizer)
     return module
 
 
@@ -86,7 +86,7 @@ def step_beside_cpu(place: Place) -> None:
         expect(all(error <= limit for error in errors.values()), why)
 
 
-def gradients_of(module: Pretraining) -> dict[str, Tensor]:
+def gradients_of(module: TrainedNetwork) -> dict[str, Tensor]:
     """Return the gradients of the last step, after clipping, on the CPU."""
     return {name: p.grad.cpu().clone() for name, p in module.model.named_parameters() if p.grad is not None}
 
@@ -216,7 +216,7 @@ def captured_steps(place: Place) -> None:
         optimizer = module.configure_optimizers()
         stream = replace(stream_of(config, config.total_steps), pads=True)
         for step, item in enumerate(stream):
-            module.training_step(item.to(place.device), step, 0, optimizer)
+            module.train_on(item.to(place.device), step, 0, optimizer)
         weights.append(torch.cat([p.detach().flatten() for p in module.model.parameters()]))
     error = distance(weights[1], weights[0])
     place.add("figures", figure=f"weights after {config.total_steps} steps as CUDA graphs: error", value=error)
@@ -248,11 +248,11 @@ def step_without_wait(place: Place, precision: str) -> None:
     optimizer = module.configure_optimizers()
     stream = stream_of(compose([*SMOKE]), 4)
     items = [stream.draw(step).to(place.device) for step in (2, 3)]
-    module.training_step(items[0], 2, 0, optimizer)
+    module.train_on(items[0], 2, 0, optimizer)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        module.training_step(items[1], 3, 0, optimizer)
+        module.train_on(items[1], 3, 0, optimizer)
     except RuntimeError as error:
         raise CheckFailed(f"a step in {precision} waits for the device: {error}") from error
     finally:
@@ -274,7 +274,7 @@ def halved_pack(place: Place) -> None:
         if is_limited:
             torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + peak) / 2 / total)
         try:
-            module.training_step(item, 0, 0, module.configure_optimizers())
+            module.train_on(item, 0, 0, module.configure_optimizers())
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         peak = torch.cuda.max_memory_reserved()

@@ -50,7 +50,7 @@ def step(output: Path) -> None:
         packs = [Pack(moved(p.X), moved(p.y), moved(p.sizes), p.shapes) for p in item.packs]
         optimizer = module.configure_optimizers()
         with Launches() as launches:
-            module.training_step(StepItem(0, item.stage, item.tables, packs), 0, 0, optimizer)
+            module.train_on(StepItem(0, item.stage, item.tables, packs), 0, 0, optimizer)
         try:
             module.loss.item()
             reads_values = True

@@ -28,7 +28,7 @@ from tabicl_train.kernels import kernels_of
 from tabicl_train.model import attention, tabicl
 from tabicl_train.model.config import family_of
 from tabicl_train.model.pack import Pack, Shape
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.precision import Precision
 from tabicl_train.stream import StepItem
 
@@ -152,13 +152,13 @@ def launches_of_step(config: Any, packs: list[tuple[Shape, ...]], own_kernels: b
         module = fake_module(config, own_kernels)
         item = StepItem(0, next(iter(config.curriculum.stages)), sum(map(len, packs)), list(map(as_fake, made)))
         optimizer = module.configure_optimizers()
-        module.training_step(item, 0, 0, optimizer)
+        module.train_on(item, 0, 0, optimizer)
         counters = []
         for step in (1, 2):
             counter = Launches()
             module.replay = CountedReplay(counter)
             with counter, phases(counter, module):
-                module.training_step(replace(item, step=step), step, 0, optimizer)
+                module.train_on(replace(item, step=step), step, 0, optimizer)
             counters.append(counter)
         assert counters[0].replayed == counters[1].replayed  # as a graph needs it
     return counters[0]
@@ -176,7 +176,7 @@ def replays_of_steps(config: Any, packs: list[Pack], own_kernels: bool) -> list[
             module.step_replay = CountedReplay(counter)
             item = StepItem(step, stage, len(pack), [as_fake(pack)])
             with counter:
-                module.training_step(item, step, 0, optimizer)
+                module.train_on(item, step, 0, optimizer)
             counters.append(counter)
     return counters[1:]
 
@@ -196,8 +196,8 @@ def as_fake(pack: Pack) -> Pack:
     return Pack(X, y, sizes, pack.shapes, layout)
 
 
-def fake_module(config: Any, own_kernels: bool) -> Pretraining:
-    module = Pretraining(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
+def fake_module(config: Any, own_kernels: bool) -> TrainedNetwork:
+    module = TrainedNetwork(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
     module.on_fit_start()
     kernels_of(module.model, torch.bfloat16).use(own_kernels)
     module.uses_kernels = own_kernels
@@ -205,7 +205,7 @@ def fake_module(config: Any, own_kernels: bool) -> Pretraining:
 
 
 @contextmanager
-def phases(counter: Launches, module: Pretraining) -> Iterator[None]:
+def phases(counter: Launches, module: TrainedNetwork) -> Iterator[None]:
     """Tell a counter the phase: forward, loss, backward, gradients; see `CountedReplay` for the optimizer."""
 
     def in_phase(function: Any, phase: str, after: str) -> Any:

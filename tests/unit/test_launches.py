@@ -145,7 +145,7 @@ def test_replayed_steps_of_padded_packs_train_as_steps_of_their_tables(monkeypat
         losses.append([])
         for step, item in enumerate(stream):
             assert item.packs[0].is_padded == pads
-            module.training_step(item, step, 0, optimizer)
+            module.train_on(item, step, 0, optimizer)
             losses[-1].append(module.loss)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=0)
     assert 0 < len(module.step_replay.captured) < len(module.kept_packs) < 10
@@ -156,9 +156,9 @@ def test_replayed_steps_of_padded_packs_train_as_steps_of_their_tables(monkeypat
     assert "taken eagerly" not in capsys.readouterr().err
     calls = module.step_replay.calls.total()
     hook = module.model.register_forward_hook(lambda *_: None)
-    module.training_step(StepItem(19, "smoke", 8, item.packs), 19, 0, optimizer)
+    module.train_on(StepItem(19, "smoke", 8, item.packs), 19, 0, optimizer)
     hook.remove()
-    module.training_step(StepItem(19, "smoke", 8, item.packs[0].halves()), 19, 0, optimizer)
+    module.train_on(StepItem(19, "smoke", 8, item.packs[0].halves()), 19, 0, optimizer)
     assert module.step_replay.calls.total() == calls
     assert len(module.eager_reasons) == 2
 
@@ -178,7 +178,7 @@ def test_a_padded_pack_that_does_not_fit_is_halved(monkeypatch, capsys):
             return add(gradients, pack, *more)
 
         monkeypatch.setattr(module, "add_gradients", limited)
-        module.training_step(stream.draw(0), 0, 0, module.configure_optimizers())
+        module.train_on(stream.draw(0), 0, 0, module.configure_optimizers())
         losses.append(module.loss)
     torch.testing.assert_close(losses[1], losses[0])
     assert "packs of this size are halved" in capsys.readouterr().err

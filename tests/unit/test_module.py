@@ -16,7 +16,7 @@ from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageC
 from tabicl_train.gpu_check.small import random_pack
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import RETRY, Gradients, Pretraining, query_losses
+from tabicl_train.module import RETRY, Gradients, TrainedNetwork, query_losses
 from tabicl_train.objectives import Objective
 from tabicl_train.precision import Precision
 from tabicl_train.state import untrained_module
@@ -62,7 +62,7 @@ class Training:
         curriculum = CurriculumConfig({str(number): stage for number, stage in enumerate(stages)})
         settings = replace(TINY, dropout=dropout), curriculum, OptimizerConfig(optimizer), Precision("fp32", "")
         torch.manual_seed(0)
-        self.module = Pretraining(*settings, seed=0)
+        self.module = TrainedNetwork(*settings, seed=0)
         randomize(self.module.model)
         self.optimizer = self.module.configure_optimizers()
         X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ class Training:
 
     def take_step(self, rank: int = 0) -> None:
         item = StepItem(self.step, "", len(self.packs), self.packs)
-        self.module.training_step(item, self.step, rank, self.optimizer)
+        self.module.train_on(item, self.step, rank, self.optimizer)
         self.step += 1
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -379,13 +379,13 @@ class Variant(TabICL):
 def step_on_biases(network, objective=None):
     """The gradients of the biases of attention by autograd, those that a step takes, and the changes of the biases."""
     curriculum = CurriculumConfig({"one": StageConfig(steps=1, warmup=0.0, clip=math.inf)})
-    module = Pretraining(network.config, curriculum, OptimizerConfig("adamw"), Precision("fp32", ""), 0, objective)
+    module = TrainedNetwork(network.config, curriculum, OptimizerConfig("adamw"), Precision("fp32", ""), 0, objective)
     module.model = network
     biases = {name: p for name, p in network.named_parameters() if name.endswith("in_proj_bias")}
     pack = random_pack()
     exact = torch.autograd.grad(query_losses(network, pack, None, objective).mean(), list(biases.values()))
     before = {name: p.detach().clone() for name, p in biases.items()}
-    module.training_step(StepItem(0, "", len(pack), [pack]), 0, 0, module.configure_optimizers())
+    module.train_on(StepItem(0, "", len(pack), [pack]), 0, 0, module.configure_optimizers())
     for gradient, (name, p) in zip(exact, biases.items(), strict=True):
         yield name, gradient.chunk(3), p.grad.chunk(3), (p.detach() - before[name]).chunk(3)
 

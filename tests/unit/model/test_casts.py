@@ -11,7 +11,7 @@ from tabicl_train import compiling
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.precision import Precision
 from tabicl_train.stream import StepItem
 
@@ -79,7 +79,7 @@ def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
         stages = {"a": StageConfig(frozen=["column"] if case == "frozen" else []), "b": StageConfig()}
         precision = Precision("fp16" if case == "fp16" else "bf16", "")
         torch.manual_seed(0)
-        module = Pretraining(
+        module = TrainedNetwork(
             replace(TINY, **CASES[case]), CurriculumConfig(stages), OptimizerConfig("muon"), precision, seed=0,
             objective=penalty if case == "objective" else None,
         )  # fmt: skip
@@ -96,7 +96,7 @@ def test_steps_are_those_of_autocast_to_the_bit(case, monkeypatch):
             for sizes in ([(30, 20, 4), (25, 7, 3)], [(41, 11, 2)]):
                 tables = [(torch.randn(N, M, generator=generator), n) for N, n, M in sizes]
                 packs.append(Pack.of((X, (X[:, 0] > 0).long(), n) for X, n in tables))
-            module.training_step(StepItem(step, "", 3, packs), step, 0, optimizer)
+            module.train_on(StepItem(step, "", 3, packs), step, 0, optimizer)
             losses.append(module.loss)
         assert not any(p.dtype != torch.float32 for p in module.model.parameters())
         return [*losses, *module.gradients.flat, *module.model.state_dict().values()]

@@ -12,7 +12,7 @@ from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.pack import Pack, Spans
 from tabicl_train.model.scaling import SSA
-from tabicl_train.module import Pretraining
+from tabicl_train.module import TrainedNetwork
 from tabicl_train.precision import choose
 from tabicl_train.stream import StepItem
 
@@ -198,14 +198,14 @@ def test_a_training_step_moves_the_exponent_that_is_learned():
     settings = ("model.icl_scaling=ssa_trainable", "model.col_scaling=ssa_trainable", "trainer.accelerator=cpu")
     config = compose(["experiment=smoke", *settings])
     parts = (config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
-    module = Pretraining(*parts)
+    module = TrainedNetwork(*parts)
     layers = dict(module.model.named_scalings())
     before = {name: layer.exponents().detach() for name, layer in layers.items()}
     X = torch.randn(6, 30, 4, generator=torch.Generator().manual_seed(0))
     pack = Pack.of((x, (x[:, 0] > x[:, 1]).long(), 20) for x in X)
     optimizer = module.configure_optimizers()
     for step in range(2):  # the rate of step 0 is that of the warmup
-        module.training_step(StepItem(step, "smoke", len(pack), [pack]), step, 0, optimizer)
+        module.train_on(StepItem(step, "smoke", len(pack), [pack]), step, 0, optimizer)
     assert {name.split(".")[0] for name in layers} == {"column", "icl"}
     for name, layer in layers.items():
         assert layer.log_excess.grad.abs().max() > 0, name
