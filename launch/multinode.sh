@@ -16,7 +16,7 @@ errors=$(python -m tabicl_train "$@" --cfg job 2>&1 > /dev/null) || { echo "$err
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240  # an option of torchrun only from torch 2.12 on
 if [ "$nodes" = 1 ]; then  # other machines cannot reach it
-    torchrun=(tabicl_train.distributed.loopback --rdzv-backend loopback)
+    torchrun=(tabicl_train.training.distributed.loopback --rdzv-backend loopback)
 else
     torchrun=(torch.distributed.run --rdzv-backend c10d)
 fi

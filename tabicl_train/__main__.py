@@ -19,7 +19,7 @@ def main() -> None:
         settings = [f"glibc.malloc.{name}={value}" for name, value in MALLOC.items()]
         os.environ["GLIBC_TUNABLES"] = ":".join([given, *settings]).lstrip(":")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    from tabicl_train.commands import train
+    from tabicl_train.cli import train
 
     train()
 

@@ -90,7 +90,7 @@ class CommandHelp(SphinxDirective):
             module, function = entry.split(":")
             code = f"import sys; sys.argv = ['{name}', '--help']; from {module} import {function}; {function}()"
             if name == "tabicl-train":  # whose main restarts the process
-                code = code.replace(f"{module} import main; main()", "tabicl_train.commands import train; train()")
+                code = code.replace(f"{module} import main; main()", "tabicl_train.cli import train; train()")
             result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
             text = result.stdout.replace(f"{ROOT}/", "")
             section = nodes.section(ids=[name], names=[name])

@@ -16,8 +16,8 @@ from matplotlib.patches import Rectangle
 from priors import Table, build_prior
 from tabicl_train import compose
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.curriculum import plan_step
-from tabicl_train.stream import draw_table
+from tabicl_train.stream.curriculum import plan_step
+from tabicl_train.stream.steps import draw_table
 
 SEED = 0
 ADDRESS = 3, 2  # the step and the table that are outlined

@@ -44,16 +44,16 @@ from priors.options import (
     read,
     unknown,
 )
-from tabicl_train import plugins, register
 from tabicl_train.config.options import PATHS, SweepConfig, usage
-from tabicl_train.config.removed import REMOVED_CHOICES, removal, without_removed
 from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.console import first_line, info
+from tabicl_train.doors import plugins, register
 from tabicl_train.errors import ConfigError, unreadable_text
 from tabicl_train.model.config import FIRST
 from tabicl_train.outputs import expand_home
-from tabicl_train.run_dir.records import read_yaml
+from tabicl_train.run.records import read_yaml
+from tabicl_train.run.removed import REMOVED_CHOICES, removal, without_removed
 from tabicl_train.weights import architecture, names
 
 __all__ = ["compose"]

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from priors.options import REQUIRED, default_of
-from tabicl_train import register
 from tabicl_train.config.compose import CONFIG_DIR, group_choices, search_folders
 from tabicl_train.config.options import SweepConfig, usage
 from tabicl_train.config.schema import RunConfig, StageConfig
 from tabicl_train.console import markdown_table
+from tabicl_train.doors import register
 from tabicl_train.model.config import TabICLConfig
 
 TRAIN = """\

@@ -5,7 +5,8 @@
 An option that declares nothing has the severity of its section, and a section that declares nothing is TOLD.
 
 A start from `init_weights` compares the options of the network, too: another value is an error if the option is NEVER,
-nothing if it is FREE, START or acts in training only, and otherwise a warning (`initial_weights` in resume.py).
+nothing if it is FREE, START or acts in training only, and otherwise a warning
+(`initial_weights` in training/resume.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from tabicl_train.config.build import built_prior, configured_prior, last_prior
-from tabicl_train.config.score_names import REAL
+from tabicl_train.run.score_names import REAL
 
 if TYPE_CHECKING:
     from priors import Prior

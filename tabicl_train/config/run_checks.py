@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from priors.options import build, check, merged
-from tabicl_train import plugins, register
 from tabicl_train.config.prior_checks import prior_problems
 from tabicl_train.config.schema import OWN, SYNTHETIC, RunConfig, ValidationConfig, options_of_objective
 from tabicl_train.console import is_first
+from tabicl_train.doors import plugins, register
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.weights import no_such_weights, resolve
 

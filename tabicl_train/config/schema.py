@@ -12,12 +12,11 @@ checks.py *       checks of single values
 run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
 prior_checks.py   those that need the prior and the real tables behind it
 on_resume.py      what it means for a run that is continued if an option differs, as the option declares
-optimizers.py     the options of each optimizer
 build.py *        objects from their options: callbacks, objectives, priors
-plain_values.py * configurations in plain values, as checkpoints keep them
-score_names.py *  kinds of validation tables, and columns of their scores
 options.py        options of the other commands
 documentation.py  the help and the pages of all settings
+
+Names of ../run/plain_values.py and ../run/score_names.py can be imported from here, too.
 """
 
 from __future__ import annotations
@@ -33,11 +32,13 @@ from typing import TYPE_CHECKING, Any
 
 from priors.errors import MIN_ROWS
 from priors.options import option
-from tabicl_train import register
 from tabicl_train.config.build import NoOptions, configured_prior
 from tabicl_train.config.checks import LARGEST_SEED, one_of, ordered_pair
-from tabicl_train.config.plain_values import flatten, steps_of_stages
-from tabicl_train.config.score_names import (
+from tabicl_train.doors import register
+from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.model.config import TabICLConfig, settings_of
+from tabicl_train.run.plain_values import flatten, steps_of_stages
+from tabicl_train.run.score_names import (
     CLASS_SCORES,
     INTERVAL,
     NUMBER_SCORES,
@@ -51,8 +52,6 @@ from tabicl_train.config.score_names import (
     judged_by,
     validation_kind,
 )
-from tabicl_train.errors import ConfigError, install, is_installed
-from tabicl_train.model.config import TabICLConfig, settings_of
 
 if TYPE_CHECKING:
     from priors import Prior

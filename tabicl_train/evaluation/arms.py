@@ -38,8 +38,8 @@ from tabicl_train.evaluation.identity import changes, identity
 from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
-from tabicl_train.run_dir.curves import OUTSIDE, THIS_MODEL
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.curves import OUTSIDE, THIS_MODEL
+from tabicl_train.run.records import Records
 from tabicl_train.weights import names as names_of_weights
 from tabicl_train.weights.reader import read_weights
 

@@ -22,9 +22,9 @@ from tabicl_train.config.schema import judged_by
 from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.scores import FORMATS, NO_WEIGHTS, differing_members
-from tabicl_train.run_dir.curves import OUTSIDE, UNKNOWN
-from tabicl_train.run_dir.records import Records
-from tabicl_train.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
+from tabicl_train.evaluation.statistics import Estimate, holm, mean_interval, signed_rank_test, win_rate
+from tabicl_train.run.curves import OUTSIDE, UNKNOWN
+from tabicl_train.run.records import Records
 
 LOWER_IS_BETTER = ("loss", "rmse", "pinball", "calibration_error", "crps", "seconds")  # ends of names of metrics
 SIZES = ["rows", "labeled_rows", "features", "classes"]  # equal for all arms if their tasks are the same tables

@@ -37,10 +37,10 @@ from tabicl_train.model.family import Network
 from tabicl_train.outputs import existing_problems, input_problems, is_same, output_problems
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.run_dir.checkpoint import is_run_checkpoint
-from tabicl_train.run_dir.choice import load, say_once
-from tabicl_train.run_dir.curves import THIS_MODEL
-from tabicl_train.run_dir.records import Records, number
+from tabicl_train.run.checkpoint import is_run_checkpoint
+from tabicl_train.run.curves import THIS_MODEL
+from tabicl_train.run.records import Records, number
+from tabicl_train.weights.choice import load, say_once
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
 from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from priors.real.files import TASKS
-from tabicl_train import __version__, plugins
+from tabicl_train import __version__
 from tabicl_train.config.options import EvaluateOptions
+from tabicl_train.doors import plugins
+from tabicl_train.doors.register import plugins_used
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.suites import Source, data_version
 from tabicl_train.model.config import named_parts
-from tabicl_train.register import plugins_used
 from tabicl_train.weights.pretrained import Pretrained
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -25,9 +25,9 @@ from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import INTERVAL, REAL_SCORES, judged_by
 from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.model.quantiles import pinball
-from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
-from tabicl_train.statistics import mean_interval
+from tabicl_train.run.curves import INSIDE, OUTSIDE, UNKNOWN
 from tabicl_train.weights.pretrained import TrainedRange
 
 CLASS_METRICS = ("roc_auc", "log_loss", "accuracy", "calibration_error")

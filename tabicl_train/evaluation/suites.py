@@ -41,16 +41,16 @@ from priors.real.preprocessing import (
     resemblance,
 )
 from priors.real.tasks import COLUMNS, named_columns, read_tasks
-from tabicl_train import register
 from tabicl_train.config.schema import QUERY_SHARE
 from tabicl_train.console import counted, first_line, print_above_bar
+from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError, install
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
-from tabicl_train.run_dir.curves import THIS_MODEL
+from tabicl_train.run.curves import THIS_MODEL
 
 BUNDLED = {"iris": load_iris, "wine": load_wine, "breast_cancer": load_breast_cancer, "digits": load_digits}
 BUNDLED_NUMBERS = {"diabetes": load_diabetes}  # the only one with more than 20 rows and without a download

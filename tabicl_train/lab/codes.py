@@ -15,12 +15,12 @@ from priors.random import rng_at
 from tabicl_train import TabICLClassifier
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates, share
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,6 +20,7 @@ from priors.options import option
 from priors.random import rng_at
 from tabicl_train.console import counted, info
 from tabicl_train.errors import install, is_installed
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.evaluation.suites import Task, sources
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
@@ -36,8 +37,7 @@ from tabicl_train.lab.folder import (
 from tabicl_train.lab.tables import plain_classifier
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import predict_logits
-from tabicl_train.statistics import mean_interval
+from tabicl_train.model.predict import predict_logits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

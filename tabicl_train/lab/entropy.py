@@ -15,12 +15,12 @@ from priors import Table, TableSpec
 from priors.options import option
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import attention_layers
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.statistics import mean_interval
 from tabicl_train.weights.reader import load_model
 
 TABLES = 4  # for each number of rows

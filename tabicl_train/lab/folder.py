@@ -22,12 +22,12 @@ from tqdm import tqdm
 from tabicl_train import plugins
 from tabicl_train.console import markdown_table
 from tabicl_train.errors import ConfigError, require_sweep_packages
+from tabicl_train.evaluation.statistics import Estimate, mean_interval
 from tabicl_train.lab.experiments import Failed, Preempted
 from tabicl_train.outputs import make_folder, write_atomically
-from tabicl_train.run_dir.provenance import git, versions
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.provenance import git, versions
+from tabicl_train.run.records import Records
 from tabicl_train.signals import watch_signals
-from tabicl_train.statistics import Estimate, mean_interval
 from tabicl_train.weights.reader import load_network
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 
 from priors.options import option
 from priors.random import rng_at
+from tabicl_train.evaluation.statistics import Estimate, mean_interval
 from tabicl_train.lab.causal import CausalSpans, attend_causally
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
-from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,6 +14,7 @@ import pandas as pd
 from priors import TableSpec, build_prior
 from priors.options import option
 from tabicl_train.console import counted
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
     HELD_OUT,
@@ -30,7 +31,6 @@ from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.lab.needle import draw_shares, summary, unstacked
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

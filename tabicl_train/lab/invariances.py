@@ -15,10 +15,10 @@ from torch import Tensor
 
 from priors.options import option
 from tabicl_train.console import counted
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import Estimate, mean_interval
 from tabicl_train.lab.curriculum import QUERIES, test_table
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
@@ -32,7 +33,6 @@ from tabicl_train.lab.folder import (
 from tabicl_train.lab.instruments import predict_with_entropy
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import Estimate, mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,6 +17,7 @@ import torch
 from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.entropy import draw_table
 from tabicl_train.lab.fading import SCALE
 from tabicl_train.lab.folder import Folder, Row, markdown, share
@@ -24,7 +25,6 @@ from tabicl_train.lab.instruments import Site, sites
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import QUERY, Sequence, attention_layers, logits, recorded
 from tabicl_train.model.tabicl import TabICL
-from tabicl_train.statistics import mean_interval
 from tabicl_train.weights.reader import load_model
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from priors.options import option
 from priors.random import rng_at
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
 from tabicl_train.lab.tables import load_classifier, read_table
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

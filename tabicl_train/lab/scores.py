@@ -17,6 +17,7 @@ import torch
 from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab import linear, sequences
 from tabicl_train.lab.folder import (
     FEWEST_SEEDS,
@@ -31,7 +32,6 @@ from tabicl_train.lab.folder import (
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

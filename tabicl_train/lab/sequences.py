@@ -14,6 +14,7 @@ import torch
 
 from priors import TableSpec, build_prior
 from priors.options import option
+from tabicl_train.evaluation.statistics import Estimate, mean_interval
 from tabicl_train.lab.folder import (
     HELD_OUT,
     Folder,
@@ -27,8 +28,7 @@ from tabicl_train.lab.folder import (
 )
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import predict
-from tabicl_train.statistics import Estimate, mean_interval
+from tabicl_train.model.predict import predict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,7 @@
-"""The TabICL network."""
+"""The networks: TabICL, what others share with it, and predictions in bounded memory.
+
+A network needs torch alone, and takes tables one after the other in a pack.
+"""
 
 from tabicl_train.model.config import TabICLConfig
 

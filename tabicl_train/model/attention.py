@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.pack import Spans, TakeRows
 from tabicl_train.model.scaling import SSA, Scaling

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from priors.options import option
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError
 
 if TYPE_CHECKING:

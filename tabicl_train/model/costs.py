@@ -5,7 +5,7 @@ N rows, of which n are labeled, M features, G feature groups, E embedding, T tok
 
 from __future__ import annotations
 
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.model.attention import FLASH_BACKWARD
 from tabicl_train.model.config import TabICLConfig
 

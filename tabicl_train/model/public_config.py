@@ -3,7 +3,7 @@
 from typing import Any, get_type_hints
 
 from priors.options import check
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig, family_name
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.model.pack import TakeRows
 
 __all__ = ["OPTIONS", "SSA", "QASSMax", "Rule", "SSMax", "SSMaxMLP", "Scaling"]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from priors.options import check
-from tabicl_train import register
+from tabicl_train.doors import register
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.costs import (

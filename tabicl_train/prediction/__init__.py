@@ -1,1 +1,4 @@
-"""From weights to predictions and exports; imports neither Lightning nor Hydra."""
+"""From weights to predictions of data frames and files: the estimators, and the ensemble behind them.
+
+Neither Lightning nor Hydra is imported, directly or through others.
+"""

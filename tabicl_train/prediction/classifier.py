@@ -23,9 +23,9 @@ from sklearn.utils.validation import check_X_y
 
 from priors.real.files import NESTED
 from priors.real.preprocessing import Member, differing_by_spaces
+from tabicl_train.model.predict import decode
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
-from tabicl_train.prediction.predict import decode
 
 __all__ = ["TabICLClassifier"]
 

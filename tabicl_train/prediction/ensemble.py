@@ -36,18 +36,19 @@ from priors.real.preprocessing import (
     draw_members,
     warn_of_resemblances,
 )
-from tabicl_train import NO_FINE_TUNE, plugins, register
+from tabicl_train import NO_FINE_TUNE
 from tabicl_train.console import first_line
+from tabicl_train.doors import plugins, register
+from tabicl_train.doors.plugins import Plugin
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_name, named_parts
 from tabicl_train.model.encoding import CPU_PART
 from tabicl_train.model.family import Network, encodes
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.predict import encode, pack_of_queries, represent, representation_problem
 from tabicl_train.outputs import expand_home
-from tabicl_train.plugins import Plugin
 from tabicl_train.prediction.polars_frames import as_pandas
-from tabicl_train.prediction.predict import encode, pack_of_queries, represent, representation_problem
-from tabicl_train.run_dir.checkpoint import non_finite, state_dict_problem
+from tabicl_train.run.checkpoint import non_finite, state_dict_problem
 from tabicl_train.weights import resolve
 from tabicl_train.weights.reader import load_model
 
@@ -207,7 +208,7 @@ class Ensemble(BaseEstimator):
         ConfigError
             If the name has no known format, the format cannot express the network, or the file cannot be written.
         """
-        from tabicl_train.prediction.export import check_output, export_weights
+        from tabicl_train.weights.export import check_output, export_weights
         from tabicl_train.weights.pretrained import Pretrained
 
         check_is_fitted(self)

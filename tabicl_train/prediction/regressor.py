@@ -11,9 +11,9 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 from priors.real.preprocessing import Member, TargetScale
+from tabicl_train.model.predict import decode
 from tabicl_train.prediction.ensemble import Ensemble, refuse_complex
 from tabicl_train.prediction.polars_frames import as_pandas
-from tabicl_train.prediction.predict import decode
 
 __all__ = ["TabICLRegressor"]
 

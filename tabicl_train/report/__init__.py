@@ -1,1 +1,4 @@
-"""The HTML page about a run, and its figures."""
+"""A run after training: the page about it, its figures, and the run as an object with data frames and networks.
+
+Sweeps and comparisons draw with the same figures.
+"""

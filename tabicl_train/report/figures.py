@@ -32,8 +32,8 @@ from tabicl_train.evaluation.scores import (
     ranked,
     weights_of_first,
 )
-from tabicl_train.run_dir.curves import OUTSIDE
-from tabicl_train.statistics import mean_interval
+from tabicl_train.evaluation.statistics import mean_interval
+from tabicl_train.run.curves import OUTSIDE
 
 WINDOWS = 20  # a smoothed curve is a centered moving average over a twentieth of the longest run, within a stage
 LIGHT: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}  # of the values that a smoothed curve averages

@@ -25,7 +25,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tabicl_train.config.compose import compose
-from tabicl_train.config.removed import as_of_now
 from tabicl_train.config.schema import (
     OWN,
     PROBES,
@@ -64,8 +63,9 @@ from tabicl_train.report.figures import (
     draw_validation,
     inside,
 )
-from tabicl_train.run_dir.curves import OUTSIDE
-from tabicl_train.saved_run import TEXTS, SavedRun, holds_run
+from tabicl_train.report.saved_run import TEXTS, SavedRun, holds_run
+from tabicl_train.run.curves import OUTSIDE
+from tabicl_train.run.removed import as_of_now
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 DECIMALS = 3  # of scores; means over some dozen tasks vary by 0.01 between draws of tasks
@@ -315,7 +315,7 @@ def facts_of(run: RunContent) -> dict[str, Any]:
         for name, means in validation_means(run.validation).items():
             facts[f"last validation: {name}"] = means.iloc[-1]
         if "is_best" in run.validation:
-            # Which weights the other commands take of the run: see run_dir/choice.py.
+            # Which weights the other commands take of the run: see weights/choice.py.
             best_steps = run.validation["step"][run.validation["is_best"] == 1]
             if len(best_steps):
                 facts["best weights by validation: step"] = int(best_steps.iloc[-1])

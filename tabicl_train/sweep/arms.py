@@ -13,8 +13,8 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import mean_arm
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.run_dir.curves import counts, rows_by_step, training_loss, value
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.curves import counts, rows_by_step, training_loss, value
+from tabicl_train.run.records import Records
 from tabicl_train.sweep.comparable import shared_in_words
 from tabicl_train.sweep.metric import SWEEP_METRICS
 from tabicl_train.sweep.results import Sweep, SweepPoint, SweepRun

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tabicl_train.config.removed import as_of_now
 from tabicl_train.config.schema import REAL, SYNTHETIC, RunConfig, StageConfig, configured_prior, steps_of_stages
+from tabicl_train.run.removed import as_of_now
 from tabicl_train.sweep.metric import SWEEP_METRICS, is_better_lower, range_at_end
 
 INCOMPARABLE = "settings that differ"  # attribute of a study: what `incomparable` returned

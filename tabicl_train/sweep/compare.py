@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tabicl_train.config.options import CompareOptions
 from tabicl_train.console import info, one_line
-from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError, install, is_installed, require_sweep_packages
 from tabicl_train.evaluation.arms import arms_of, distinct, names_of_baselines, paths_of, with_scores
 from tabicl_train.evaluation.compare import (
@@ -24,6 +23,7 @@ from tabicl_train.evaluation.compare import (
     write_tables,
 )
 from tabicl_train.outputs import make_folder
+from tabicl_train.training.distributed.processes import STUDY
 
 if TYPE_CHECKING:
     from tabicl_train.sweep.results import Sweep

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from tabicl_train import plugins
-from tabicl_train.distributed.submit import GPU_WORKERS, PROGRAM, submit
+from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
-from tabicl_train.precision import uses_cuda
-from tabicl_train.run_dir.status import is_in_use
+from tabicl_train.run.status import is_in_use
 from tabicl_train.sweep.plan import Plan
+from tabicl_train.training.distributed.submit import GPU_WORKERS, PROGRAM, submit
+from tabicl_train.training.precision import uses_cuda
 
 LOOK = 10.0  # seconds between calls of squeue
 OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, after its number, as in submitit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from priors.options import closest
 from tabicl_train.config.schema import CLASS_SCORES, NUMBER_SCORES, REAL, RunConfig, configured_prior
-from tabicl_train.run_dir.curves import INSIDE, curve, training_loss
+from tabicl_train.run.curves import INSIDE, curve, training_loss
 from tabicl_train.weights import resolve
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
     # None for a metric without public data. Raises ConfigError if the weights that the runs start from cannot be read.
     if not metric.startswith(f"{REAL}/"):
         return None
-    from tabicl_train.callbacks.scores import suite_tasks  # pandas and scikit-learn: a second or two
+    from tabicl_train.training.callbacks.scores import suite_tasks  # pandas and scikit-learn: a second or two
     from tabicl_train.weights.pretrained import position
 
     inside_all: dict[str, bool] = {}
@@ -87,7 +87,7 @@ def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str,
 
 def range_at_end(config: RunConfig) -> TrainedRange:
     """Return the trained range of the weights at the end of a run with this configuration."""
-    from tabicl_train.curriculum import largest_tables
+    from tabicl_train.stream.curriculum import largest_tables
     from tabicl_train.weights.pretrained import trained_range
 
     prior = configured_prior(config.prior)

@@ -12,13 +12,12 @@ from typing import Any
 
 import yaml
 
-from tabicl_train import plugins
 from tabicl_train.config.checks import LARGEST_SEED
 from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.distributed.processes import start_problems
+from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.outputs import expand_home
 from tabicl_train.sweep.comparable import incomparable
@@ -34,6 +33,7 @@ from tabicl_train.sweep.space import (
     grid,
     label,
 )
+from tabicl_train.training.distributed.processes import start_problems
 
 REAL = "real/loss"
 

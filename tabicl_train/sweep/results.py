@@ -19,16 +19,16 @@ from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
-from tabicl_train import plugins
 from tabicl_train.config.compose import hydra_text
-from tabicl_train.config.removed import words_as_of_now
 from tabicl_train.console import counted, one_line, text_table
+from tabicl_train.doors import plugins
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.outputs import write_atomically
 from tabicl_train.report.comparison import save as save_figure
 from tabicl_train.report.page import fill
-from tabicl_train.run_dir.records import Records
-from tabicl_train.run_dir.status import written_status
-from tabicl_train.statistics import mean_interval
+from tabicl_train.run.records import Records
+from tabicl_train.run.removed import words_as_of_now
+from tabicl_train.run.status import written_status
 from tabicl_train.sweep.comparable import INCOMPARABLE, warning_of
 from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
 from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text

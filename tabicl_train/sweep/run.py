@@ -14,10 +14,9 @@ from tqdm import tqdm
 
 from tabicl_train.config.compose import hydra_text
 from tabicl_train.console import counted, first_line, info
-from tabicl_train.distributed.processes import start_command
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import make_folder
-from tabicl_train.run_dir.status import RunLock, read_status
+from tabicl_train.run.status import RunLock, read_status
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.comparable import shared_in_words, warning_of
@@ -28,6 +27,7 @@ from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import short_names, value_text
 from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
+from tabicl_train.training.distributed.processes import start_command
 
 POLL = 0.5  # seconds between checks of the jobs
 DRAW = 60.0  # seconds between pages while the sweep runs

@@ -11,15 +11,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial
 
-from tabicl_train.config.removed import words_as_of_now
 from tabicl_train.console import first_line, info
-from tabicl_train.distributed.processes import STUDY
 from tabicl_train.errors import ConfigError
-from tabicl_train.resume import PLUGIN, plugin_hashes
-from tabicl_train.run_dir.records import whole_lines_end
+from tabicl_train.run.records import whole_lines_end
+from tabicl_train.run.removed import words_as_of_now
 from tabicl_train.sweep.comparable import INCOMPARABLE
 from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
 from tabicl_train.sweep.plan import Plan
+from tabicl_train.training.distributed.processes import STUDY
+from tabicl_train.training.resume import PLUGIN, plugin_hashes
 
 NAME = "sweep"
 PLUGINS = "plugins"  # attribute of the study: hashes, by what a resume calls them

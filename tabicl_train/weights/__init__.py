@@ -1,6 +1,7 @@
-"""Weights that are part of the package, their names, and their mean scores in scores.csv.
+"""Weights of every kind: reads those of runs and exports, and writes them for `tabicl`, the Hugging Face Hub and ONNX.
 
-A file is called FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
+Some come with the package: this file has their names, and scores.csv their mean scores. A file of them is called
+FAMILY-YEAR-MONTH-classifier.safetensors, or -regressor. Its metadata hold the `tabicl` package's
 configuration of the network (`config`) and the origin of the weights (`origin`), both in JSON.
 """
 
@@ -19,7 +20,8 @@ FOLDER = Path(__file__).parent
 def names(regression: bool = False) -> dict[str, Path]:
     """Return names and their files; `mini` is the newest `mini-2026-12`."""
     # Names are of the task asked for, or with -classifier or -regressor at the end of that task.
-    kind, found = "regressor" if regression else "classifier", {}
+    kind = "regressor" if regression else "classifier"
+    found: dict[str, Path] = {}
     for path in sorted(FOLDER.glob("*.safetensors")):
         dated, _, own = path.stem.rpartition("-")
         for name in (dated.rsplit("-", 2)[0], dated):

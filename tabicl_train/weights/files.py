@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from priors.checksum import is_damaged
 from priors.nesting import read_json
 from tabicl_train.console import first_line
+from tabicl_train.doors.plugins import require
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.public_config import from_public
-from tabicl_train.plugins import require
-from tabicl_train.run_dir.checkpoint import check_version, state_dict_problem
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.checkpoint import check_version, state_dict_problem
+from tabicl_train.run.records import Records
 from tabicl_train.weights import no_such_weights
 from tabicl_train.weights.pretrained import (
     NEEDED,

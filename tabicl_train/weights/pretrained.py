@@ -17,16 +17,16 @@ from torch.nn.modules.module import (
 )
 
 from priors.options import build, options_of
-from tabicl_train import plugins
-from tabicl_train.config.plain_values import steps_of_stages
-from tabicl_train.config.removed import without_removed
 from tabicl_train.console import first_line
+from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.run_dir.checkpoint import non_finite, state_dict_problem
-from tabicl_train.run_dir.choice import TRAINED, weights_in_words
-from tabicl_train.run_dir.curves import INSIDE, OUTSIDE, UNKNOWN
+from tabicl_train.run.checkpoint import non_finite, state_dict_problem
+from tabicl_train.run.curves import INSIDE, OUTSIDE, UNKNOWN
+from tabicl_train.run.plain_values import steps_of_stages
+from tabicl_train.run.removed import without_removed
+from tabicl_train.weights.choice import TRAINED, weights_in_words
 
 NEEDED = ("network", "scaling")  # what a file of weights needs of plug-ins
 
@@ -296,8 +296,8 @@ def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, 
 
 def trained_range(content: dict) -> TrainedRange:
     """Return the trained range of a run's checkpoint."""
-    # It depends on `config`, `global_step`, `largest_tables` (see curriculum.py) and `inherited_range`, the range that
-    # was recorded of the weights that the run started from; None if there were none, or if nothing was.
+    # It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the
+    # range that was recorded of the weights that the run started from; None if there were none, or if nothing was.
     config = content["config"]
     stages = config["curriculum"]["stages"]
     max_classes = config["model"]["max_classes"]

@@ -1,6 +1,6 @@
 """The reader of weights: from a name, a run directory, a checkpoint or an export to weights and to a network.
 
-What writes weights is in `prediction/export.py`, and is not needed to read them.
+What writes weights is in `weights/export.py`, and is not needed to read them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from tabicl_train import plugins as plugins_module
+from tabicl_train.doors import plugins as plugins_module
 from tabicl_train.errors import ConfigError, wrong_records
 from tabicl_train.model.config import family_name, family_of
 from tabicl_train.model.family import Network
-from tabicl_train.run_dir.checkpoint import is_run_checkpoint
-from tabicl_train.run_dir.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, say_once
+from tabicl_train.run.checkpoint import is_run_checkpoint
 from tabicl_train.weights import resolve
+from tabicl_train.weights.choice import BEST, NEWEST, TRAINED, choice_problems, find_weights, say_once
 from tabicl_train.weights.files import CONFIG, WEIGHTS, is_hub_folder, load_hub, public_weights, read_safetensors
 from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.run_checkpoint import run_weights
@@ -31,7 +31,7 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_sing
         A run directory, a checkpoint of a run or an export; text may be a name of weights in the package, of a
         classifier by default.
     weights : str, optional
-        Which weights of a run, see run_dir/choice.py.
+        Which weights of a run, see weights/choice.py.
     accept_single_set : bool, optional
         Whether a file that holds one set of weights is read whatever `weights` says, with a note.
 

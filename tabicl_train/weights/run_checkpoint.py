@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tabicl_train import plugins
-from tabicl_train.config.score_names import judged_by
+from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
-from tabicl_train.run_dir.checkpoint import averaged
-from tabicl_train.run_dir.choice import BEST, TRAINED, no_average
-from tabicl_train.run_dir.records import Records, number
+from tabicl_train.run.checkpoint import averaged
+from tabicl_train.run.records import Records, number
+from tabicl_train.run.score_names import judged_by
+from tabicl_train.weights.choice import BEST, TRAINED, no_average
 from tabicl_train.weights.pretrained import (
     NEEDED,
     Pretrained,

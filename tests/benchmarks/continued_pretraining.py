@@ -25,15 +25,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tabicl_train.callbacks.scores import score_packs
-from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.evaluation.evaluate import score_task
+from tabicl_train.evaluation.statistics import paired_gain
 from tabicl_train.evaluation.suites import Source, sources
-from tabicl_train.precision import choose
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.statistics import paired_gain
+from tabicl_train.training.callbacks.scores import score_packs
+from tabicl_train.training.callbacks.validation import validation_streams
+from tabicl_train.training.precision import choose
 from tabicl_train.weights.reader import load_model
 
 FAMILIES = {  # tables of one study, or of one kind of survey by the same people

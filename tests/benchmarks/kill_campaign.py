@@ -119,8 +119,8 @@ def finish(folder: Path, name: str, kills: int) -> None:
 def compare(run_dir: Path, whole: Path) -> None:
     from training_runs import assert_same_end, assert_same_state, last_checkpoint
 
-    from tabicl_train.run_dir.checkpoint import read
-    from tabicl_train.run_dir.status import read_status
+    from tabicl_train.run.checkpoint import read
+    from tabicl_train.run.status import read_status
 
     assert_same_end(run_dir, whole)
     assert_same_state(

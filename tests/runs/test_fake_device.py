@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.model.pack import Pack
-from tabicl_train.state import untrained_module
-from tabicl_train.stream import StepItem, StepStream
+from tabicl_train.stream.steps import StepItem, StepStream
+from tabicl_train.training.state import untrained_module
 
 
 class Launches(TorchDispatchMode):

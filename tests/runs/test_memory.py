@@ -24,7 +24,7 @@ def train():
     print(*sys.argv[1:], os.environ.get("GLIBC_TUNABLES", ""), faults, sep="|")
 
 has_gpu = mock.patch("pathlib.Path.exists", lambda path: path == Path("/dev/nvidiactl") and sys.argv[1] == "gpu")
-with mock.patch("tabicl_train.commands.train", train), has_gpu:
+with mock.patch("tabicl_train.cli.train", train), has_gpu:
     main()
 """
 

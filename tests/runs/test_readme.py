@@ -13,7 +13,7 @@ from command_line import command
 from table_files import build_frame, write_table_files
 
 from tabicl_train.config.compose import compose
-from tabicl_train.curriculum import learning_rate
+from tabicl_train.stream.curriculum import learning_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -7,14 +7,14 @@ import pytest
 import torch
 from training_runs import read_metrics, read_rows, train_short_run
 
-from tabicl_train.callbacks.validation import validation_streams
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.quantiles import guess_loss
-from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.training.callbacks.validation import validation_streams
+from tabicl_train.weights.export import export
 from tabicl_train.weights.reader import load_model
 
 NUMBERS = ("task=regression", "model.num_quantiles=99")

@@ -15,13 +15,13 @@ from forked import run_ranks, start_process, train_command, wait_for_exit_code
 from training_runs import assert_same_end, last_checkpoint, read_metrics, train_by_command, train_short_run
 
 from priors.dummy import Dummy
-from tabicl_train import process, run_folder, training
-from tabicl_train.callbacks.callback import Reason
-from tabicl_train.callbacks.metrics import COLUMNS
 from tabicl_train.config.compose import compose
-from tabicl_train.run_dir.checkpoint import saved
-from tabicl_train.run_dir.records import Records
-from tabicl_train.stream import StepStream
+from tabicl_train.run.checkpoint import saved
+from tabicl_train.run.records import Records
+from tabicl_train.stream.steps import StepStream
+from tabicl_train.training import loop, process, run_folder
+from tabicl_train.training.callbacks.callback import Reason
+from tabicl_train.training.callbacks.metrics import COLUMNS
 
 
 def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
@@ -131,9 +131,9 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
     config = compose([*settings, f"run_dir={tmp_path}/run", "validation.every=2", "validation.suites=[]",
                       "validation.best=synthetic", "trainer.max_steps=2"])  # fmt: skip
     if steps == 0:
-        training.train(config)
+        loop.train(config)
     found, before, threads = [], len(multiprocessing.active_children()), threading.active_count()
-    build = training.build_loader
+    build = loop.build_loader
 
     def fork(*arguments):
         assert threading.active_count() <= threads  # threads of earlier tests may end meanwhile
@@ -144,10 +144,10 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
         found.append((dist.is_initialized(), torch.cuda.is_initialized()))
         connect(*arguments)
 
-    monkeypatch.setattr(training, "build_loader", fork)
+    monkeypatch.setattr(loop, "build_loader", fork)
     monkeypatch.setattr(process, "connect", connect)
     find = run_folder.find_resume_point
     monkeypatch.setattr(run_folder, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
-    monkeypatch.setattr(training, "fit", lambda *_: Reason.DONE)
-    training.train(config)
+    monkeypatch.setattr(loop, "fit", lambda *_: Reason.DONE)
+    loop.train(config)
     assert found == [1 if steps else 0, (False, False), "read"]

@@ -10,7 +10,7 @@ from unpacked_wheel import unpack_wheel
 # One process for all commands, since importing torch and Lightning takes longer than the rest.
 COMMANDS = """
 import sys
-from tabicl_train import commands
+from tabicl_train import cli as commands
 
 assert "site" in commands.__file__, commands.__file__
 for line in (

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tabicl_train import commands
+from tabicl_train import cli
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
     """Run a command; what it prints goes where capsys sees it."""
     monkeypatch.setattr(sys, "argv", ["tabicl-" + name, *arguments])
     try:
-        getattr(commands, name.replace("-", "_"))()
+        getattr(cli, name.replace("-", "_"))()
     except SystemExit as error:
         if isinstance(error.code, str):  # the interpreter prints it, too
             print(error.code, file=sys.stderr)

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from priors import PRIORS, place_of
-from tabicl_train.distributed.loopback import open_store
+from tabicl_train.training.distributed.loopback import open_store
 
 PLACES = [place for place in map(place_of, PRIORS.values()) if place.startswith("priors.")]  # not those of plug-ins
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
-    "tabicl_train.commands", "tabicl_train.config.compose", "tabicl_train.training", "tabicl_train.lab",
+    "tabicl_train.cli", "tabicl_train.config.compose", "tabicl_train.training.loop", "tabicl_train.lab",
     "priors.floats", "priors.predictability",  # load compiled loops, and with them most of numba
     *(place.partition(":")[0] for place in PLACES),
 ])  # fmt: skip
@@ -53,17 +53,17 @@ def call(begun: Connection, function: Callable, arguments: tuple, stderr: str, e
 
 def train_command(*arguments: str) -> None:
     """The command tabicl-train with these settings."""
-    from tabicl_train import commands
+    from tabicl_train import cli
 
     sys.argv = ["tabicl-train", *arguments]
-    commands.train()
+    cli.train()
 
 
 def export_and_be_killed(checkpoint: str, output: str, point: str) -> None:
     """tabicl-export in a process that kills itself at a point of kills.py."""
     import kills
 
-    from tabicl_train.prediction.export import export
+    from tabicl_train.weights.export import export
 
     kills.arm(point)
     export(checkpoint, output)

@@ -26,7 +26,7 @@ def arm(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if function == "append":
-        from tabicl_train.run_dir.records import Records
+        from tabicl_train.run.records import Records
 
         def append(self: Records, name: str, text: str, header: str = "", append=Records._append) -> None:
             if passes(name):

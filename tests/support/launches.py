@@ -20,17 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tabicl_train.check.gpu.stages import shapes_of
 from tabicl_train.config.compose import compose
-from tabicl_train.cuda_graph import Replay
-from tabicl_train.curriculum import plan_step
-from tabicl_train.gpu_check.stages import shapes_of
-from tabicl_train.kernels import kernels_of
 from tabicl_train.model import attention, tabicl
 from tabicl_train.model.config import family_of
+from tabicl_train.model.kernels import kernels_of
 from tabicl_train.model.pack import Pack, Shape
-from tabicl_train.module import TrainedNetwork
-from tabicl_train.precision import Precision
-from tabicl_train.stream import StepItem
+from tabicl_train.stream.curriculum import plan_step
+from tabicl_train.stream.steps import StepItem
+from tabicl_train.training.cuda_graph import Replay
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.training.precision import Precision
 
 VIEWS = {
     *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),

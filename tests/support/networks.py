@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from tabicl_train.gpu_check.small import SMALL, randomize
+from tabicl_train.check.gpu.small import SMALL, randomize
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.public_config import to_public

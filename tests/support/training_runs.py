@@ -18,12 +18,12 @@ from command_line import command
 from networks import randomize
 
 from priors.random import STREAM_VERSION
-from tabicl_train import training
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
-from tabicl_train.run_dir.checkpoint import saved
-from tabicl_train.run_dir.records import Records
-from tabicl_train.state import untrained_module
+from tabicl_train.run.checkpoint import saved
+from tabicl_train.run.records import Records
+from tabicl_train.training import loop
+from tabicl_train.training.state import untrained_module
 
 SHORT_RUN_OF_ANY_FAMILY = [  # one stage of 16 steps
     "experiment=smoke", "prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=16",
@@ -58,12 +58,12 @@ def train_by_command(run_dir: Path, *overrides: str, code: int = 0) -> str:
 
 def train_short_run(run_dir: Path, *overrides: str, callbacks: tuple = (), settings: list[str] = SHORT_RUN) -> str:
     """Train with these callbacks beside those of training; returns how the run has ended."""
-    return training.train(compose([*settings, f"run_dir={run_dir}", *overrides]), callbacks)
+    return loop.train(compose([*settings, f"run_dir={run_dir}", *overrides]), callbacks)
 
 
 def extra_callbacks(*callbacks) -> contextlib.AbstractContextManager:
     """Within the context a command trains with these callbacks beside its own."""
-    return mock.patch.object(training, "train", functools.partial(training.train, callbacks=callbacks))
+    return mock.patch.object(loop, "train", functools.partial(loop.train, callbacks=callbacks))
 
 
 class Poison:

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from command_line import command, exit_code
 
-from tabicl_train import commands, plugins
+from tabicl_train import cli, plugins
 from tabicl_train.console import one_line
 from tabicl_train.errors import picklable
 
@@ -40,11 +40,11 @@ def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, monk
     plugins.load(module)
     leaving = sys.modules[module.stem]
     for function in (leaving.leave, leaving.parse):
-        with pytest.raises(SystemExit, match=r"^error: .*leaving_.*.py has called sys.exit\("), commands.plain_end():
+        with pytest.raises(SystemExit, match=r"^error: .*leaving_.*.py has called sys.exit\("), cli.plain_end():
             function()
-    with pytest.raises(SystemExit) as ours, commands.plain_end():
-        commands.arguments("ExportOptions")  # nothing was given
-    assert ours.value.code == commands.EXIT_CONFIG
+    with pytest.raises(SystemExit) as ours, cli.plain_end():
+        cli.arguments("ExportOptions")  # nothing was given
+    assert ours.value.code == cli.EXIT_CONFIG
     try:
         leaving.leave()
     except SystemExit as error:
@@ -98,7 +98,7 @@ def test_messages_of_errors_and_warnings_are_printed_without_escapes(monkeypatch
     monkeypatch.setattr(sys, "argv", ["tabicl-export"])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    with pytest.raises(ValueError) as raised, commands.plain_end():
+    with pytest.raises(ValueError) as raised, cli.plain_end():
         raise ValueError(FORGED)
     sys.excepthook(raised.type, raised.value, raised.tb)
     shown = capsys.readouterr().err + warnings.formatwarning(UserWarning(FORGED), UserWarning, "file.py", 1)
@@ -130,6 +130,6 @@ def test_what_a_command_starts_imports_nothing_from_the_current_folder(tmp_path,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tqdm.py").write_text("raise SystemExit(3)\n")
     assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 3
-    with commands.plain_end():
+    with cli.plain_end():
         assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 0
     assert subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 3

@@ -20,7 +20,7 @@ from tabicl_train.errors import ConfigError, is_installed, require_matplotlib
 
 IMPORTS = """
 import contextlib, io, sys
-from tabicl_train import commands
+from tabicl_train import cli as commands
 
 sys.argv = ["tabicl-train", "--help"]
 with contextlib.redirect_stdout(io.StringIO()) as help_text:
@@ -36,8 +36,8 @@ finally:
 
 RUN = """
 import sys
-from tabicl_train import commands
-from tabicl_train.stream import StepStream
+from tabicl_train import cli as commands
+from tabicl_train.stream.steps import StepStream
 
 def draw(self, step, *arguments, draw=StepStream.draw):
     before = set(sys.modules)

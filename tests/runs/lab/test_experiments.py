@@ -22,8 +22,8 @@ from tabicl_train.config.documentation import help_text
 from tabicl_train.config.options import ExportOptions
 from tabicl_train.lab import classes, needle
 from tabicl_train.lab.experiments import Failed, Preempted
-from tabicl_train.prediction.export import export
 from tabicl_train.sweep.results import Sweep
+from tabicl_train.weights.export import export
 from tabicl_train.weights.reader import load_model
 
 

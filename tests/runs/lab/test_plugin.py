@@ -10,7 +10,8 @@ import pytest
 from command_line import command
 
 import tabicl_train
-from tabicl_train import commands, plugins, register
+from tabicl_train import cli as commands
+from tabicl_train import plugins, register
 from tabicl_train.errors import ConfigError
 
 PACKAGE = Path(tabicl_train.__file__).parent
@@ -41,7 +42,7 @@ def run(options: Options) -> None:
 '''
 ON_FIRST_NEED = """
 import io, contextlib, sys
-from tabicl_train import commands
+from tabicl_train import cli as commands
 
 def printed(command, *arguments):
     sys.argv = [command, *arguments]
@@ -66,7 +67,7 @@ def test_nothing_outside_names_what_the_laboratory_brings():
     texts = {path: path.read_text() for path in [*outside(), *(PACKAGE.parent / "configs").rglob("*.*ml")]}
     assert [f"{path}: {word}" for path, text in texts.items() for word in OWN_NAMES.findall(text)] == []
     importers = {path.name for path, text in texts.items() if path.suffix == ".py" and "tabicl_train.lab" in text}
-    assert importers == {"commands.py"}  # for the command
+    assert importers == {"cli.py"}  # for the command
 
 
 @pytest.mark.slow  # 5 CPU seconds: a new Python imports everything

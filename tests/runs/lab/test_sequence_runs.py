@@ -7,14 +7,14 @@ import torch
 from command_line import command
 from training_runs import SHORT_RUN_OF_ANY_FAMILY, assert_same_state, read_metrics, read_rows, train_short_run
 
-from tabicl_train.callbacks.validation import validation_streams
+from tabicl_train.check.replay import replay
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
-from tabicl_train.debugging.replay import replay
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_model import SequenceModel
-from tabicl_train.prediction.export import export
 from tabicl_train.report.page import write_report
+from tabicl_train.training.callbacks.validation import validation_streams
+from tabicl_train.weights.export import export
 from tabicl_train.weights.reader import load_model, load_network
 
 STAGE = "curriculum.stages.smoke."

@@ -76,7 +76,7 @@ def test_machines_meet_with_the_same_settings(folder):
 
 
 def test_other_machines_do_not_reach_a_single_one(folder):
-    loopback = "-m tabicl_train.distributed.loopback --rdzv-backend loopback "
+    loopback = "-m tabicl_train.training.distributed.loopback --rdzv-backend loopback "
     assert multinode(folder, "a:1", "1", "2", *SETTINGS).returncode == 0
     assert called(folder).startswith(loopback)
     assert " --nnodes 1 --nproc-per-node 2 " in called(folder)

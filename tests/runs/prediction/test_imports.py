@@ -13,9 +13,9 @@ CODE = """
 import sys
 import priors.real.preprocessing
 assert "tabicl_train" not in sys.modules
-from tabicl_train.prediction.export import export
+from tabicl_train.weights.export import export
 from tabicl_train import TabICLClassifier, TabICLRegressor
-import tabicl_train.prediction.predict, tabicl_train.run_dir.checkpoint
+import tabicl_train.model.predict, tabicl_train.run.checkpoint
 assert not {"lightning", "hydra", "omegaconf"} & {name.partition(".")[0] for name in sys.modules}
 """
 

@@ -19,7 +19,7 @@ def loss(momentum: float, seed: int, step: int) -> float:
 
 
 def train(folder: Path, momentum: float, seed: int) -> int:
-    from tabicl_train.run_dir.status import RunLock
+    from tabicl_train.run.status import RunLock
 
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
@@ -59,11 +59,11 @@ def train(folder: Path, momentum: float, seed: int) -> int:
 
 def controller(*arguments: str) -> None:
     """tabicl-sweep in a process of its own, which starts this file in place of tabicl-train."""
-    from tabicl_train import commands
+    from tabicl_train import cli
 
     use()
     sys.argv = ["tabicl-sweep", *arguments]
-    commands.sweep()
+    cli.sweep()
 
 
 def use() -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import waiting
 
-from tabicl_train.run_dir.status import is_in_use
+from tabicl_train.run.status import is_in_use
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import make_plan
 
@@ -16,7 +16,7 @@ from tabicl_train.sweep.plan import make_plan
 STOPS = """
 import os, signal, sys
 from pathlib import Path
-from tabicl_train.run_dir.status import RunLock
+from tabicl_train.run.status import RunLock
 
 def stop(*_):
     sys.exit(f"error: asked to stop, with {sys.argv[2]} on GPU {os.environ['CUDA_VISIBLE_DEVICES']}")

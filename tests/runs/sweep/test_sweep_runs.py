@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from scipy import stats
 from training_runs import read_metrics
 
-from tabicl_train.run_dir.status import is_in_use, read_status
+from tabicl_train.run.status import is_in_use, read_status
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.results import Sweep

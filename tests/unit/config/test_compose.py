@@ -8,10 +8,10 @@ from tabicl_train.config import build as building
 from tabicl_train.config import compose as composing
 from tabicl_train.config.compose import CONFIG_DIR, compose, search_folders
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
-from tabicl_train.distributed.processes import start_problems
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.planning import settings_without_effect
+from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.planning import settings_without_effect
 
 FILES = [file for folder in search_folders(None) for file in sorted(folder.glob("*/*.yaml"))]
 FILES = [file for file in FILES if file.parent.name != "sweep"]  # in tests/unit/sweep

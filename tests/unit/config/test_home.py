@@ -13,8 +13,8 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import expand_home
-from tabicl_train.prediction.export import export, save_public
 from tabicl_train.sweep.plan import read_settings
+from tabicl_train.weights.export import export, save_public
 
 COMMANDS = {
     options.ExportOptions: ["checkpoint", "output"],

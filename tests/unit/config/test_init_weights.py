@@ -10,9 +10,9 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings
-from tabicl_train.prediction.export import export
-from tabicl_train.resume import initial_weights, other_function
-from tabicl_train.state import untrained_module
+from tabicl_train.training.resume import initial_weights, other_function
+from tabicl_train.training.state import untrained_module
+from tabicl_train.weights.export import export
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tabicl_train import register
 from tabicl_train.config import options
 from tabicl_train.config.compose import compose
 from tabicl_train.config.documentation import field_docs, plugin_reference, reference
-from tabicl_train.config.removed import REMOVED
 from tabicl_train.config.schema import RunConfig, StageConfig, flatten
+from tabicl_train.run.removed import REMOVED
 
 PARTS = [f.default_factory for f in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(f.default_factory)]
 PARTS += [family.settings for family in register.network.values() if family.settings not in PARTS]

@@ -3,7 +3,7 @@
 import pytest
 from networks import TINY, tiny_network
 
-from tabicl_train.prediction.export import save_public
+from tabicl_train.weights.export import save_public
 
 
 @pytest.fixture(scope="module")

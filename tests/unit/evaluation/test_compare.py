@@ -21,9 +21,9 @@ from tabicl_train.evaluation.compare import (
     pair,
     write_tables,
 )
-from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.hub_format import save_hub
-from tabicl_train.statistics import mean_interval
+from tabicl_train.evaluation.statistics import mean_interval
+from tabicl_train.weights.export import save_public
+from tabicl_train.weights.hub_format import save_hub
 from tabicl_train.weights.pretrained import Pretrained
 
 TASKS = [f"task{i}" for i in range(8)]

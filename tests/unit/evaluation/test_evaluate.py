@@ -39,9 +39,9 @@ from tabicl_train.evaluation.suites import (
     make_task,
     sources,
 )
-from tabicl_train.prediction.export import save_public
 from tabicl_train.report import figures
-from tabicl_train.run_dir.choice import say_once
+from tabicl_train.weights.choice import say_once
+from tabicl_train.weights.export import save_public
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, trained_range
 
 METHODS = ["this model", "logistic regression", "random forest", "gradient boosting"]

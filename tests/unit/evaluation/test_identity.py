@@ -16,7 +16,7 @@ from tabicl_train.evaluation import arms
 from tabicl_train.evaluation import identity as identities
 from tabicl_train.evaluation.baselines import BASELINES
 from tabicl_train.evaluation.identity import changes, identity
-from tabicl_train.prediction.export import save_public
+from tabicl_train.weights.export import save_public
 from tabicl_train.weights.pretrained import Pretrained
 
 PRETRAINED = Pretrained(TINY, {"a": torch.ones(2), "b": torch.zeros(2)})

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from networks import TINY, TINY_REGRESSOR, tiny_network
 
-from tabicl_train.callbacks.scores import score_task as score_in_validation
-from tabicl_train.callbacks.scores import suite_tasks
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import NUMBER_SCORES
 from tabicl_train.errors import ConfigError
@@ -16,8 +14,10 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.evaluate import score_task, split_problems, stored_scores
 from tabicl_train.evaluation.probes import DRAWS, KINDS, POSSIBLE, Probe, probe_of
 from tabicl_train.evaluation.suites import sources
-from tabicl_train.prediction.export import save_public
 from tabicl_train.report.figures import draw_probes
+from tabicl_train.training.callbacks.scores import score_task as score_in_validation
+from tabicl_train.training.callbacks.scores import suite_tasks
+from tabicl_train.weights.export import save_public
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -24,8 +24,8 @@ from tabicl_train.evaluation.scores import (
     standing,
     summarize,
 )
-from tabicl_train.run_dir.curves import THIS_MODEL
-from tabicl_train.statistics import mean_interval
+from tabicl_train.evaluation.statistics import mean_interval
+from tabicl_train.run.curves import THIS_MODEL
 
 
 def results(scores: dict[str, dict[str, list[float]]], **sizes) -> pd.DataFrame:

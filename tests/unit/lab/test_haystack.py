@@ -11,8 +11,8 @@ from tabicl_train.lab.identity_start import IdentityStart, IdentityStartConfig
 from tabicl_train.lab.output_gate import OutputGate, OutputGateConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.predict import disagreement, predict
 from tabicl_train.model.scaling import gate_flops
-from tabicl_train.prediction.predict import disagreement, predict
 
 
 def test_the_nearest_row_answers_queries_beside_needles_and_many_rows_those_in_the_crowd():

@@ -21,7 +21,7 @@ from tabicl_train.lab.experiments import Preempted
 from tabicl_train.lab.folder import Folder, score_all
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.lab.sequence_model import SequenceModel
-from tabicl_train.planning import expected_work
+from tabicl_train.training.planning import expected_work
 
 
 @dataclass

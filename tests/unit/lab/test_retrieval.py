@@ -16,9 +16,9 @@ from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.costs import kept_by_part
 from tabicl_train.model.encoding import class_probabilities, represent_labeled, represent_queries, tree
 from tabicl_train.model.pack import Pack, context_layout, log_counts
+from tabicl_train.model.predict import disagreement, pack_of_queries, predict
 from tabicl_train.prediction.attention_weights import attention_weights
-from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.predict import disagreement, pack_of_queries, predict
+from tabicl_train.weights.export import save_public
 
 OFF = {"thinking_rows": 0, "retrieval": False}
 SIZES = ((30, 20, 4), (30, 20, 4), (9, 1, 2), (50, 30, 4), (12, 11, 7))  # rows, labeled rows, features

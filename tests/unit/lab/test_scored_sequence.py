@@ -13,7 +13,7 @@ from tabicl_train.lab.scored_sequence import ScoredSequence, ScoredSequenceConfi
 from tabicl_train.lab.scores import query_and_key_weights
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction.predict import disagreement
+from tabicl_train.model.predict import disagreement
 
 SMALL = {"num_blocks": 2, "num_heads": 2, "width": 16, "ff_factor": 2, "max_tokens": 60, "max_classes": 0}
 

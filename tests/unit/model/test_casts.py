@@ -7,13 +7,13 @@ import torch
 from networks import TINY, randomize
 from torch import nn
 
-from tabicl_train import compiling
 from tabicl_train.config.schema import CurriculumConfig, OptimizerConfig, StageConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import TrainedNetwork
-from tabicl_train.precision import Precision
-from tabicl_train.stream import StepItem
+from tabicl_train.stream.steps import StepItem
+from tabicl_train.training import compiling
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.training.precision import Precision
 
 
 def penalty(predictions, pack, network):

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
-from tabicl_train.curriculum import plan_step
-from tabicl_train.distributed.ranks import Ranks
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model.config import family_of, settings_of
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
-from tabicl_train.module import Gradients
-from tabicl_train.planning import run_plan
-from tabicl_train.prediction.export import save_public
-from tabicl_train.prediction.hub_format import save_hub
-from tabicl_train.state import untrained_module
-from tabicl_train.training import check_predictions_and_losses, train
+from tabicl_train.stream.curriculum import plan_step
+from tabicl_train.training.distributed.ranks import Ranks
+from tabicl_train.training.loop import check_predictions_and_losses, train
+from tabicl_train.training.module import Gradients
+from tabicl_train.training.planning import run_plan
+from tabicl_train.training.state import untrained_module
+from tabicl_train.weights.export import save_public
 from tabicl_train.weights.files import read_safetensors
+from tabicl_train.weights.hub_format import save_hub
 from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import load_network
 

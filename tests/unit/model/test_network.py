@@ -13,7 +13,7 @@ from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.pack import Pack, column_layout
 from tabicl_train.model.quantiles import Pinball, pinball
 from tabicl_train.model.stages import feature_index
-from tabicl_train.module import query_losses
+from tabicl_train.training.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 SSA = dict(col_scaling="ssa", icl_scaling="ssa_trainable")

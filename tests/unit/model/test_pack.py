@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tabicl_train.model.attention import attend_at_once
 from tabicl_train.model.pack import Pack, Spans, column_layout, context_layout, one_hot_sums, row_layout
 from tabicl_train.model.scaling import per_query
-from tabicl_train.module import query_losses
+from tabicl_train.training.module import query_losses
 
 V1 = dict(col_affine=True, col_grouping="none", col_target_aware=False, col_scaling="none", icl_scaling="none")
 SSA = dict(col_scaling="ssa_trainable", icl_scaling="ssa")

@@ -6,14 +6,14 @@ import pytest
 import torch
 from networks import small_network
 
+from tabicl_train.check.gpu.small import MIXED
 from tabicl_train.config.compose import compose
-from tabicl_train.curriculum import plan_step
-from tabicl_train.gpu_check.small import MIXED
 from tabicl_train.model import padding
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack
-from tabicl_train.objectives import losses_of
-from tabicl_train.stream import typical_size
+from tabicl_train.stream.curriculum import plan_step
+from tabicl_train.stream.steps import typical_size
+from tabicl_train.training.objectives import losses_of
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from tabicl_train.model.attention import Attention, attend_ssa
 from tabicl_train.model.averaging import attend_averaging, attend_plain
 from tabicl_train.model.pack import Pack, Spans
 from tabicl_train.model.scaling import SSA
-from tabicl_train.module import TrainedNetwork
-from tabicl_train.precision import choose
-from tabicl_train.stream import StepItem
+from tabicl_train.stream.steps import StepItem
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.training.precision import choose
 
 FINE = 1e-5  # relative
 

@@ -21,8 +21,11 @@ triton = pytest.importorskip("triton")
 
 from networks import small_network  # noqa: E402
 
-from tabicl_train import kernels  # noqa: E402
-from tabicl_train.model import attention, triton_attention  # noqa: E402
+from tabicl_train.model import (  # noqa: E402
+    attention,
+    kernels,
+    triton_attention,
+)
 from tabicl_train.model.attention import Rotary, turn  # noqa: E402
 from tabicl_train.model.pack import KEYS, Pack, ends_of, row_programs  # noqa: E402
 from tabicl_train.model.padding import Size, Totals, pad_programs  # noqa: E402

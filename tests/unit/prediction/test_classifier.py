@@ -22,10 +22,10 @@ from tiny_regressor import regressor
 from priors.real.preprocessing import FeatureEncoder, Member, Normalizer
 from tabicl_train import TabICLClassifier
 from tabicl_train.errors import ConfigError
-from tabicl_train.model import TabICL
+from tabicl_train.model import TabICL, predict
 from tabicl_train.model.encoding import encoded_bytes
 from tabicl_train.model.pack import Pack
-from tabicl_train.prediction import ensemble, predict
+from tabicl_train.prediction import ensemble
 from tabicl_train.prediction.classifier import best_temperature
 
 CHECKS = list(

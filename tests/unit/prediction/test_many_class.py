@@ -8,8 +8,8 @@ from networks import draw_batch, forward_batch, package_network, small_network
 
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.pack import Pack
+from tabicl_train.model.predict import predict_logits
 from tabicl_train.model.stages import ColumnEmbedding
-from tabicl_train.prediction.predict import predict_logits
 
 quick = settings(deadline=None, derandomize=True, max_examples=50)
 TEMPERATURE = 0.9  # of every node in the `tabicl` package, whatever it is told

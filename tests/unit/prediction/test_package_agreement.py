@@ -11,7 +11,7 @@ from tiny_regressor import FILE as REGRESSOR_FILE
 from tiny_regressor import LABELED, numbers
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
-from tabicl_train.prediction.export import export
+from tabicl_train.weights.export import export
 
 PAGE = Path(__file__).parents[3] / "tabicl_train/prediction/README.md"
 

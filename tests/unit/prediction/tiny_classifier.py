@@ -7,7 +7,7 @@ import pandas as pd
 from networks import TINY, tiny_network
 
 from tabicl_train import TabICLClassifier
-from tabicl_train.prediction.export import save_public
+from tabicl_train.weights.export import save_public
 
 NETWORK = tiny_network()
 FOLDER = tempfile.TemporaryDirectory()

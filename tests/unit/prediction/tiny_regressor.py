@@ -6,7 +6,7 @@ import numpy as np
 from networks import small_network
 
 from tabicl_train import TabICLRegressor
-from tabicl_train.prediction.export import save_public
+from tabicl_train.weights.export import save_public
 
 NETWORK = small_network(max_classes=0, bias_free_ln=True).eval()
 FOLDER = tempfile.TemporaryDirectory()

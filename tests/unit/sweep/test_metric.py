@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from tabicl_train.callbacks.validation_history import read_scores
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CLASS_SCORES, RunConfig
-from tabicl_train.run_dir.records import Records
+from tabicl_train.run.records import Records
 from tabicl_train.sweep.metric import SWEEP_METRICS, compared_data_sets, curve, last, problem
+from tabicl_train.training.callbacks.validation_history import read_scores
 
 
 def write_losses(folder, *losses, every: int = 1) -> None:

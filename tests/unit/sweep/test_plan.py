@@ -11,10 +11,10 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from tabicl_train.config.compose import compose, group_choices, search_folders
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError, install
-from tabicl_train.planning import expected_work
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.space import axis_of_space, examples, label
+from tabicl_train.training.planning import expected_work
 
 
 def plan_problems(*overrides: str) -> list[str]:

@@ -18,11 +18,11 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from tabicl_train.config.compose import compose
-from tabicl_train.curriculum import plan_step
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import mean_arm
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.statistics import mean_interval
+from tabicl_train.evaluation.statistics import mean_interval
+from tabicl_train.stream.curriculum import plan_step
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep import run as sweep_run
 from tabicl_train.sweep.arms import arms_of_sweep

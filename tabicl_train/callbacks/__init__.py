@@ -1,1 +1,0 @@
-"""What watches or keeps a run, one behavior per file; each can be removed without breaking the training step."""

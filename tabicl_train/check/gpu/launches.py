@@ -1,0 +1,51 @@
+"""The kernels that run on a device, as torch's profiler sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+from tabicl_train.check.gpu.place import Place
+
+# What the profiler lists among the kernels: a full queue of the device, and names of Python's spans.
+MARKS = ("Command Buffer", "Optimizer.")
+# Kernels around attention: copies, sums and products, by CUDA's memory functions, torch and cuBLAS
+OTHERS = re.compile("^Mem(cpy|set)|at::native|at_cuda_detail|cublas|gemm|nvjet|cutlass::Kernel2")
+NOT_CHOSEN = "cudnn"  # whose bf16 backward pass gave NaN elsewhere
+
+
+class Kernel(NamedTuple):
+    """A kernel by its name, how often it was launched, and how long all launches took."""
+
+    name: str
+    launches: int
+    ms: float
+
+
+def launched_kernels(place: Place, work: Callable[[], object]) -> list[Kernel]:
+    """Do some work and return the kernels that it has launched; none on a CPU."""
+    if not place.is_cuda:
+        work()
+        return []
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        work()
+        place.wait()
+    kernels = []
+    for event in found.key_averages():
+        if event.device_type == DeviceType.CUDA and not event.key.startswith(MARKS):
+            kernels.append(Kernel(event.key, event.count, event.self_device_time_total / 1e3))
+    return kernels
+
+
+def attention_names(names: Iterable[str]) -> list[str]:
+    """Return those of attention among the names of kernels, without arguments and namespaces."""
+    return sorted({short_name(name) for name in names if not OTHERS.search(name)})
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel without arguments, templates, namespaces and return type."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2]

@@ -1,0 +1,62 @@
+"""The files of the command: JSON for programs, and a page in Markdown with the same content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tabicl_train.check.gpu.place import Row
+from tabicl_train.console import markdown_table
+from tabicl_train.outputs import write_atomically
+
+JSON, PAGE, LOG = "gpu-check.json", "gpu-check.md", "log.txt"
+NO_GPU = "torch finds no GPU: the checks run in small on the CPU, and nothing here is a figure of a GPU"
+TABLES = {  # by the names that checks use: title, and how to read it
+    "steps": ("Time of a step", "Planned sizes with random values. A share is extrapolated to a step by its FLOPs."),
+    "kernels": ("Kernels", "Those that take most of a step."),
+    "memory": ("Memory", "The peak of a step with the largest packs of each stage, by the plan."),
+    "run": ("A real run", "tabicl-train experiment=tabicl_v2, stopped by SIGTERM in the middle and continued."),
+    "preflight": ("Preflight", "The same steps in two precisions; the multiplier is the largest one of attention."),
+    "attention": ("Attention", "Errors are relative to the norm of an output or gradient in float64."),
+    "figures": ("Other figures", "Relative errors, unless the line says otherwise."),
+}
+
+
+def write_files(output: Path, content: Row) -> None:
+    """Write the JSON file and the page."""
+    for name, text in ((JSON, json.dumps(content, indent=1)), (PAGE, page_of(content))):
+        write_atomically((output / name).resolve(), lambda file, text=text: file.write(text.encode()))
+
+
+def page_of(content: Row) -> str:
+    """Fill the page from what the JSON file has."""
+    checks = content["checks"]
+    results = [check["result"] for check in checks]
+    counts = ", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
+    columns = ("name", "what", "result", "seconds", "why")
+    parts = [
+        f"# tabicl-gpu-check: {content['machine']['device']}",
+        f"{counts}, within {content['minutes']:g} minutes, {content['written']}.",
+        markdown_table(columns, [[check[name] for name in columns] for check in checks]),
+    ]
+    if not content["is_gpu"]:
+        parts.insert(1, f"**{NO_GPU[0].upper()}{NO_GPU[1:]}.**")
+    for check in checks:
+        if check["trace"]:
+            parts += [f"## {check['name']} has failed", f"```\n{check['trace'].rstrip()}\n```"]
+    parts += ["## Machine", markdown_table(["what", "value"], [(k, cell(v)) for k, v in content["machine"].items()])]
+    rows = [row for check in checks for row in check["rows"]]
+    for table, (title, how) in TABLES.items():
+        of_table = [row for row in rows if row["table"] == table]
+        if of_table:
+            names = list(dict.fromkeys(name for row in of_table for name in row if name != "table"))
+            cells = [[cell(row.get(name)) for name in names] for row in of_table]
+            parts += [f"## {title}", how, markdown_table(names, cells)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cell(value: object) -> str:
+    """Return a value as a cell of a table."""
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

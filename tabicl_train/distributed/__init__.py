@@ -1,1 +1,0 @@
-"""How a run uses several processes: launch by torch's elastic agent, collectives, SLURM."""

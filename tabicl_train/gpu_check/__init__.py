@@ -1,1 +1,0 @@
-"""tabicl-gpu-check: whether a GPU computes what it should, how fast, and with how much memory."""

@@ -1,0 +1,83 @@
+"""The curves of a run, from the CSV files that it writes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tabicl_train.errors import ConfigError
+from tabicl_train.run.records import Records, number
+from tabicl_train.run.score_names import REAL, validation_kind
+
+# Where a task lies relative to the trained range: cells of the column trained_range in tables of scores.
+INSIDE, OUTSIDE = "inside", "outside"
+UNKNOWN = "unknown"  # the file of weights does not record the range
+THIS_MODEL = "this model"  # the network that was scored: a cell of the column method
+
+
+def training_loss(run_dir: Path) -> float | None:
+    """Return the mean over the last tenth of the steps, without non-finite losses; None before the first step."""
+    rows = rows_by_step(run_dir, "metrics.csv")
+    last_step = max(rows, default=0)
+    losses = []
+    for step, rows_of_step in rows.items():
+        if step > 0.9 * last_step:
+            losses.append(value(rows_of_step[-1], "loss"))
+    if not losses:
+        return None
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.fmean(finite) if finite else math.nan
+
+
+def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
+    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan."""
+    # Sets outside the trained range do not count. data_sets: the public data sets that count instead, the same ones for
+    # all runs of a comparison.
+    kind, score = metric.split("/")
+    means = []
+    for step, rows in rows_by_step(run_dir, "validation.csv").items():
+        if "data" not in rows[0]:
+            raise ConfigError([f"{run_dir / 'validation.csv'} has no column data"])
+        values = []
+        for row in rows:
+            if validation_kind(row["data"]) != kind:
+                continue
+            if counts(row, data_sets):
+                values.append(value(row, score))
+        if values:
+            means.append((step, statistics.fmean(values)))
+    return means
+
+
+def counts(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> bool:
+    """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range.
+
+    With the names of data sets, these are the real ones that count, whatever the trained range.
+    """
+    if data_sets is not None and validation_kind(row["data"]) == REAL:
+        return row["data"] in data_sets
+    return row.get("trained_range") != OUTSIDE  # earlier versions did not write the column
+
+
+def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
+    """Return the complete rows of a CSV file by ascending step, without those that a run has repeated later."""
+    rows: dict[int, list[dict[str, str]]] = {}
+    latest = -1
+    for row in Records(run_dir).rows(name):
+        step = number(row.get("step", ""))  # none in a file of another program
+        if not isinstance(step, int):
+            continue
+        if step < latest:  # the run was rewound, and repeats the steps from here on
+            rows = {earlier: rows_of_step for earlier, rows_of_step in rows.items() if earlier < step}
+        rows.setdefault(step, []).append(row)
+        latest = step
+    return rows
+
+
+def value(row: dict[str, str], column: str) -> float:
+    """Return a cell of a row as a number; nan if it is missing or holds a text."""
+    cell = number(row.get(column, ""))
+    return math.nan if isinstance(cell, str) else float(cell)

@@ -1,0 +1,230 @@
+"""Tables drawn by the actors of a Ray cluster, ahead of training.
+
+An actor holds the stream and draws a step by its number. Ray restarts lost actors and repeats their calls. The training
+process gives idle actors the next steps, at most `stream.prefetch` for each actor, and takes the items in order.
+Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import torch
+
+from tabicl_train.config.schema import StreamConfig
+from tabicl_train.console import first_line, info
+from tabicl_train.doors import plugins
+from tabicl_train.errors import ConfigError, install, is_installed, picklable
+from tabicl_train.signals import Stop
+from tabicl_train.stream.steps import StepItem, StepStream
+from tabicl_train.stream.workers import POLL, Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
+
+PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
+CONNECT = 5.0  # seconds in which the head of a cluster must answer
+RETRIES = 3  # of a call by Ray; without a limit, a step that needs too much memory would end actors forever
+ENVIRONMENT = {
+    # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+# Ray listens on all network interfaces, and whoever may send it a request runs code. Since 2.52 it can ask for a token,
+# which it keeps in the home folder; by itself it does so since 2.59.
+OF_NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
+
+
+def ray_problems(stream: StreamConfig) -> list[str]:
+    """List why Ray cannot draw the tables of a run with stream=ray."""
+    if not is_installed("ray"):
+        return [f"stream=ray needs Ray: {install('ray', 'ray')}"]
+    if stream.address is None:
+        return []
+    try:
+        connect_to(stream.address)
+    except OSError as error:
+        return [f"stream.address is {stream.address!r}; no Ray cluster answers there ({error})"]
+    return []
+
+
+def connect_to(head: str) -> None:
+    """Raise OSError if nobody answers at HOST:PORT, the head of a Ray cluster."""
+    host, _, port = head.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=CONNECT).close()
+
+
+class Drawer:
+    """The actor; it works in `folder`, the working directory of the run, if its machine has it.
+
+    The stream is pickled by itself, since it needs the plug-ins that are sent with it.
+    """
+
+    def __init__(self, sent: list[tuple[plugins.Plugin, list[bytes] | None]], stream: bytes, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        torch.set_num_threads(1)  # as in workers: sums of several threads are rounded differently
+        plugins.receive(sent)
+        self.stream: StepStream = pickle.loads(stream)
+
+    def draw(self, step: int) -> Content:
+        try:
+            item = self.stream.draw(step)
+        except (Exception, SystemExit) as error:
+            raise picklable(error)  # noqa: B904 - in most cases the same error
+        return packed(item)  # Ray shares arrays without copying
+
+
+class RayLoader(Loader):
+    """The items of a stream, in order, drawn by Ray actors.
+
+    Nothing happens before `start`, which connects to the cluster or starts Ray on this machine. `close` ends the
+    actors, and Ray where `start` has started it.
+    """
+
+    def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
+        super().__init__(stream, StreamConfig(num_workers=0), device)  # no workers: `take` asks actors instead
+        self.config = config
+        self.drawers = config.workers
+        self.ray: Any = None  # imported by `start`
+        self.idle: list[Any] = []
+        self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
+        self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
+
+    def start(self, first: int | None = None, stop: Stop | None = None) -> None:
+        """Start drawing at step `first`, by default the stream's first one."""
+        super().start(first, stop)
+        self.undrawn = self.stream.steps.start
+        environment = dict(ENVIRONMENT)
+        if self.config.address is None and "ray" not in sys.modules:  # it reads the mode once, when it is imported
+            environment |= OF_NEW_CLUSTER
+        os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
+        sent = plugins.sent()
+        import ray
+
+        try:
+            connect(self.config)
+        except SystemExit:  # Ray raises it on SIGTERM while it connects
+            if stop is not None:
+                stop.handle(signal.SIGTERM)
+                return
+            raise
+        except Exception as error:  # Ray does not document which
+            raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
+        self.ray = ray
+        self.head = ray.get_runtime_context().gcs_address
+        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
+        stream = ray.cloudpickle.dumps(self.stream)  # it also takes classes of the program that was started
+        for _ in range(self.drawers):
+            actor: Any = kind.remote(sent, stream, os.getcwd())
+            self.busy[actor.__ray_ready__.remote()] = actor
+
+    def take(self, step: int) -> StepItem:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.hand_out(step)
+            finished = self.collect(0.0 if self.is_drawn(step) else POLL)
+            if self.is_drawn(step):
+                with contextlib.suppress(self.ray.exceptions.GetTimeoutError):
+                    item = unpacked(*self.get(step))
+                    del self.references[step]
+                    self.hand_out(step + 1)
+                    return item
+            self.check_stop()
+            if not finished:
+                self.check_head()
+            if time.monotonic() > deadline:
+                raise TablesUnavailable(f"no Ray actor drew step {step} in {PATIENCE:.0f} s; each needs a free CPU")
+
+    def is_drawn(self, step: int) -> bool:
+        return step in self.references and self.references[step] not in self.busy
+
+    def hand_out(self, due: int) -> None:
+        """Give steps to idle actors; step `due` is taken next."""
+        end = min(due + self.config.prefetch * self.drawers, self.stream.steps.stop)
+        while self.idle and self.undrawn < end:
+            actor = self.idle.pop()
+            reference = actor.draw.remote(self.undrawn)
+            self.references[self.undrawn] = reference
+            self.busy[reference] = actor
+            self.undrawn += 1
+
+    def collect(self, seconds: float) -> bool:
+        """Wait up to some seconds for an actor to finish, and mark all finished ones as idle; whether there are any."""
+        if not self.busy or not self.ray.wait(list(self.busy), timeout=seconds)[0]:
+            return False
+        for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
+            self.idle.append(self.busy.pop(reference))
+        return True
+
+    def get(self, step: int) -> Content:
+        """Return the item of a step, or raise the error of its actor."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(self.references[step], timeout=POLL)
+        except errors.GetTimeoutError:
+            raise
+        except errors.RayTaskError as error:
+            raise error.cause from error
+        except errors.RayError as error:
+            self.check_head()
+            if isinstance(error, (errors.ActorUnavailableError, errors.OutOfMemoryError)):
+                where = f"step {step}, seed {self.stream.seed} (out of memory?)"
+                raise WorkerDied(f"{RETRIES + 1} Ray actors ended, one after another, while drawing {where}") from error
+            last = str(error).strip().splitlines()[-1]
+            raise TablesUnavailable(f"a Ray actor cannot be started: {last}") from error
+
+    def check_head(self) -> None:
+        """Raise TablesUnavailable if the head of the cluster does not answer, since Ray would wait for it."""
+        try:
+            connect_to(self.head)
+        except OSError as error:
+            raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
+
+    def close(self) -> None:
+        """End the actors, and Ray's own processes where `start` has started them."""
+        if self.ray is not None:
+            self.stop = Stop()
+            # A thread that pins items asks for no more once it is signaled; it would start Ray again.
+            self.stop.signaled_at = 0.0
+            if hasattr(self.items, "close"):
+                self.items.close()
+            self.ray.shutdown()
+
+
+def connect(config: StreamConfig) -> None:
+    """Join the cluster, or start Ray on this machine with a CPU for each actor."""
+    import ray
+
+    of_new_cluster: dict[str, Any] = {}
+    if config.address is None:
+        of_new_cluster = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=config.address or "local",
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            **of_new_cluster,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+    if config.address is None and not asks_for_token():
+        info(
+            "warning   Ray listens on all network interfaces of this machine without a token: whoever reaches its "
+            "ports can run code here; install Ray 2.52 or newer, and leave RAY_AUTH_MODE unset"
+        )
+
+
+def asks_for_token() -> bool:
+    """Whether a Ray that this process starts takes requests only with the token of its user."""
+    try:
+        from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    except ImportError:  # before Ray 2.52
+        return False
+    return is_token_auth_enabled()

@@ -1,0 +1,270 @@
+"""The protocol of callbacks: what watches, keeps or ends a run, called by `fit` in training/loop.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+
+from priors import Prior
+from tabicl_train.config.schema import RunConfig
+from tabicl_train.errors import ConfigError, wrong_records
+from tabicl_train.run.records import Records
+from tabicl_train.run.status import RunStatus
+from tabicl_train.signals import Stop
+from tabicl_train.stream.curriculum import largest_tables
+from tabicl_train.stream.steps import StepItem, StepStream
+from tabicl_train.stream.workers import Loader
+from tabicl_train.training.distributed.ranks import Ranks
+from tabicl_train.weights.choice import BEST_FILE, START_FILE
+
+if TYPE_CHECKING:
+    from tabicl_train.training.state import TrainState
+
+__all__ = ["Callback", "LoggedSteps", "Reason", "RunContext"]
+
+C = TypeVar("C")
+
+
+class Reason(Enum):
+    """Why training ends."""
+
+    DONE = "all steps are done"
+    NO_GAIN = "scores no longer improve"
+    STOPPED = "the run was asked to stop"
+    NO_TABLES = "no tables can be drawn"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the end of the run; otherwise the same command continues it."""
+        return self in (Reason.DONE, Reason.NO_GAIN)
+
+
+@dataclass(frozen=True)
+class LoggedSteps:
+    """The steps after which rows are written, as in ``step in logged``.
+
+    Parameters
+    ----------
+    every : int
+        `trainer.log_every`.
+    last : int
+        Optimizer steps of the run.
+    """
+
+    every: int
+    last: int
+
+    def __contains__(self, step: int) -> bool:
+        """Whether rows are written after this step."""
+        return step % self.every == 0 or step == self.last
+
+
+@dataclass
+class RunContext:
+    """What callbacks of a run know: its configuration and prior, its records, and the other ranks.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    values : dict
+        The same in plain values, as checkpoints keep it.
+    prior : Prior
+        The prior that tables are drawn from.
+    stream : StepStream
+        The tables of this rank.
+    loader : Loader
+        The processes that draw them.
+    device : torch.device
+        Where this rank computes.
+    records : Records
+        The small files in the run directory. Rank 0 alone writes.
+    status : RunStatus
+        status.json.
+    ranks : Ranks
+        What all ranks decide together.
+    stop : Stop
+        Whether this process was asked to stop.
+    resumed : bool
+        Whether this start of the run continues from a checkpoint.
+    facts : dict
+        What checkpoints say about this start of the run: origin of the code, number of ranks, device.
+    """
+
+    config: RunConfig
+    values: dict[str, Any]
+    prior: Prior
+    stream: StepStream
+    loader: Loader
+    device: torch.device
+    records: Records
+    status: RunStatus
+    ranks: Ranks
+    stop: Stop
+    resumed: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    callbacks: list[Any] = field(default_factory=list)  # of this rank, in the order of their calls
+
+    @property
+    def logged(self) -> LoggedSteps:
+        """The steps after which rows are written."""
+        return LoggedSteps(self.config.trainer.log_every, self.config.total_steps)
+
+    @cached_property
+    def largest_tables(self) -> dict[str, dict[str, int]]:
+        """What limits the sizes of tables beyond their stages; checkpoints keep it for the trained range."""
+        return largest_tables(self.config.curriculum, self.prior, self.config.model.is_regression)
+
+    @property
+    def start_file(self) -> Path:
+        """The weights that the run started from, which validation keeps if they were given."""
+        return self.records.folder / START_FILE
+
+    @property
+    def best_file(self) -> Path:
+        """The best weights by validation."""
+        return self.records.folder / BEST_FILE
+
+    def find(self, cls: type[C]) -> C | None:
+        """Return the callback of a class, if the run has one on this rank."""
+        for callback in self.callbacks:
+            if isinstance(callback, cls):
+                return callback
+        return None
+
+
+class Callback:
+    """Something that watches, keeps or ends a run.
+
+    All methods are optional, and so are `state_dict` and `load_state_dict`: what the first returns is part of every
+    checkpoint (plain values and tensors), and the second gets it when the run is resumed, before `start`, and when the
+    guard goes back to an earlier checkpoint. Before any other call, `context` is set. Those of the package are built
+    without arguments, too, and find their options in `context.config`.
+
+    Attributes
+    ----------
+    files : tuple of str
+        CSV and JSON lines files that it writes in the run directory. When a run is resumed, the rows of steps that
+        will be repeated are removed.
+    on_all_ranks : bool
+        Whether every rank has it; otherwise rank 0 alone. Collectives need all ranks.
+    state_name : str
+        The name of its state in checkpoints, where no two may have the same: the NAME of `+callbacks.NAME`, and by
+        default the name of the class.
+    context : RunContext
+        The run.
+    """
+
+    state_name: str
+    files: ClassVar[tuple[str, ...]] = ()
+    on_all_ranks: ClassVar[bool] = False
+    context: RunContext
+
+    def start(self, state: TrainState) -> None:
+        """Run before the first step of this start of the run; `state.step` steps are done."""
+
+    def before_step(self, state: TrainState, item: StepItem) -> None:
+        """Run before each step; `item` has this rank's tables."""
+
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Run after each step; `state.step` counts it, and `state.module` has its loss and gradient norm."""
+
+    def reason_to_end(self, state: TrainState) -> Reason | None:
+        """Return why the run ends before the next step, or None; equal on all ranks."""
+
+    def end(self, state: TrainState, reason: Reason) -> Reason | None:
+        """Run after the last step of this start of the run; a reason that is returned replaces `reason`."""
+
+    def on_exception(self, state: TrainState, error: BaseException) -> None:
+        """Run when training fails."""
+
+
+class Callbacks:
+    """The callbacks of a run on this rank, in the order of their calls."""
+
+    def __init__(self, callbacks: list[Any], context: RunContext) -> None:
+        self.callbacks = callbacks
+        names = [state_name(callback) for callback in callbacks if hasattr(callback, "state_dict")]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError([f"two callbacks have the state {name!r}; give one of them another state_name"])
+        self.context = context
+        context.callbacks = callbacks
+        for callback in callbacks:
+            callback.context = context
+
+    def load(self, content: dict[str, Any]) -> None:
+        """Load the states in the content of a checkpoint."""
+        for callback, state in saved_states(content, self.callbacks):
+            if state is not None:
+                with wrong_records(f"the state of the callback {state_name(callback)} in the checkpoint"):
+                    callback.load_state_dict(state)
+
+    def start(self, state: TrainState) -> None:
+        for method in self._methods("start"):
+            method(state)
+
+    def before_step(self, state: TrainState, item: StepItem) -> None:
+        for method in self._methods("before_step"):
+            method(state, item)
+
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        for method in self._methods("after_step"):
+            method(state, item)
+
+    def reason_to_end(self, state: TrainState) -> Reason | None:
+        """Return why no further step is taken: the first reason of a callback, equal on all ranks."""
+        if state.step >= state.last:
+            return Reason.DONE
+        for method in self._methods("reason_to_end"):
+            reason = method(state)
+            if reason is not None:
+                return reason
+        return None
+
+    def agree_to_stop(self, item: StepItem | None) -> Reason | None:
+        """Return why all ranks stop, if one of them has no tables (`item` is None) or was asked to stop."""
+        ranks = self.context.ranks
+        if not ranks.any(item is None or self.context.stop.asked):
+            return None
+        if ranks.any(self.context.loader.unavailable):
+            return Reason.NO_TABLES
+        return Reason.STOPPED
+
+    def end(self, state: TrainState, reason: Reason) -> Reason:
+        for method in self._methods("end"):
+            reason = method(state, reason) or reason
+        return reason
+
+    def on_exception(self, state: TrainState, error: BaseException) -> None:
+        for method in self._methods("on_exception"):
+            method(state, error)
+
+    def _methods(self, name: str) -> Iterator[Any]:
+        for callback in self.callbacks:
+            method = getattr(callback, name, None)
+            if method is not None:
+                yield method
+
+
+def state_name(callback: Any) -> str:
+    """Return the name of a callback's state in checkpoints."""
+    return getattr(callback, "state_name", type(callback).__name__)
+
+
+def stateful(callbacks: list[Any]) -> dict[str, Any]:
+    """Return the callbacks whose state is part of checkpoints, by the names there."""
+    return {state_name(callback): callback for callback in callbacks if hasattr(callback, "state_dict")}
+
+
+def saved_states(content: dict[str, Any], callbacks: list[Any]) -> Iterator[tuple[Any, dict | None]]:
+    """Yield the callbacks that have a state, each with that in the content of a checkpoint, or None."""
+    states = content["callbacks"]
+    for name, callback in stateful(callbacks).items():
+        yield callback, states.get(name)

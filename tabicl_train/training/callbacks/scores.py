@@ -1,0 +1,189 @@
+"""Scores of a network on tables: packs of classes or numbers, items of a stream, and tasks of suites."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tabicl_train.config.schema import INTERVAL, judged_by
+from tabicl_train.console import first_line, info
+from tabicl_train.doors import register
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.predict import predict
+from tabicl_train.model.quantiles import pinball
+from tabicl_train.run.curves import OUTSIDE
+from tabicl_train.stream.steps import StepItem
+from tabicl_train.training.precision import Precision
+
+# What the scores of an estimator are called in validation.csv.
+ESTIMATOR_CLASS_SCORES = {"loss": "log_loss", "accuracy": "accuracy", "roc_auc": "roc_auc"}
+ESTIMATOR_NUMBER_SCORES = {"loss": "pinball", "rmse": "rmse", "r2": "r2", "coverage": "coverage"}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of a network on one set of tables."""
+
+    data: str  # a part of the prior, a task of a suite, or "probe NAME"
+    rows: int  # of a table
+    scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
+    losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
+    sizes: dict[str, int] | None = None  # of a task, see Task.sizes; None for drawn tables
+    trained_range: str = ""  # inside, outside or empty, the column of validation.csv; Validation knows it
+
+
+def score_network(
+    network: Network,
+    items: Iterable[tuple[str, StepItem]],
+    suites: Sequence[str],
+    precision: Precision,
+    before_each: Callable[[], None] = lambda: None,
+) -> list[Scored]:
+    """Score a network in evaluation mode on drawn tables and on the tasks of suites."""
+    # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
+    # is called before each set of tables, and may raise an exception to stop.
+    scored = []
+    for part, item in items:
+        before_each()
+        scored.append(score_item(network, part, item, precision))
+    for task in suite_tasks(tuple(suites), network.config.is_regression):
+        before_each()
+        scored.append(score_task(network, task))
+    return scored
+
+
+def score_packs(
+    network: Network, packs: list[Pack], precision: Precision
+) -> tuple[dict[str, float | None], list[Tensor]]:
+    """Return scores by column of validation.csv, with equal weights of tables, and losses of each pack's query rows."""
+    # For numbers, the loss uses the quantiles as predicted, and all other scores use sorted ones: crps (twice the
+    # pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them.
+    # A network that predicts the number itself has no crps and no coverage.
+    device = next(network.parameters()).device
+    measure = measure_numbers if network.config.is_regression else is_correct
+    row_losses = []
+    means_of_tables = []
+    for pack_on_host in packs:
+        pack = pack_on_host.to(device)
+        with precision.autocast(device.type):
+            predictions = predict(network, pack).float()  # (query rows, outputs)
+        losses = network.row_losses(predictions, pack)
+        row_losses.append(losses)
+        of_rows = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
+        of_tables = [network.means(values, pack) for values in of_rows]  # each (tables,)
+        means_of_tables.append(torch.stack(of_tables, 1).double())
+    columns = torch.cat(means_of_tables).unbind(1)  # each (tables,), of all packs
+    guess_losses = [network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables()]
+    guess_loss = statistics.fmean(guess_losses)
+
+    if not network.config.is_regression:
+        of_loss, of_correct = columns
+        loss = statistics.fmean(of_loss.tolist())
+        accuracy = statistics.fmean(of_correct.tolist())
+        return {"loss": loss, "accuracy": accuracy, "guess_loss": guess_loss}, row_losses
+    of_loss, of_crps, of_squared_error, of_target, of_squared_target, of_coverage = columns
+    # The mean of the variances within tables, not that of the targets of all tables.
+    variance = (of_squared_target - of_target.square()).mean().item()
+    squared_error = of_squared_error.mean().item()
+    scores: dict[str, float | None] = {
+        "loss": of_loss.mean().item(),
+        "rmse": math.sqrt(squared_error),
+        "r2": 1 - squared_error / variance,
+        "guess_loss": guess_loss,
+    }
+    if network.predicts_quantiles:
+        scores |= {"crps": of_crps.mean().item(), "coverage": of_coverage.mean().item()}
+    return scores, row_losses
+
+
+def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
+    """Return whether the prediction is correct, of each row."""
+    return ((logits.argmax(-1) == y).float(),)
+
+
+def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
+    in_order = quantiles.sort(1).values
+    crps = 2 * pinball(in_order, y)
+    error = (in_order.mean(1) - y).square()
+    lowest_level, highest_level = INTERVAL
+    low = in_order[:, place(lowest_level, in_order.shape[1])]
+    high = in_order[:, place(highest_level, in_order.shape[1])]
+    is_covered = ((low <= y) & (y <= high)).float()
+    return crps, error, y, y.square(), is_covered
+
+
+def place(level: float, num_quantiles: int) -> int:
+    """Return the index of the quantile with the nearest level."""
+    return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
+
+
+def score_item(network: Network, part: str, item: StepItem, precision: Precision) -> Scored:
+    """Score tables of a part of the prior, and keep the loss of each table, or of each query row with its cluster."""
+    scores, row_losses = score_packs(network, item.packs, precision)
+    losses: list[tuple[Hashable, float]] = []
+    clusters = enumerate(item.clusters)  # for each table of the step, those of its query rows, or None
+    for pack, of_rows in zip(item.packs, row_losses, strict=True):
+        of_tables = network.means(of_rows, pack.to(of_rows.device)).tolist()
+        end = 0
+        for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
+            table, clusters_of_rows = next(clusters)
+            start = end
+            end = start + rows - labeled
+            if clusters_of_rows is None:  # the table is its own cluster
+                losses.append(((item.step, table), of_table))
+            else:
+                losses += zip(clusters_of_rows, of_rows[start:end].tolist(), strict=True)
+    return Scored(part, item.packs[0].shapes[0][0], scores, losses)
+
+
+def cluster_means(scored: Iterable[Scored], part: str) -> dict[Hashable, float]:
+    """Return the mean loss of each cluster of a part of the prior, without sets outside the trained range."""
+    by_cluster: dict[Hashable, list[float]] = {}
+    for one in scored:
+        if one.data != part or one.trained_range == OUTSIDE:
+            continue
+        for cluster, loss in one.losses:
+            by_cluster.setdefault(cluster, []).append(loss)
+    return {cluster: statistics.fmean(losses) for cluster, losses in by_cluster.items()}
+
+
+@functools.cache
+def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
+    """Read the tasks of suites as validation scores them; one that cannot be read is left out with a warning."""
+    tasks = []
+    for suite in suites:
+        for source in register.suite[suite](None, numbers):  # imports scikit-learn and pandas, a second or two
+            try:
+                task = source.for_validation(numbers)
+            except Exception as error:  # of any type, from reading
+                info(f"warning   {source.name} is left out of validation: {first_line(error)}")
+                continue
+            if task is not None:
+                tasks.append(task)
+    return tasks
+
+
+def score_task(network: Network, task: Any) -> Scored:
+    """Score a task of a suite, by column of validation.csv, with what is possible on it if that is known."""
+    # The loss of numbers is the pinball loss at nine levels, which estimators predict, instead of all of the network's.
+    columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES
+    try:
+        found = task.score_network(network)
+    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are not numbers
+        info(f"warning   {task.name} could not be scored: {first_line(error)}")
+        found = dict.fromkeys(columns.values(), math.nan)
+    scores: dict[str, float | None] = {column: found[name] for column, name in columns.items()}
+    for known in task.known_scores(1):
+        if known["method"] == "possible":
+            scores["possible"] = known[judged_by(scores)]
+    return Scored(task.name, len(task.y), scores, sizes=task.sizes)

@@ -1,0 +1,435 @@
+"""Scores the network during training, keeps the best weights, and ends the run if scores no longer improve.
+
+validation.csv has a row per validation and set of tables:
+
+step            optimizer steps done
+data            "synthetic", "own" for tables that the prior draws from real ones, the name of a task of
+                validation.suites, or "probe NAME" (see evaluation/probes.py)
+rows            rows of a table
+loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
+roc_auc         one versus rest, for tasks of suites
+guess_loss      of predicting the frequencies of the labels, for validation tables
+possible        the ROC AUC, or the R2, of who knows how a probe was made
+is_best         1 if the weights of this step became the best ones, otherwise 0
+trained_range   inside or outside, where the tables lie; empty for tables drawn from real ones. Sets that are outside do
+                not count in means. A set of synthetic tables is outside if none of its sizes is one of training.
+
+For regression, in units of the target's standard deviation (see scores.py):
+
+loss, crps      pinball loss (of tasks of suites at nine levels), continuous ranked probability score, for validation
+                tables
+rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
+coverage        share of the targets between the quantiles 0.1 and 0.9
+guess_loss      of predicting the quantiles of the labeled rows
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from priors import Prior
+from priors.real import real_tables
+from tabicl_train.config.schema import (
+    CLASS_SCORES,
+    NUMBER_SCORES,
+    OWN,
+    PROBE,
+    PROBES,
+    REAL,
+    SYNTHETIC,
+    CurriculumConfig,
+    RunConfig,
+    StageConfig,
+    ValidationConfig,
+    validation_kind,
+)
+from tabicl_train.console import info
+from tabicl_train.model.family import Network, NetworkConfig
+from tabicl_train.outputs import save_atomically
+from tabicl_train.run.checkpoint import FORMAT_VERSION
+from tabicl_train.run.curves import INSIDE, OUTSIDE, counts
+from tabicl_train.run.records import Records
+from tabicl_train.stream.steps import StepItem, StepStream
+from tabicl_train.stream.workers import StopRequested
+from tabicl_train.training.callbacks.averages import Averages
+from tabicl_train.training.callbacks.callback import Callback, Reason, state_name
+from tabicl_train.training.callbacks.checkpoints import check_ranks, to_host
+from tabicl_train.training.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
+from tabicl_train.training.callbacks.validation_history import (
+    History,
+    falling,
+    is_improvement,
+    read_history,
+    read_scores,
+    real_score,
+    tables_of,
+)
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.training.state import TrainState
+from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
+from tabicl_train.weights.reader import read_weights
+
+VALIDATION = "validation.csv"
+# Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
+VALIDATION_SEED, TEST_SEED = -1, -2
+PACK_TOKENS = 100_000  # few, since tables may be long: 0.84 instead of 0.90 GB after validation at step 20 of demo_long
+
+
+def validation_streams(
+    settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
+) -> dict[str, StepStream]:
+    """Return the validation tables by the parts of the prior; item k holds those with the k-th number of rows."""
+    # Besides the settings of validation, they depend only on the prior and the number of classes. A prior of real
+    # tables draws them from tables that training never draws.
+    streams = {}
+    for name, part in parts.items():
+        real = real_tables(part)
+        drawn = part if real is None else real.for_validation()
+        streams[name] = stream(settings, drawn, model, VALIDATION_SEED)
+        used = [stage.rows[0] for stage in streams[name].curriculum.stages.values()]
+        too_long = [str(rows) for rows in settings.rows if rows not in used]
+        if settings.every and too_long:
+            info(f"warning   validation.rows: {', '.join(too_long)} left out, as no {name} table for it is that long")
+    return streams
+
+
+def final_test_streams(
+    settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
+) -> dict[str, StepStream]:
+    """Return the tables of the final test; real ones are those that training and validation never draw."""
+    streams = {}
+    for name, part in parts.items():
+        real = real_tables(part)
+        drawn = part if real is None else real.for_test()
+        streams[name] = stream(settings, drawn, model, TEST_SEED)
+    return streams
+
+
+def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
+    """Return the tables of a prior, without numbers of rows that none of its real tables has."""
+    real = real_tables(prior)
+    stages: dict[str, StageConfig] = {}
+    for rows in dict.fromkeys(settings.rows):
+        eligible = None if real is None else real.eligible(rows, model.is_regression)
+        if eligible is not None and eligible.long_enough == 0:
+            continue
+        stages[f"{len(stages)}"] = StageConfig(
+            steps=1,
+            rows=[rows, rows],
+            features=list(settings.features),
+            tables=settings.tables,
+            pack_tokens=PACK_TOKENS,
+        )
+    return StepStream(prior, CurriculumConfig(stages), model, seed, range(len(stages)), keeps_clusters=True)
+
+
+def is_validation_due(config: RunConfig, step: int) -> bool:
+    """Whether there is a validation after `step` steps; before the first one, only of given weights."""
+    every = config.validation.every
+    if not every or (step == 0 and config.init_weights is None):
+        return False
+    return step % every == 0 or step == config.total_steps
+
+
+def is_validation_missing(config: RunConfig, records: Records, step: int) -> bool:
+    """Whether the validation after `step` steps is due and has not been done."""
+    if not is_validation_due(config, step):
+        return False
+    return step not in read_history(records.rows(VALIDATION), config.validation, step).scores
+
+
+def end_by_patience(config: RunConfig, records: Records, step: int) -> str | None:
+    """Return why the validations up to `step` end the run, or None."""
+    if config.validation.patience == 0:
+        return None
+    return read_history(records.rows(VALIDATION), config.validation, step).ended
+
+
+class Validation(Callback):
+    """Validate on rank 0, while the other ranks wait for up to 24 hours.
+
+    It uses a copy of the network and does not change random states, so a run is bit-identical with and without it.
+    After a stop signal to any rank, it is left to the next start of the run.
+
+    checkpoints/best.ckpt holds the best weights and averages so far. It is written before the rows, so a run that is
+    killed in between validates again. In a run that starts from given weights, these are the first best ones, and
+    checkpoints/start.ckpt keeps them. With `best` own or synthetic, later ones replace them only if the mean difference
+    to the start over the clusters exceeds its standard error.
+    """
+
+    on_all_ranks = True
+
+    def __init__(self) -> None:
+        self.has_ended = False  # whether the last validation found no gain within validation.patience; on all ranks
+        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights that the run started from
+
+    @cached_property
+    def streams(self) -> dict[str, StepStream]:
+        """The validation tables, by the parts of the prior."""
+        config = self.context.config
+        return validation_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
+
+    def start(self, state: TrainState) -> None:
+        """Validate given weights, or after a kill between save and validation."""
+        if self.context.config.validation.every:
+            _ = self.streams  # which warns of tables that are too long
+        self.warn_of_range(state.module)
+        self.validate_if_due(state)
+
+    def after_step(self, state: TrainState, item: StepItem) -> None:
+        """Validate if it is due."""
+        self.validate_if_due(state)
+
+    def reason_to_end(self, state: TrainState) -> Reason | None:
+        """Return that scores no longer improve."""
+        return Reason.NO_GAIN if self.has_ended else None
+
+    def end(self, state: TrainState, reason: Reason) -> Reason | None:
+        """Return that the run was asked to stop if that came before the validation of its last step."""
+        if not reason.is_end:
+            return None
+        context = self.context
+        is_missing = context.ranks.rank == 0 and is_validation_missing(context.config, context.records, state.step)
+        return Reason.STOPPED if context.ranks.any(is_missing) else None
+
+    def validate_if_due(self, state: TrainState) -> None:
+        """Validate if that is due: rank 0 works, and the others wait for whether the run ends."""
+        ranks = self.context.ranks
+        if not is_validation_due(self.context.config, state.step):
+            return
+        check_ranks(state, ranks)
+        if ranks.rank > 0:
+            self.has_ended = ranks.wait_for_first(lambda: self.context.stop.asked)
+        else:
+            self.has_ended = ranks.finish(self.validate_if_missing(state))
+
+    def validate_if_missing(self, state: TrainState) -> bool:
+        """Validate unless an earlier start has done it; returns whether the run ends by validation.patience."""
+        step = state.step
+        if is_validation_missing(self.context.config, self.context.records, step):
+            try:
+                self.validate(step, state.module)
+            except StopRequested:
+                # The run stops before its next step, and the next start of the run finds that the rows are missing.
+                info(f"validation step {step}: left to the next start, since the run was asked to stop")
+                return False
+        ended = self.history(step).ended
+        if ended is None:
+            return False
+        info(f"validation step {step}: {ended}; the run ends")
+        return True
+
+    def validate(self, step: int, module: TrainedNetwork) -> None:
+        """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
+        started = time.perf_counter()
+        records = self.context.records
+
+        scored = self.score(copy.deepcopy(module.model).eval(), module)
+        columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
+        rows = [row_of(one, step, columns) for one in scored]
+        losses = cluster_means(scored, self.context.config.validation.best)
+        if step == 0:
+            self.start_losses = losses
+
+        # The weights are saved before the rows, so that a run that is killed in between validates again.
+        if self.is_best(step, rows, losses, module):
+            for row in rows:
+                row["is_best"] = 1
+            self.save(step, module)
+        records.append_rows(VALIDATION, *rows)
+
+        means = read_scores(rows)[step]
+        records.log_metrics(validation_values(rows, means, columns), step)
+        seconds = time.perf_counter() - started
+        info(f"validation step {step}: {', '.join(means_in_words(rows, means))} ({seconds:.1f} s)")
+        fall = falling(self.history(step).scores, real_score(rows))
+        if fall is not None:
+            info(f"warning   step {step}: {fall}")
+            line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step - 1, "reason": fall}
+            records.append_line("incidents.jsonl", line)
+
+    def history(self, step: int) -> History:
+        """Read the validations up to a step."""
+        return read_history(self.context.records.rows(VALIDATION), self.context.config.validation, step)
+
+    def score(self, network: Network, module: TrainedNetwork) -> list[Scored]:
+        """Score a network, and mark what lies outside the trained range; raises StopRequested."""
+        settings = self.context.config.validation
+        scored = score_network(network, self.items, settings.suites, module.precision, self.check_stop)
+        trained = self.trained_range(module)
+        marked = []
+        for one in scored:
+            position_of_set = self.position(one.data, one.rows, one.sizes, trained)
+            marked.append(replace(one, trained_range=position_of_set))
+        return marked
+
+    def trained_range(self, module: TrainedNetwork) -> TrainedRange:
+        """Return the range of the whole run, which is the same at each validation."""
+        content = {
+            "config": self.context.values,
+            "global_step": self.context.config.total_steps,
+            "largest_tables": self.context.largest_tables,
+            "inherited_range": module.inherited_range,
+        }
+        return trained_range(content)
+
+    def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
+        """Return inside or outside for a task of a suite, or synthetic tables with so many rows; else ""."""
+        if sizes is not None:
+            return position(trained, sizes)
+        if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
+            return ""
+        for stage in self.streams[data].curriculum.stages.values():
+            if stage.rows[0] == rows:
+                of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
+                return INSIDE if trained.overlaps(of_set) else OUTSIDE
+        return ""
+
+    def warn_of_range(self, module: TrainedNetwork) -> None:
+        """Print a warning if nothing that decides about the best weights lies inside the trained range."""
+        settings = self.context.config.validation
+        if self.context.ranks.rank > 0 or not settings.every:
+            return
+        trained = self.trained_range(module)
+        if settings.best == REAL:  # the data sets are read now instead of in the first validation
+            tasks = suite_tasks(tuple(settings.real_suites), module.model.config.is_regression)
+            positions = [position(trained, task.sizes) for task in tasks]
+            what = "data set"
+            advice = "choose validation.best=synthetic"
+        elif settings.best == SYNTHETIC:
+            positions = [self.position(SYNTHETIC, rows, None, trained) for rows in settings.rows]
+            what = "set of synthetic tables"
+            advice = "change validation.rows and .features"
+        else:  # tables drawn from real ones have no position
+            return
+        if positions and INSIDE not in positions:
+            info(f"warning   no {what} of validation lies inside the trained range ({trained}), so none counts, and no")
+            info(f"          weights are kept as the best ones by validation.best={settings.best}: {advice}")
+
+    @cached_property
+    def items(self) -> list[tuple[str, StepItem]]:
+        """The validation tables, each item with the name of the prior's part; raises StopRequested."""
+        items = []
+        for part, stream in self.streams.items():
+            items += [(part, stream.draw(step, self.check_stop)) for step in stream.steps]
+        return items
+
+    def check_stop(self, _: int = 0) -> None:
+        """Raise StopRequested if any rank is asked to stop."""
+        if self.context.ranks.still_working(self.context.stop.asked):
+            raise StopRequested
+
+    def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: TrainedNetwork) -> bool:
+        """Whether weights are the best so far."""
+        # They are if
+        # - the run starts from them, or
+        # - their score beats that of the best so far (any does if best.ckpt is gone or the tables have changed), and,
+        #   where those of the start are kept, the gain over the start exceeds its standard error.
+        if step == 0:
+            return True
+        settings = self.context.config.validation
+        best_step = self.history(step).best_step if self.context.best_file.exists() else None
+        rows_of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best_step]
+        if not is_improvement(rows, rows_of_best, settings):
+            return False
+        start = self.losses_of_start(module)
+        if start is not None and all(map(math.isfinite, start.values())):
+            before = np.array(list(start.values()))
+            after = np.array([losses[cluster] for cluster in start])
+            from tabicl_train.evaluation.statistics import paired_gain  # imports scipy.stats, a second
+
+            if not paired_gain(before, after).exceeds_error:
+                return False
+        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
+            info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
+        return True
+
+    def losses_of_start(self, module: TrainedNetwork) -> dict[Hashable, float] | None:
+        """Return the losses of the weights of the start, if later ones are compared with them."""
+        best = self.context.config.validation.best
+        if best == REAL or not self.context.start_file.exists():
+            return None
+        if self.start_losses is None:  # the run was resumed
+            weights = read_weights(str(self.context.start_file)).tensors
+            network = copy.deepcopy(module.model).eval()
+            network.load_state_dict(weights)
+            self.start_losses = cluster_means(self.score(network, module), best)
+        return self.start_losses
+
+    def save(self, step: int, module: TrainedNetwork) -> None:
+        """Write best.ckpt and, before the first step, start.ckpt."""
+        averages = self.context.find(Averages)
+        content = {
+            "state_dict": module.state_dict(),
+            "global_step": step,
+            "format_version": FORMAT_VERSION,
+            "config": self.context.values,
+            "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
+            "largest_tables": self.context.largest_tables,
+            "inherited_range": module.inherited_range,
+        }
+        if step == 0:
+            save_atomically(to_host(content), self.context.start_file)
+        save_atomically(to_host(content), self.context.best_file)
+
+
+def row_of(scored: Scored, step: int, columns: Iterable[str]) -> dict[str, Any]:
+    """Return a row of validation.csv, not yet of the best weights."""
+    scores = {column: scored.scores.get(column) for column in columns}
+    marks = {"is_best": 0, "trained_range": scored.trained_range}
+    return {"step": step, "data": scored.data, "rows": scored.rows, **scores, **marks}
+
+
+def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[str]:
+    """Describe the means of a validation, and how many public data sets and probes lie inside the trained range."""
+    texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
+    for kind, name, names in ((REAL, "real data", "real data sets"), (PROBES, "probes", "probes")):
+        rows_of_kind = [row for row in rows if validation_kind(row["data"]) == kind]
+        if not rows_of_kind:
+            continue
+        total = len(rows_of_kind)
+        inside = sum(counts(row) for row in rows_of_kind)
+        if inside == 0:
+            texts.append(f"none of {total} {names} is inside the trained range")
+            continue
+        sets = name if inside == total else f"{inside} of {total} {names}"
+        text = f"{real_score(rows)} on {sets} {means[kind]:.4f}"
+        if kind == PROBES:
+            text += f" (possible {mean_possible(rows):.4f})"
+        texts.append(text)
+    return texts
+
+
+def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
+    """Return the mean of what is possible on the probes inside the trained range; None without probes."""
+    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts(row)]
+    return statistics.fmean(possible) if possible else None
+
+
+def validation_values(rows: list[dict[str, Any]], means: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
+    """Return the values to log, by the names in run/records.py."""
+    values = {f"validation/mean/{kind}": mean for kind, mean in means.items()}
+    possible = mean_possible(rows)
+    if possible is not None:
+        values["validation/mean/probes_possible"] = possible
+    for row in rows:
+        kind = validation_kind(row["data"])
+        if kind == REAL:
+            name = row["data"]
+        elif kind == PROBES:
+            name = f"probes/{row['data'].removeprefix(PROBE).replace(' ', '_')}"
+        else:
+            name = f"{row['data']}_{row['rows']}"
+        for score in columns:
+            if row[score] is not None:
+                values[f"validation/{name}/{score}"] = row[score]
+    return values

@@ -1,0 +1,225 @@
+"""A pretraining run, from its configuration to its last checkpoint; `fit` is the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
+from tabicl_train.console import info
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network
+from tabicl_train.model.predict import disagreement
+from tabicl_train.run import checkpoint
+from tabicl_train.signals import Stop
+from tabicl_train.stream.steps import StepStream
+from tabicl_train.stream.workers import Loader
+from tabicl_train.training import compiling
+from tabicl_train.training.callbacks.build import build_callbacks
+from tabicl_train.training.callbacks.callback import Callbacks, Reason, RunContext
+from tabicl_train.training.cuda_graph import step_problem
+from tabicl_train.training.distributed.processes import Launch, start_problems
+from tabicl_train.training.distributed.ranks import Ranks
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.training.objectives import mixing_problem
+from tabicl_train.training.planning import memory_problems
+from tabicl_train.training.process import Process
+from tabicl_train.training.run_folder import RunFolder
+from tabicl_train.training.state import TrainState, build_module
+
+__all__ = ["train"]
+
+
+def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
+    """Start or continue the run in `config.run_dir`, as one of its ranks.
+
+    In the main thread of a process, stop signals such as ctrl-C end the run after the current step, with a checkpoint.
+    In another thread they are not watched, which a line says; `trainer.max_hours` ends the run there too.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run; equal on all ranks.
+    callbacks : sequence of Callback
+        Callbacks beside those of the configuration, called before them on every rank.
+
+    Returns
+    -------
+    str
+        finished, also if there is nothing to do; or preempted: the same command continues it.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks, if the run cannot start.
+    Diverged
+        On all ranks, if it does not learn any more, or has skipped most of its steps.
+    """
+    if problems := start_problems(config):
+        raise ConfigError(problems)
+    with Process.open(config.trainer) as process:
+        # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
+        # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
+        # checkpoint is not read yet.
+        prior = configured_prior(config.prior)
+        launch = process.launch
+        steps = range(config.total_steps)
+        stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
+        stream.prepares = process.device.type == "cuda"
+        stream.pads = step_problem(config, launch.size) is None
+        loader = process.enter(
+            build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
+        )
+
+        ranks = process.connect()
+        ranks.raise_on_all_ranks(rank_problems(config, launch, ranks))
+        with RunFolder.open(config, ranks) as folder:
+            start = folder.find_start()
+            if start.is_finished:
+                return folder.finish_earlier(start)
+            if start.has_steps:  # before the network is built, which takes a second
+                start_drawing(loader, start.steps, process.stop, ranks)
+            module, optimizer = build_module(config, start.content, ranks, process.device)
+            check_predictions_and_losses(module, ranks)
+            state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
+            context = RunContext(
+                config=config,
+                values=folder.values,
+                prior=prior,
+                stream=stream,
+                loader=loader,
+                device=process.device,
+                records=folder.records,
+                status=folder.status,
+                ranks=ranks,
+                stop=process.stop,
+                resumed=start.content is not None,
+            )
+            called = Callbacks([*callbacks, *build_callbacks(context)], context)
+            if start.content is not None:
+                called.load(start.content)
+            folder.begin(state, start, context)
+            start.content = None  # hundreds of megabytes
+            with folder.failures(called, state):
+                reason = fit(state, loader, called)
+            return folder.close(state, reason, start, process.stop)
+
+
+def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
+    """Train until the last step, until a callback ends the run, or until a rank is asked to stop.
+
+    Parameters
+    ----------
+    state : TrainState
+        Weights, optimizer and steps; it is changed.
+    loader : Loader
+        Yields this rank's tables of each step.
+    callbacks : Callbacks
+        What watches and keeps the run; the last of them save checkpoints, validate and test.
+
+    Returns
+    -------
+    Reason
+        Why training has ended.
+    """
+    callbacks.start(state)
+    while (reason := callbacks.reason_to_end(state)) is None:
+        item = loader.next()  # waits for tables, or for a stop signal
+        reason = callbacks.agree_to_stop(item)  # the only exchange of every step beside that of gradients
+        if reason is not None:
+            break
+        assert item is not None  # otherwise all ranks have stopped
+        item = item.to(state.device)
+        state.module.seed_torch(state.step, "callbacks")  # equally on all ranks
+        callbacks.before_step(state, item)
+        state.take_step(item)
+        callbacks.after_step(state, item)  # guard, metrics, averages, checkpoint, validation
+    return callbacks.end(state, reason)
+
+
+def needs_tables(config: RunConfig) -> bool:
+    """Whether workers are worth starting: the newest checkpoint, by the names of the files, is from before the end."""
+    # A guess, since the workers are forked before the run directory is locked and read. `RunFolder.find_start` decides
+    # what is left to do. Where it finds less, because the newest file is damaged, this process draws the tables itself.
+    saved = checkpoint.saved(Path(config.run_dir) / "checkpoints")
+    newest = max((checkpoint.step_of(path) for path in saved), default=0)
+    return newest < config.total_steps
+
+
+def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
+    """List why this rank cannot take part in the run."""
+    problems = launch.problems(config.trainer.devices)
+    problems += config.too_few_tables(ranks.size)[:1]
+    problems += memory_problems(config)
+    if config.trainer.compile:
+        problems += compiling.problems(config.trainer)
+    return problems
+
+
+def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
+    """Check that the network is scored by the function that is trained, and that tables do not mix in a loss.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks, if `encode` and `decode` predict something else than `forward`, if the loss of a table depends on
+        the other tables of its pack, if checkpoints cannot hold the network, or a pass changes what they hold, or if a
+        trained parameter is not float32.
+    """
+
+    def check() -> list[str]:
+        problem = checkpoint.state_dict_problem(module.model.state_dict())
+        if problem is not None:  # its checkpoints could not be read
+            return [f"{type(module.model).__name__}: {problem}"]
+        for name, parameter in module.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                problem = f"{name} is {parameter.dtype}; parameters that are trained must be torch.float32"
+                return [f"{type(module.model).__name__}: {problem}"]
+        shapes = shapes_of_weights(module.model)
+        found = [
+            disagreement(module.model, perturbed=True),
+            mixing_problem(module.model, module.objective, module.auxiliary),
+        ]
+        problems = [problem for problem in found if problem is not None]
+        for name in sorted(dict(shapes.items() ^ shapes_of_weights(module.model).items())):
+            advice = "keep it as an attribute, or as a buffer with persistent=False"
+            what = f"a pass changes the shape of {name} in the state_dict, which could not be loaded again"
+            problems.append(f"{type(module.model).__name__}: {what}; {advice}")
+        return problems
+
+    problems = ranks.from_first(check)
+    if problems:
+        raise ConfigError(problems)
+
+
+def shapes_of_weights(network: Network) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in network.state_dict().items()}
+
+
+def build_loader(
+    stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
+) -> Loader:
+    """Build the loader of tables, idle; for a run without steps it has no workers."""
+    if not has_steps:
+        return Loader(stream, StreamConfig(num_workers=0))
+    if config.name == "ray":
+        from tabicl_train.stream.ray_actors import RayLoader
+
+        return RayLoader(stream, config, device)
+    local = config.local(local_size)
+    if config.num_workers is not None and local.workers < config.num_workers:
+        info(f"warning   stream.num_workers is {config.num_workers}; limited to {local.workers} by the number of cores")
+    return Loader(stream, local, device)
+
+
+def start_drawing(loader: Loader, step: int, stop: Stop, ranks: Ranks) -> None:
+    """Start drawing tables at this step; raise ConfigError on all ranks if a rank cannot."""
+    problems: list[str] = []
+    try:
+        loader.start(step, stop)
+    except ConfigError as error:
+        problems = error.problems
+    ranks.raise_on_all_ranks(problems)

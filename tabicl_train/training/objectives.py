@@ -1,0 +1,270 @@
+"""What training minimizes: one loss for each table of a pack, from the predictions of the network.
+
+An objective is normalized within each table, so a pack may be halved, and tables may move to another rank, without a
+change. Without `objective=` a network's own loss is minimized, and validation reports that loss in any case.
+
+B tables, C classes, Q quantiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from priors.options import option
+from tabicl_train.config import build
+from tabicl_train.console import counted
+from tabicl_train.doors import register
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.family import Network, random_tables
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.quantiles import pinball
+
+__all__ = ["CrossEntropy", "Objective", "Pinball", "build_objective", "losses_of", "mixing_problem"]
+
+CLASS_WEIGHTS = ("none", "balanced")
+TOLERANCE = 1e-4  # of the losses of two tables together and alone, relative to the larger one
+
+
+class Objective:
+    """The base of objectives, dataclasses whose fields are their options."""
+
+    def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
+        """Compute the loss of each table.
+
+        Parameters
+        ----------
+        predictions : Tensor
+            As from the network, (query rows of all tables, outputs).
+        pack : Pack
+            The tables; `network.targets(pack)` are the labels of the query rows.
+        network : Network
+            The network; `network.means(values, pack)` averages over the query rows of each table.
+
+        Returns
+        -------
+        Tensor
+            (B,) float32.
+        """
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        """List what contradicts other options; a single one is declared by `priors.options.option`."""
+        return []
+
+
+@dataclass
+class CrossEntropy(Objective):
+    """Cross entropy of logits.
+
+    References
+    ----------
+    Szegedy et al., Rethinking the Inception architecture, arXiv 1512.00567, section 7 (label smoothing).
+    """
+
+    label_smoothing: float = option(0.0, at_least=0, below=1)
+    """Share of the target that is spread evenly over all outputs of the network, in [0, 1)."""
+    class_weights: str = option("none", choices=CLASS_WEIGHTS)
+    """none (all query rows of a table count equally), or balanced (all classes among its query rows do)."""
+
+    def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
+        """See `Objective`."""
+        y = network.targets(pack)  # (query rows,)
+        losses = F.cross_entropy(predictions.float(), y, reduction="none", label_smoothing=self.label_smoothing)
+        if self.class_weights == "none":
+            return network.means(losses, pack)
+        counts = [N - n for N, n, _ in pack.shapes]
+        if len(y) != sum(counts):
+            raise ValueError("class_weights=balanced needs a network whose targets are the labels of the query rows")
+        table_losses = []
+        for row_losses, labels in zip(losses.split(counts), y.split(counts), strict=True):
+            rows_of_class = F.one_hot(labels, predictions.shape[1]).sum(0)  # (C,)
+            weights = 1 / rows_of_class[labels]  # (query rows of the table,)
+            table_losses.append((weights * row_losses).sum() / weights.sum())
+        return torch.stack(table_losses)
+
+
+@dataclass
+class Pinball(Objective):
+    """Pinball loss of quantiles, as in TabICLv2 (arXiv 2602.11139)."""
+
+    def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
+        """See `Objective`."""
+        return network.means(pinball(predictions, network.targets(pack)), pack)
+
+
+def build_objective(settings: dict[str, Any] | None) -> Any:
+    """Build the objective with these settings; None for the network's own loss."""
+    if settings is None:
+        return None
+    options = {key: value for key, value in settings.items() if key != "name"}
+    return build.build_objective(register.objective[settings["name"]], options)
+
+
+def losses_of(
+    network: Network,
+    pack: Pack,
+    checkpoint_rows: int | None = None,
+    objective: Any = None,
+    auxiliary: dict[str, float] | None = None,
+    predict: Callable[..., Any] | None = None,
+) -> Tensor:
+    """Compute what training minimizes for each table of a pack.
+
+    Parameters
+    ----------
+    network : Network
+        The network. Beside its predictions it may return auxiliary losses by name, each (B,).
+    pack : Pack
+        The tables.
+    checkpoint_rows : int, optional
+        See `Network.forward`.
+    objective : Objective, optional
+        By default the network's own loss.
+    auxiliary : dict, optional
+        Weights of the auxiliary losses by name; those that are not named do not count.
+    predict : callable, optional
+        What is called in place of the network, with the same arguments.
+
+    Returns
+    -------
+    Tensor
+        (B,) float32.
+
+    Raises
+    ------
+    ConfigError
+        If the objective returns something else.
+    """
+    return losses_from((predict or network)(pack, checkpoint_rows), network, pack, objective, auxiliary)
+
+
+def losses_from(
+    outputs: Any, network: Network, pack: Pack, objective: Any = None, auxiliary: dict[str, float] | None = None
+) -> Tensor:
+    """Compute the same from what the network has returned for the pack."""
+    predictions = outputs
+    extra: dict[str, Tensor] = {}
+    if isinstance(outputs, tuple):
+        predictions, extra = outputs
+    losses = network.losses(predictions, pack) if objective is None else objective(predictions, pack, network)
+    expected = f"it must return a tensor of the shape ({len(pack)},), a loss for each table"
+    if not isinstance(losses, Tensor):
+        found = "None" if losses is None else f"a {type(losses).__name__}"
+        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+    if losses.shape != (len(pack),):
+        found = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
+        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+    for name, weight in (auxiliary or {}).items():
+        if name not in extra:
+            has = f"it has {', '.join(extra)}" if extra else "it has none"
+            raise ValueError(f"the network returns no auxiliary loss {name!r}; {has}")
+        losses = losses + weight * extra[name].float()
+    return losses
+
+
+def refuse_detached(losses: Tensor, objective: Any) -> None:
+    """Raise ConfigError for losses from which no weight can be trained."""
+    if not losses.requires_grad:
+        why = "returns losses that are detached from the network (detach, no_grad, item, numpy)"
+        raise ConfigError([f"{title_of(objective)} {why}; no weight would be trained"])
+
+
+def title_of(objective: Any) -> str:
+    """Return what messages call an objective: by its name if it is registered."""
+    if objective is None:
+        return "the network's loss"
+    for name, entry in register.objective.items():
+        if entry is objective or entry is type(objective):
+            return f"objective={name}"
+    return getattr(objective, "__name__", type(objective).__name__)
+
+
+def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]) -> str | None:
+    """Compare the losses of two tables in one pack with those of the two alone.
+
+    The losses are computed in evaluation and in training mode, from predictions in evaluation mode.
+
+    Parameters
+    ----------
+    network : Network
+        The network, on any device; no random state changes.
+    objective : Objective or None
+        What training minimizes.
+    auxiliary : dict
+        Weights of auxiliary losses.
+
+    Returns
+    -------
+    str or None
+        What is wrong, in one line: a difference, a changed pack, or losses of another form; None if nothing is.
+    """
+    device = next(network.parameters()).device
+    was_training = network.training
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for training in (False, True):
+                difference = mixing_difference(network, objective, auxiliary, training)
+                if difference is not None:
+                    mode = " in training mode" if training else ""
+                    return (
+                        f"{title_of(objective)} of two tables in one pack differs by {difference:.2g}{mode} from that "
+                        "of the two alone; it must be normalized within each table, since packs are halved and divided "
+                        "among ranks"
+                    )
+    except ConfigError as error:
+        return str(error)
+    finally:
+        network.train(was_training)
+    return None
+
+
+def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, float], training: bool) -> float | None:
+    """Return by how much the loss of a table depends on the other one of its pack, or None; `training` is the mode."""
+    device = next(network.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    tables = []
+    for X, y, n in random_tables(network.config, ((12, 7, 2), (20, 9, 2)) * 2, generator):
+        tables.append((X.to(device), y.to(device), n))
+
+    def losses(*numbers: int, seed: int = 0) -> Tensor:
+        pack = Pack.of([tables[number] for number in numbers])
+        network.eval()
+        with torch.no_grad():
+            outputs = network(pack)
+        predictions = outputs[0] if isinstance(outputs, tuple) else outputs
+        network.train(training)
+        before = {"X": pack.X, "y": pack.y}
+        versions = {name: tensor._version for name, tensor in before.items()}  # counts changes but those of .data
+        copies = {name: tensor.clone() for name, tensor in before.items()}
+        torch.manual_seed(seed)
+        with torch.set_grad_enabled(training):
+            predictions.requires_grad_(training)
+            found = losses_from(outputs, network, pack, objective, auxiliary)
+        if training:
+            refuse_detached(found, objective)
+        for name, tensor in before.items():
+            is_same = getattr(pack, name) is tensor and tensor._version == versions[name]
+            if not is_same or not torch.equal(tensor, copies[name]):
+                what = f"changes {name} of the pack, which are the tables of the step"
+                raise ConfigError([f"{title_of(objective)} {what}; change a copy, as of pack.{name}.clone()"])
+        return found.detach().float()
+
+    together = losses(0, 1)
+    largest = max(1.0, together.abs().max().item())
+    if (losses(0, 1, seed=1) - together).abs().max() <= TOLERANCE * largest:
+        others = torch.cat([losses(0), losses(1)])
+    else:
+        # Losses with random numbers, of which there are as many only beside a table of the same shape.
+        others = torch.stack([losses(0, 3)[0], losses(2, 1)[1]])
+    difference = (together - others).abs().max().item()
+    return difference if difference > TOLERANCE * largest else None  # nan is reported elsewhere
+
+
+register.objective("cross_entropy", CrossEntropy)
+register.objective("pinball", Pinball)

@@ -1,0 +1,290 @@
+"""The cost of a run, estimated before it starts: its FLOPs, its memory, and the plan that is printed.
+
+Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter with ours), plus what the
+forward pass of the largest pack keeps for the backward pass (`Network.kept_bytes`). On a CPU the process itself is
+added.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from priors.mix_scm import MixSCM
+from tabicl_train.config.prior_checks import draws_validation_tables
+from tabicl_train.config.schema import (
+    CurriculumConfig,
+    RunConfig,
+    StageConfig,
+    TrainerConfig,
+    configured_prior,
+    steps_of_stages,
+)
+from tabicl_train.console import text_table
+from tabicl_train.doors import register
+from tabicl_train.model.config import family_of
+from tabicl_train.model.family import NetworkConfig
+from tabicl_train.model.pack import Shape
+from tabicl_train.stream.curriculum import FEATURE_CAPS, cap_features, plan_step
+from tabicl_train.training.optimizer import REPLAYED, state_bytes
+from tabicl_train.training.precision import choose, uses_cuda
+
+COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
+WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
+REPLAY_BYTES = 12  # on a GPU: temporary values of our optimizers, which a CUDA graph keeps (counted on a CPU)
+STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
+PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, the loops of priors
+
+
+def run_plan(config: RunConfig) -> list[str]:
+    """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
+    parameters = count_parameters(config.model)
+    memory = memory_of(config.trainer)
+    precision = choose(config.trainer).name
+    lines = [*mixture_lines(config), f"model     {parameters:,} parameters"]
+    if plans_for_elsewhere(config.trainer):
+        card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"
+        lines.append(f"device    {card}; torch finds none on this machine")
+    lines += cap_lines(config)
+    lines += pass_lines(config)
+
+    # The table of stages. Of one that `trainer.max_steps` cuts short, only its steps in this run count as work.
+    stages = []
+    warnings = []
+    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
+    steps_in_run = steps_of_stages(lengths, config.total_steps)
+    for name, stage in config.curriculum.stages.items():
+        fewest_rows, most_rows = stage.rows
+        rows = f"{fewest_rows:,}..{most_rows:,}"
+        if name not in steps_in_run:
+            stages.append([name, "not run", "", rows, *[""] * 5])
+            continue
+        work = expected_work(stage, config.model, config.seed, config.trainer.devices or 1)
+        peak = stage_peak(config.model, parameters, stage, precision, bytes_per_weight(config))
+        if not uses_cuda(config.trainer):
+            peak += PROCESS_BYTES
+        if peak > memory:
+            need = f"may need {peak / 1e9:,.1f} GB; a process of this run has {memory / 1e9:.1f} GB"
+            warnings.append(f"warning   stage {name} {need}; lower its pack_tokens, rows or features")
+        done = steps_in_run[name]
+        share = done / stage.steps
+        steps = f"{done:,}" if share == 1 else f"{done:,} of {stage.steps:,}"
+        stages.append(
+            [
+                name,
+                steps,
+                f"{done * stage.tables:,}",
+                rows,
+                f"{work.cells * share:.2g}",
+                "unknown" if math.isnan(work.flops) else f"{work.flops * share:.2g}",
+                f"{stage.pack_tokens:,}",
+                f"{work.passes:.1f}",
+                "unknown" if math.isnan(peak) else f"{peak / 1e9:,.2f} GB",
+            ]
+        )
+    max_steps = config.trainer.max_steps
+    if max_steps is not None and max_steps > config.total_steps:
+        ends = f"the curriculum ends the run after {config.total_steps:,} steps"
+        warnings.append(f"warning   trainer.max_steps is {max_steps:,}, but {ends}")
+    warnings += [f"warning   {remark}" for remark in settings_without_effect(config)]
+    lines += [f"          {line}" for line in text_table(COLUMNS, stages).splitlines()]
+    return [*lines, f"          {config.total_steps:,} steps in this run", *warnings]
+
+
+def settings_without_effect(config: RunConfig) -> list[str]:
+    """List settings that are not the defaults but have no effect beside the others."""
+    default = StageConfig()
+    remarks = []
+    for name, stage in config.curriculum.stages.items():
+        key = f"curriculum.stages.{name}"
+        # A constant learning rate may be written out as the final one.
+        as_expected = (default.final_learning_rate, stage.learning_rate)
+        if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
+            remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
+        if stage.schedule != "wsd" and stage.decay != default.decay:
+            remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
+    return remarks
+
+
+def cap_lines(config: RunConfig) -> list[str]:
+    """Describe in which stages long tables have fewer features than `features` asks for."""
+    if configured_prior(config.prior).stored_sizes is not None:  # stored tables have sizes of their own
+        return []
+    lines = []
+    for name, stage in config.curriculum.stages.items():
+        fewest_rows, most_rows = stage.rows
+        of_shortest = cap_features(fewest_rows, stage.features[1])
+        caps = []
+        for more_than, cap in reversed(FEATURE_CAPS):
+            if most_rows > more_than and cap <= of_shortest and cap < stage.features[1]:
+                caps.append(f"{cap} with more than {more_than:,} rows")
+        if caps:
+            lines.append(f"features  stage {name}: at most {', '.join(caps)}")
+    return lines
+
+
+def pass_lines(config: RunConfig) -> list[str]:
+    """Describe with which steps further passes of stored tables begin."""
+    lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
+    stages = {}
+    for name, steps in steps_of_stages(lengths, config.total_steps).items():
+        stages[name] = steps, config.curriculum.stages[name].tables
+    return [f"passes    {line}" for line in configured_prior(config.prior).pass_lines(stages)]
+
+
+def mixture_lines(config: RunConfig) -> list[str]:
+    """Describe the shares of all components of a mixture, those of the stages that have others, and then validation."""
+    prior = configured_prior(config.prior)
+    if not isinstance(prior, MixSCM):
+        return []
+    lines = [f"mixture   {percentages(prior.shares)}"]
+    for name, stage in config.curriculum.stages.items():
+        shares = prior.mixed(stage.mix).shares
+        if shares != prior.shares:
+            lines.append(f"          stage {name}: {percentages(shares)}")
+    if len(lines) > 1 and draws_validation_tables(config):
+        for kind, part in config.curriculum.priors_by_kind(prior).items():
+            assert isinstance(part, MixSCM)  # as the whole is one
+            lines.append(f"          {kind} tables of validation: {percentages(part.shares)}")
+    return lines
+
+
+def percentages(shares: dict[str, float]) -> str:
+    largest_first = sorted(shares, key=lambda name: -shares[name])
+    return ", ".join(f"{name} {100 * shares[name]:.3g} %" for name in largest_first)
+
+
+def memory_problems(config: RunConfig) -> list[str]:
+    """List why a run cannot fit into the memory of this machine, however small its tables."""
+    parameters = count_parameters(config.model)
+    memory = memory_of(config.trainer)
+    state = bytes_per_weight(config) * parameters
+    if state <= memory:
+        return []
+    need = f"{parameters:,} parameters need {state / 1e9:,.1f} GB with gradients and optimizer state"
+    return [f"model: its {need}; a process of this run has {memory / 1e9:.1f} GB"]
+
+
+def bytes_per_weight(config: RunConfig) -> float:
+    """Return the bytes of a parameter with its gradients and the state of the run's optimizer."""
+    is_replayed = uses_cuda(config.trainer) and register.optimizer[config.optimizer.name].optimizer in REPLAYED
+    return WEIGHT_BYTES + state_bytes(config.optimizer) + (REPLAY_BYTES if is_replayed else 0)
+
+
+def count_parameters(model: NetworkConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in family_of(model)(model).parameters())
+
+
+def plans_for_elsewhere(trainer: TrainerConfig) -> bool:
+    """Return whether these settings need a GPU, which this machine lacks: it can plan the run, but not start it."""
+    return uses_cuda(trainer) and not torch.cuda.is_available()
+
+
+def memory_of(trainer: TrainerConfig) -> float:
+    """Return the bytes of memory of the GPU, or on a CPU of this machine divided by `trainer.devices`."""
+    if plans_for_elsewhere(trainer):
+        return 1e9 * trainer.plan_memory_gb
+    if uses_cuda(trainer):
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (trainer.devices or 1)
+
+
+class Work(NamedTuple):
+    """Cells and FLOPs of a stage, and the passes of the first process in each of its steps."""
+
+    cells: float
+    flops: float
+    passes: float
+
+
+def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: int = 1, sample: int = 20) -> Work:
+    """Extrapolate the work of a stage from the plans of its first `sample` steps."""
+    alone = CurriculumConfig({"stage": stage})
+    steps = min(sample, stage.steps)
+    cells = flops = passes = 0.0
+    for step in range(steps):
+        plan = plan_step(alone, model, seed, step)
+        cells += sum(len(group.tables) * group.spec.num_rows * group.spec.num_features for group in plan.groups)
+        for group in plan.groups:
+            shape = (group.spec.num_rows, group.spec.train_size, group.spec.num_features)
+            flops += training_flops(model, [shape] * len(group.tables))
+        passes += len(plan.packs(0, ranks))
+    scale = stage.steps / steps
+    return Work(cells * scale, flops * scale, passes / steps)
+
+
+def training_flops(model: NetworkConfig, tables: Iterable[Shape]) -> float:
+    """Count the FLOPs of tables, forward and backward pass; nan if the network has no formula for them."""
+    # The backward pass costs twice the forward pass.
+    return 3 * sum(family_of(model).forward_flops(model, N, n, M) for N, n, M in tables)
+
+
+def peak_bytes(
+    config: NetworkConfig,
+    parameters: int,
+    tables: Sequence[Shape],
+    precision: str = "fp32",
+    weight_bytes: float = STATE_BYTES,
+) -> float:
+    """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables; nan if unknown."""
+    family = family_of(config)
+    recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
+    in_16_bits = precision != "fp32"
+    kept = sum(family.kept_bytes(config, N, n, M, recomputed, in_16_bits) for N, n, M in tables)
+    return weight_bytes * parameters + kept
+
+
+def stage_peak(
+    config: NetworkConfig, parameters: int, stage: StageConfig, precision: str, weight_bytes: float = STATE_BYTES
+) -> float:
+    """Bound peak_bytes of the packs that a stage can draw."""
+    # The pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
+    if stage.checkpoint_rows is not None:
+        config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
+    if stage.col_attention_fp32 is not None:
+        in_fp32 = bool(stage.col_attention_fp32)  # auto needs the most memory where PyTorch's attention runs
+        config = replace(config, col_attention_fp32=in_fp32)  # type: ignore
+    state = weight_bytes * parameters
+    peaks = []
+    for N, n, M in extreme_tables(config, stage):
+        tables = stage.pack_tokens / family_of(config).pack_tokens(config, N, M)
+        tables = min(max(tables, 1.0), stage.tables)
+        peaks.append(state + tables * peak_bytes(config, 0, [(N, n, M)], precision))
+    return max(peaks)
+
+
+def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
+    """Yield candidates for the table that needs the most memory, in total or per token."""
+    # Memory and tokens are linear in rows, in labeled rows and in features. So the maximum is at
+    # - an end of a range,
+    # - a number of rows where recomputation or a cap of features begins, or
+    # - a size with which all tables of a step just fill a pack.
+    low, high = stage.rows
+    thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
+    limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
+    share = stage.pack_tokens // stage.tables  # tokens of a table, if all tables of a step share a pack
+
+    def tokens(rows: int, features: int) -> int:
+        return family_of(config).pack_tokens(config, rows, features)
+
+    shapes = set()  # rows and features
+    for rows in limits:
+        fewest = cap_features(rows, stage.features[0])
+        most = cap_features(rows, stage.features[1])
+        shapes |= {(rows, fewest), (rows, most)}
+        fitting = [features for features in range(fewest, most + 1) if tokens(rows, features) <= share]
+        if fitting:
+            shapes.add((rows, fitting[-1]))
+    for features in stage.features:
+        rows = min(max(share // tokens(1, features), low), high)
+        shapes.add((rows, cap_features(rows, features)))
+    for rows, features in sorted(shapes):
+        for labeled_share in stage.train_share:
+            labeled = min(max(round(rows * labeled_share), 2), rows - 2)
+            yield rows, labeled, features

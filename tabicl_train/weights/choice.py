@@ -1,0 +1,132 @@
+"""Which weights of a run a command takes: one rule for all of them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from tabicl_train.console import first_line, info
+from tabicl_train.errors import ConfigError
+from tabicl_train.run.checkpoint import (
+    DamagedCheckpoint,
+    averaged,
+    is_run_checkpoint,
+    newest_valid,
+    read,
+    saved,
+    step_of,
+)
+from tabicl_train.run.records import Records
+from tabicl_train.run.removed import REMOVED
+from tabicl_train.weights import no_such_weights
+
+BEST, NEWEST, EMA = "best", "newest", "ema"
+TRAINED = "trained"  # another name of the newest ones, under which exports record them
+CHOICES = (BEST, NEWEST, EMA, TRAINED)
+BEST_FILE = "checkpoints/best.ckpt"  # in the run directory
+START_FILE = "checkpoints/start.ckpt"  # the weights that the run started from, if they were given and validated
+
+WORDS = {
+    BEST: "the best by validation",
+    TRAINED: "the newest",
+    EMA: "the exponential moving average",
+}
+
+
+def weights_in_words(kind: str, step: int, steps: int | None = None) -> str:
+    """Name the weights of a run whose scores are shown; steps: of the whole run, if known."""
+    if kind == TRAINED and step == steps:
+        return f"the final ones, of step {step:,}"
+    of_steps = "" if steps is None else f" of {steps:,}"
+    return f"{WORDS.get(kind, kind)}, step {step:,}{of_steps}"
+
+
+def choice_problems(weights: str | None) -> list[str]:
+    """List the problem with a choice of weights."""
+    if weights == "last":
+        advice = REMOVED["averages.last"].advice
+        return [f"weights is 'last', which was removed in version 0.3.0 with averages.last; {advice}"]
+    if weights is None or weights in CHOICES:
+        return []
+    return [f"weights is {weights!r}; it must be one of {', '.join(CHOICES)}"]
+
+
+def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
+    """Return the file that holds the chosen weights, its content, and their kind: best, trained or ema."""
+    # Of a run directory, None takes the best by validation if it keeps any, otherwise the newest, and a line says what
+    # was taken. A file is taken as it is, apart from the average in it. Resume and replay have no choice: they need the
+    # newest checkpoint. Raises ConfigError.
+    kind = TRAINED if weights == NEWEST else weights
+
+    # A file
+    if not path.is_dir():
+        file, content = load(str(path))
+        if kind == BEST and is_run_checkpoint(content):
+            raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
+        return file, content, kind or TRAINED
+
+    # A run directory
+    if kind is None:
+        kind = BEST if keeps_best(path) else TRAINED
+    source = best_file(path) if kind == BEST else path
+    file, content = load(str(source))
+    if kind == EMA and not averaged(content):
+        raise ConfigError([no_average(file)])
+
+    step = content["global_step"]
+    line = f"weights   {path}: {WORDS[kind]}, of step {step:,}"
+    if kind == BEST:
+        saved_steps = [step_of(checkpoint) for checkpoint in saved(path / "checkpoints")]
+        newest = max(saved_steps, default=step)
+        if newest != step:
+            line += f" (the newest are of step {newest:,})"
+    if kind == TRAINED and weights is None:
+        line += " (no weights are marked as the best by validation)"
+    say_once(line)
+    return file, content, kind
+
+
+def load(checkpoint: str) -> tuple[Path, dict]:
+    """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
+    path = Path(checkpoint)
+    if path.is_dir():
+        newest = newest_valid(path / "checkpoints")
+        if newest is None:
+            raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
+        return newest
+    try:
+        return path, read(path)
+    except FileNotFoundError:
+        raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
+    except DamagedCheckpoint as error:
+        raise ConfigError([str(error)]) from None
+    except (OSError, MemoryError) as error:
+        raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
+
+
+def no_average(file: Path) -> str:
+    """Return the problem that a checkpoint keeps no average of the weights."""
+    return f"{file} keeps no such average: averages.ema was 0, or the run has just begun"
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line, unless this process has printed it: an estimator reads the same run in every fit."""
+    info(line)
+
+
+def keeps_best(run_dir: Path) -> bool:
+    """Whether a validation has chosen best weights, be their file there or not."""
+    if (run_dir / BEST_FILE).exists():
+        return True
+    return any(row.get("is_best") == "1" for row in Records(run_dir).rows("validation.csv"))
+
+
+def best_file(run_dir: Path) -> Path:
+    """Return the checkpoint with the best weights of a run; raises ConfigError if there is none."""
+    path = run_dir / BEST_FILE
+    if path.exists():
+        return path
+    if keeps_best(run_dir):
+        raise ConfigError([f"{path}, the best weights of the run, is missing; weights=newest takes the newest ones"])
+    raise ConfigError([f"{run_dir} keeps no best weights: validation.every was 0, or there was no validation yet"])

@@ -1,0 +1,357 @@
+"""Exports a run or a checkpoint to a file or folder for other programs; weights/reader.py reads what it writes.
+
+Formats are registered by `register.export_format`. Files of the first one, the public format, load with
+`tabicl.TabICLClassifier(model_path=FILE, allow_auto_download=False)`. Such a file is
+torch.save({"config": 26 values, "state_dict": weights, "format_version": 1, "origin": origin of the weights}). The
+package silently replaces a missing value of the configuration by its own default, so all 26 are written, and all are
+required when a file is read. It ignores version and origin, which files of other programs lack. A safetensors file
+holds the same: the weights as its tensors, the rest in its metadata, with a checksum that is verified when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from priors.checksum import with_checksum
+from priors.folders import without_folders
+from tabicl_train.console import first_line, info, one_line
+from tabicl_train.doors import register
+from tabicl_train.doors.plugins import load as load_plugins
+from tabicl_train.errors import ConfigError
+from tabicl_train.model.config import family_of
+from tabicl_train.model.family import Network, NetworkConfig
+from tabicl_train.model.pack import Pack
+from tabicl_train.model.predict import disagreement as different_functions
+from tabicl_train.model.predict import outputs_of
+from tabicl_train.model.tabicl import TabICL
+from tabicl_train.outputs import (
+    expand_home,
+    input_problems,
+    output_problems,
+    owner_problem,
+    remove_leftovers,
+    save,
+    write_atomically,
+)
+from tabicl_train.run.curves import OUTSIDE
+from tabicl_train.run.score_names import PROBES, REAL, validation_kind
+from tabicl_train.weights.choice import BEST
+from tabicl_train.weights.files import PUBLIC_VERSION, public_weights, read_safetensors
+from tabicl_train.weights.hub_format import hub_problem, save_hub
+from tabicl_train.weights.onnx_format import missing_packages, onnx_predictor, save_onnx
+from tabicl_train.weights.pretrained import Pretrained, as_float32, mismatches, plugins_argument
+from tabicl_train.weights.reader import build_network, files_of_weights, load_model, load_network, read_weights
+
+__all__ = ["export", "load_model", "load_network"]  # the loaders are of weights/reader.py, and have been here before
+
+# Of the tables on which an export is compared: tables, rows, labeled rows, columns.
+SHAPES = ((2, 21, 13, 6), (1, 9, 1, 1), (3, 40, 39, 3), (1, 150, 100, 17))
+
+Predictor = Callable[[Tensor, Tensor], Tensor]  # X (B, N, M), y_train (B, n) -> logits or quantiles (B, N - n, C)
+
+
+def export(
+    checkpoint: str,
+    output: str,
+    weights: str | None = None,
+    format: str | None = None,
+    plugins: str | Path | Iterable[str | Path] | None = None,
+) -> str:
+    """Write a file or folder, and compare its predictions with the network's before it takes its place.
+
+    Parameters
+    ----------
+    checkpoint : str
+        What to export: a run directory, a checkpoint of a run, an export, or a name of weights in the package.
+    output : str
+        File or folder to write; its name decides the format.
+    weights : str, optional
+        Which weights of a run, as in `load_network`.
+    format : str, optional
+        tabicl, safetensors, hub or onnx; needed for a folder with a dot in its name.
+    plugins : str or list of str, optional
+        As in `load_network`.
+
+    Returns
+    -------
+    str
+        Lines about what was written, how to load it, and the validation of the best weights.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be written; what was at `output` then stays.
+    """
+    load_plugins(plugins)
+    output = expand_home(output)
+    chosen = check_output(output, format)  # before weights are read, which takes longer
+    inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
+    problems = input_problems("output", output, inputs)
+    if problems:
+        raise ConfigError(problems)
+    pretrained = read_weights(checkpoint, weights)
+    written = one_line(export_weights(pretrained, output, chosen))
+    if pretrained.origin.get("weights") == BEST:
+        written += f"\n{one_line(best_in_words(pretrained.origin))}"
+    return written
+
+
+def best_in_words(origin: dict) -> str:
+    """Describe the validation of weights that are the best ones of a run, from their origin."""
+    scores = []
+    for row in origin.get("validation", []):
+        if row["step"] != origin["step"] or validation_kind(row["data"]) == PROBES:
+            continue
+        name = row["data"] if validation_kind(row["data"]) == REAL else f"{row['data']} tables"
+        mark = ", outside the trained range" if row.get("trained_range") == OUTSIDE else ""
+        scores.append(f"{name} of {row['rows']} rows (loss {row['loss']:.4f}{mark})")
+    text = f"the best weights are of step {origin['step']}"
+    if scores:
+        text += f", by validation on {', '.join(scores)}"
+    return text
+
+
+def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
+    """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
+    chosen = register.export_format[format]
+    network = build_network(pretrained)
+    problem = different_functions(network)
+    if problem:
+        raise ConfigError([f"{output} is not written: {problem}"])
+    pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
+    checked = False  # whether the format has called `check`, which those of plug-ins may not do
+
+    def check(path: Path) -> None:
+        nonlocal checked
+        checked = True
+        try:
+            problem = disagreement(network, chosen.predictor(path), chosen.tolerance)
+        except ConfigError as error:  # names the temporary file
+            problem = "; ".join(error.problems).replace(f"{path}: ", "").replace(str(path), "it")
+        if problem:
+            raise ConfigError([f"{output} is not written: {problem}"])
+
+    try:
+        for folder in {Path(output).parent.resolve(), Path(output).resolve().parent}:  # the output may be a link
+            remove_leftovers(folder)
+        loads = chosen.entry(pretrained, network, Path(output), check)
+        if not checked:
+            try:
+                check(Path(output))
+            except ConfigError:
+                Path(output).unlink()
+                raise
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise ConfigError([f"output is {output!r}; it cannot be written ({reason})"]) from None
+    count = sum(tensor.numel() for tensor in pretrained.tensors.values())
+    return f"{output}: {count:,} parameters, {loads}"
+
+
+Check = Callable[[Path], None]  # raises ConfigError if the predictions of a written file or folder differ
+
+
+def save_public(
+    config: NetworkConfig,
+    weights: dict[str, Tensor],
+    path: str | Path,
+    origin: dict | None = None,
+    check: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
+    # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
+    weights = {name: as_float32(weight.detach().to("cpu", copy=True)) for name, weight in weights.items()}
+    problems = mismatches(config, weights)
+    if problems:
+        raise ConfigError([f"{path} is not written: {problem}" for problem in problems])
+    public = {"config": family_of(config).to_public(config), "format_version": PUBLIC_VERSION, "origin": origin or {}}
+
+    def write(file: BinaryIO) -> None:
+        if Path(path).suffix == ".safetensors":
+            tensors = {name: weight.contiguous() for name, weight in weights.items()}
+            arrays = {name: weight.numpy() for name, weight in weights.items()}
+            texts = {key: json.dumps(value) for key, value in public.items()}
+            metadata = with_checksum({"format": "pt"} | texts, arrays)
+            file.write(safetensors.torch.save(tensors, metadata))
+        else:
+            save(public | {"state_dict": weights}, file)
+        file.flush()
+        check(Path(file.name))
+
+    write_atomically(Path(path), write)
+
+
+def write_public(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    save_public(pretrained.config, pretrained.tensors, path, pretrained.origin, check)
+    if path.suffix == ".safetensors":
+        plugins_named = plugins_argument(pretrained)
+        return f"loads with tabicl_train.{estimator_name(pretrained.config)}({str(path)!r}{plugins_named})"
+    return f"loads with tabicl.{estimator_name(pretrained.config)}(model_path={str(path)!r})"
+
+
+def write_hub(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    save_hub(pretrained, path, check)
+    loader = estimator_name(pretrained.config) if network.predicts_real_tables else "prediction.export.load_network"
+    plugins_named = plugins_argument(pretrained)
+    return f"loads with tabicl_train.{loader}({str(path)!r}{plugins_named}); its README.md is the model card"
+
+
+def write_onnx(pretrained: Pretrained, network: Network, path: Path, check: Check) -> str:
+    instead = "format=hub takes every network"
+    if type(network).forward is not TabICL.forward:  # what is converted
+        raise ConfigError(
+            [f"format=onnx converts the forward pass of TabICL, and {type(network).__name__} has its own; {instead}"]
+        )
+    info("converting to ONNX, which takes 10 seconds to a minute")
+    try:
+        save_onnx(cast(TabICL, network), path, pretrained.summary, check)
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # of torch's exporter, or of a stage that a subclass has replaced
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError([f"format=onnx cannot convert {type(network).__name__} ({reason}); {instead}"]) from error
+    what = "quantiles" if pretrained.config.is_regression else f"logits of {pretrained.config.outputs} classes"
+    return f"X and y_train -> {what}, agrees in onnxruntime"
+
+
+def estimator_name(config: NetworkConfig) -> str:
+    return "TabICLRegressor" if config.is_regression else "TabICLClassifier"
+
+
+def predictor(network: Network) -> Predictor:
+    return lambda X, y_train: outputs_of(network, Pack.stack(X, y_train)).unflatten(0, (len(X), -1))
+
+
+def read_back(path: Path) -> Predictor:
+    return predictor(load_network(str(path)))
+
+
+def file_problems(output: str) -> list[str]:
+    return output_problems("output", output)
+
+
+def folder_problems(output: str) -> list[str]:
+    problem = owner_problem(output) or hub_problem(Path(output))
+    return [f"output is {output!r}; {problem}"] if problem else []
+
+
+@dataclass(frozen=True)
+class Format:
+    """An export format: what is registered by `register.export_format`.
+
+    Parameters
+    ----------
+    entry : callable
+        `entry(pretrained, network, path, check)` writes a file or folder, and returns how to load it, a few words. It
+        should write to another path beside it and call `check(written)`, which raises ConfigError if the predictions
+        of what is written differ from the network's, before it takes its place, as `outputs.write_atomically` does;
+        if it does not call `check`, that is done at the end, and a file that differs is removed.
+    suffixes : tuple of str
+        The ends of names of files that mean this format; "" is a folder.
+    predictor : callable
+        `predictor(path)` returns a function of what is written: X (B, N, M), y_train (B, n) -> logits or quantiles
+        (B, N - n, C). By default `load_network` reads it.
+    tolerance : float
+        The largest difference between its predictions and the network's.
+    problems : callable
+        `problems(output)` returns why a path cannot be written.
+    """
+
+    entry: Callable[[Pretrained, Network, Path, Check], str]
+    suffixes: tuple[str, ...]
+    predictor: Callable[[Path], Predictor] = read_back
+    tolerance: float = 1e-5
+    problems: Callable[[str], list[str]] = file_problems
+
+
+register.export_format("tabicl", write_public, suffixes=(".ckpt", ".pt", ".pth"))
+register.export_format(
+    "safetensors",
+    write_public,
+    suffixes=(".safetensors",),
+    predictor=lambda path: predictor(build_network(public_weights(path, read_safetensors(path)))),  # it still ends .tmp
+)
+register.export_format("hub", write_hub, suffixes=("",), problems=folder_problems)
+register.export_format(
+    "onnx",
+    write_onnx,
+    suffixes=(".onnx",),
+    predictor=onnx_predictor,
+    tolerance=1e-4,  # for another order of sums
+    problems=lambda output: file_problems(output) + missing_packages(),
+)
+
+
+def check_output(output: str, format: str | None) -> str:
+    """Return the format to write; raises ConfigError with all problems of the arguments."""
+    formats = register.export_format
+    suffix = Path(output).suffix
+    meant = [name for name, each in formats.items() if suffix in each.suffixes]  # by the name of the output
+    if format is not None and format not in formats:
+        problems = [formats.unknown(format)]
+        if not meant:
+            problems.append(f"output is {output!r}; its name decides the format: {names_of_formats()}")
+        raise ConfigError(problems)
+    writes_folder = format is not None and "" in formats[format].suffixes
+    if not meant and not writes_folder:  # a folder may be called v2.1
+        raise ConfigError([f"output is {output!r}; its name decides the format: {names_of_formats()}"])
+    if format is None and len(meant) > 1:
+        raise ConfigError([f"output is {output!r}, whose name means {' or '.join(meant)}; set format=NAME"])
+    if format is not None and meant and format not in meant:
+        raise ConfigError([f"output is {output!r}, whose name means format={meant[0]}, but format is {format}"])
+    chosen = format or meant[0]
+    problems = formats[chosen].problems(output)
+    if problems:
+        raise ConfigError(problems)
+    return chosen
+
+
+def names_of_formats() -> str:
+    """Return the names of outputs of all formats, in a line."""
+    described = []
+    for name, each in register.export_format.items():
+        suffixes = [suffix for suffix in each.suffixes if suffix]
+        described.append(f"FILE{alternatives(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
+    return alternatives(described)
+
+
+def alternatives(texts: list[str]) -> str:
+    """Join texts as in `A, B or C`."""
+    *others, last = texts
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+@torch.no_grad()
+def disagreement(network: Network, predict: Predictor, tolerance: float) -> str | None:
+    """Describe how logits or quantiles of an export differ from the network's on random tables; None if they agree."""
+    what = "quantiles" if network.config.is_regression else "logits"
+    generator = torch.Generator().manual_seed(0)
+    for tables, rows, labeled, columns in SHAPES:
+        if network.size_problem(network.config, rows, columns):
+            continue
+        X = torch.randn(tables, rows, columns, generator=generator)
+        if network.config.missing_values:
+            X[torch.rand(X.shape, generator=generator) < 0.2] = torch.nan
+        if network.config.is_regression:
+            y_train = torch.randn(tables, labeled, generator=generator)
+        else:
+            y_train = torch.randint(0, network.config.outputs, (tables, labeled), generator=generator)
+        expected = predictor(network)(X, y_train)
+        if not expected.isfinite().all():
+            return f"the network's {what} are not finite"
+        actual = predict(X, y_train)
+        where = f"(tables of {rows} rows and {columns} columns)"
+        if actual.shape != expected.shape:
+            return f"its {what} differ from the network's in shape, {tuple(actual.shape)} {where}"
+        difference = (actual - expected).abs().max()
+        if not difference <= tolerance:  # also if it is nan
+            return f"its {what} differ from the network's by {difference:.1e} {where}"
+    return None
