@@ -359,7 +359,8 @@ def broken_rule(value: float, facts: Mapping[str, Any]) -> str | None:
 def in_list(problem: str, key: str, values: list, kind: Any = Any) -> str:
     """Say of a whole list what is wrong with an element of it, which is of the type `kind`."""
     if problem == f"{key}: {NEEDS_VALUE}":
-        return f"{key} is {values}; each value must be of type {name_of(kind)}"
+        advice = ": put quotes around it" if kind is str else ""  # null, or ?
+        return f"{key} is {values}; each value must be of type {name_of(kind)}{advice}"
     _, separator, rule = problem.partition("; it must ")
     return f"{key} is {values}; each value must {rule}" if separator else problem
 

@@ -13,8 +13,8 @@ import torch
 import priors
 from priors import Table, TableSpec
 from priors.options import option
+from tabicl_train.config.checks import one_of
 from tabicl_train.console import counted, info
-from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown
 from tabicl_train.lab.instruments import POINTS, ROWS, measure
@@ -57,13 +57,16 @@ class Options:
     small: bool = False
     """The two smallest numbers of rows, and one table for each."""
 
+    def problems(self) -> list[str]:
+        problems = one_of("prior", self.prior, priors.prior_names())
+        if not self.rows:
+            problems.append("rows is empty; name at least one number")
+        return problems
+
 
 def run(options: Options) -> None:
     from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
 
-    if not options.rows:
-        raise ConfigError(["rows is empty; name at least one number"])
-    priors.prior_class(options.prior)  # without one, before something is written
     network = load_model(options.checkpoint, options.weights)
     attention_layers(network)  # without any, before something is written
     folder = Folder("entropy", options)

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from priors.options import check
 from tabicl_train import plugins
 from tabicl_train.console import markdown_table
 from tabicl_train.errors import ConfigError, require_sweep_packages
@@ -48,10 +49,12 @@ Runs = dict[str, tuple[Row, Path]]  # by name: what rows of scores say of a run,
 class Folder:
     """The folder of an experiment, created if there is none.
 
-    Raises ConfigError if it holds anything but this experiment.
+    Raises ConfigError if it holds anything but this experiment, or options that were made in Python are wrong.
     """
 
     def __init__(self, experiment: str, options: Any) -> None:
+        if problems := check(options):
+            raise ConfigError(problems)
         self.path = Path(options.folder)
         self.experiment = experiment
         self.options = dataclasses.asdict(options)

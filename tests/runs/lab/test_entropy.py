@@ -29,7 +29,7 @@ def test_tables_are_those_of_the_prior(run_dir):
 def test_mistakes_are_named(run_dir, tmp_path):
     result = command("lab", "entropy", f"folder={tmp_path}/x", f"checkpoint={run_dir}", "rows=[5,20]", "prior=nothing")
     assert result.returncode == 2 and not (tmp_path / "x").exists()
-    assert "rows is 5; it must be at least 10" in result.stderr
+    assert "rows is [5, 20]; each value must be at least 10" in result.stderr
     assert "prior is 'nothing'" in result.stderr
 
 

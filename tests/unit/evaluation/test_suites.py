@@ -260,7 +260,7 @@ def test_words_for_missing_values_are_classes_of_targets(tmp_path, capsys):
     assert counts == [(3, 3), (2, 2)]
     kept = build_prior("one_table", file=str(tmp_path / "data.csv"), target="code", missing_words=["n/a"])
     assert {facts.name: facts.distinct for facts in kept.task.columns}["code"] == 3
-    with pytest.raises(PriorError, match=r"missing_words has None, which is no text: put quotes around it"):
+    with pytest.raises(PriorError, match=r"each value must be of type str: put quotes around it"):
         build_prior("one_table", file=str(tmp_path / "data.csv"), missing_words=[None])
 
 

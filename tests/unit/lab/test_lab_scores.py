@@ -241,7 +241,7 @@ def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks(
     assert torch.allclose(scales[:, 1:], torch.tensor(2.0))
     assert torch.allclose(scales[:, 0], torch.tensor(20.0))
     assert not torch.equal(pack.X, sequences.draw(3, 1, test, "linear_functions", 0).X)  # another block
-    with pytest.raises(ConfigError, match="quantifiers is 'evry'; it must be one of every, some"):
+    with pytest.raises(ConfigError, match="each value must be one of every, some"):
         quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))
 
 
