@@ -210,8 +210,9 @@ class TrainedNetwork(nn.Module):
         self.states_replaced += 1
         optimizer.load_state_dict(self.configure_optimizers().state_dict())
 
-    def on_fit_start(self) -> None:
-        """Move to the device what is not a parameter."""
+    def move_state(self) -> None:
+        """Move to the device of the parameters what is none, and replay optimizer steps if that is a GPU."""
+        # It has no name of Lightning's hooks, which would call it again and undo `trainer.cuda_graphs`.
         self.skipped = self.skipped.to(self.device)
         self.loss_scale.to(self.device)
         self.replay.enabled = self.device.type == "cuda"

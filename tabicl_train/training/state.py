@@ -107,7 +107,7 @@ def set_up_module(module: TrainedNetwork, config: RunConfig, ranks: Ranks, devic
     if device.type == "cuda":
         torch.cuda.set_device(device)
     module.to(device)
-    module.on_fit_start()
+    module.move_state()
     module.compiled = ranks.from_first(lambda: compiling.is_wanted(config, module.model))
     if module.compiled:
         compiling.compile_blocks(module.model)
@@ -151,7 +151,7 @@ def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) ->
 
 
 def choose_graphs(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
-    """Replay as CUDA graphs what `trainer.cuda_graphs` allows, and say what."""
+    """Choose what is replayed as CUDA graphs, as `trainer.cuda_graphs` says; a line tells it."""
     if config.trainer.cuda_graphs == "never":
         module.replay.enabled = False
         return

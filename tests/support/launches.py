@@ -198,7 +198,7 @@ def as_fake(pack: Pack) -> Pack:
 
 def fake_module(config: Any, own_kernels: bool) -> TrainedNetwork:
     module = TrainedNetwork(config.model, config.curriculum, config.optimizer, Precision("bf16", "counted"), 0)
-    module.on_fit_start()
+    module.move_state()
     kernels_of(module.model, torch.bfloat16).use(own_kernels)
     module.uses_kernels = own_kernels
     return module

@@ -31,7 +31,7 @@ UPDATE = 1e-3  # and of the update of a weight in fp32, in which Newton-Schulz m
 def module_of(config: RunConfig, device: torch.device) -> TrainedNetwork:
     """Build what a run would train, with the weights of its seed, on a device."""
     module = untrained_module(config).to(device)
-    module.on_fit_start()
+    module.move_state()
     return module
 
 
