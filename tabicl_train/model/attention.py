@@ -79,8 +79,7 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
 def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[..., Tensor]) -> Tensor:
     """`attend` on CUDA as a few launches of `attention`, for more sequences or elements than one can have."""
     # The 60,000 rows of a table of stage 3 of TabICLv2 are too many from 12 features on.
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention takes several launches, of other numbers of sequences in each step")
+    refuse_capture()
     heads, head_dim = q.shape[-2:]
     q, k, v = repeated(q, k, v, spans)
     outs = []
@@ -101,6 +100,12 @@ def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention:
         query += queries
         key += keys
     return torch.cat(outs)
+
+
+def refuse_capture() -> None:
+    """Raise RuntimeError while a CUDA graph is captured, whose replays would attend within the sequences of now."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention takes several launches, of other numbers of sequences in each step")
 
 
 def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int, int]]:
@@ -143,6 +148,7 @@ def attend_by_run(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
     """`attend` as one call of `attention`, of q (count, H, L, d) to k, v (count, H, K, d), for each run."""
+    refuse_capture()
     runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
     # Labeled and query rows may use the same keys, one run after the other: then the runs of the first use suffice.
     distinct = len(runs) // spans.uses
