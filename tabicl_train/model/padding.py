@@ -201,7 +201,7 @@ def pad_programs(programs: RowPrograms, size: Size, cls: int) -> RowPrograms:
     parts = []
     launches = []
     first = 0
-    narrowest = cls + 1
+    narrowest = cls  # of a pad without tokens of columns
     for keys, (start, number, _), total in zip(KEYS, programs.launches.tolist(), size.totals.programs, strict=True):
         without_rows = torch.tensor([[0, 1, 0, 0]], dtype=torch.int32).expand(total - number, 4)
         parts += [programs.programs[start : start + number], without_rows]

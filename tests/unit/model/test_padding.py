@@ -73,3 +73,17 @@ def test_tables_that_do_not_fit_are_not_padded():
     assert padding.round_up([(20, 12, 3)] * 4, typical, 4) is not None
     assert padding.round_up([(20, 12, 3)] * 3, typical, 4) is None  # other tables a step
     assert padding.round_up([(400, 12, 3)] * 4, typical, 4) is None  # longer
+
+
+def test_kernels_are_told_the_most_rows_of_a_program():
+    network = small_network(row_num_cls=1)
+    pack = Pack.of(random_tables(network.config, ((20, 12, 3),) * 4, torch.Generator().manual_seed(0)))
+    totals = padding.totals_of(pack.shapes, 1)
+    # Many more rows than tokens: most pads are a CLS token alone.
+    more = {"columns": 2, "labeled_tokens": 10, "query_tokens": 10, "labeled_rows": 80, "query_rows": 80}
+    more["programs_32"] = 300
+    totals = totals._replace(**{name: getattr(totals, name) + number for name, number in more.items()})
+    padded = network.padded(network.config, pack, padding.Size(4, totals, 200, 12))
+    programs = padded.layout.open().rows.within.programs
+    first, number, most_rows = programs.launches[0].tolist()
+    assert programs.programs[first : first + number, 2].max() <= most_rows
