@@ -310,6 +310,9 @@ class TrainedNetwork(nn.Module):
         assert pack.layout is not None and is_function_of_tensors(optimizer)  # see `eager_reason`
         measures_gates = any(layer.gate_sums is not None for _, layer in self.model.named_scalings())
         size = (pack.layout.key, measures_gates)
+        made_for = (gradients, item.stage, optimizer, self.states_replaced)
+        if made_for != self.step_replay.made_for:  # no graph of an earlier stage is replayed any more
+            self.kept_packs.clear()
         kept = self.kept_packs.setdefault(size, pack)
         if kept is not pack:
             kept.copy_(pack)
@@ -324,7 +327,6 @@ class TrainedNetwork(nn.Module):
         self.seed_torch(item.step, "optimizer")
         optimizer.set_rates()
         try:
-            made_for = (gradients, item.stage, optimizer, self.states_replaced)
             loss, norm, finite = self.step_replay(whole_step, made_for, size)
         except torch.OutOfMemoryError:  # halves may fit
             return None
