@@ -131,6 +131,7 @@ def pads_between(exact: Totals, size: Size, cls: int) -> Pads | None:
         [cls + tokens for tokens in divided(missing.tokens, missing.rows)],
         one_column_tables(missing.labeled_rows, missing.query_rows, size.tables),
     )
+    # Where a total lacks nothing, there is no pad for what is missing of the other ones.
     has_all = sum(N for N, _, _ in pads.columns) == sum(pads.rows) - cls * missing.rows == missing.tokens
     for N, n, _ in pads.columns + pads.tables:
         if not 1 <= n <= size.most_rows or N - n > size.most_rows:

@@ -255,8 +255,8 @@ class TabICL(Network):
         size, pads = rounded
         exact = totals_of(shapes, num_cls)
 
-        # In columns and in in-context learning, pads are more tables. The columns have any number of pads, the numbers
-        # of labeled rows, `log_n`, one for each table and each pad of in-context learning.
+        # Pads of columns and of in-context learning are laid out as more tables, after those of the pack. `log_n` has a
+        # number for each table and each pad of in-context learning. Columns may have more pads, which share the last.
         last = 2 * size.tables - 1
         with_columns = torch.cat([sizes, torch.tensor(pads.columns, dtype=sizes.dtype).view(-1, 3)])
         with_tables = torch.cat([sizes, torch.tensor(pads.tables, dtype=sizes.dtype)])

@@ -21,8 +21,8 @@ scaling.csv, a row for each logged step and each layer with a scaling rule:
 step, stage, layer         as above; name of the layer
 n_smallest, n_largest      labeled rows of the tables of this rank's share of the step
 at_smallest, at_largest    max |base(n)| of the base multiplier over heads and elements, for these n
-gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, with equal weights of packs; empty without a
-                           gate
+gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, with equal weights of packs, and with pads
+                           (model/padding.py); empty without a gate
 """
 
 from __future__ import annotations
