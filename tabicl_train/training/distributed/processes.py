@@ -89,7 +89,7 @@ def start_problems(config: RunConfig) -> list[str]:
     """List why a run cannot start on this machine; `config.problems` are the same on every machine."""
     import torch
 
-    from tabicl_train.training.precision import has_bf16
+    from tabicl_train.training.precision import has_bf16, uses_cuda
 
     trainer = config.trainer
     run_dir = Path(config.run_dir)
@@ -105,6 +105,9 @@ def start_problems(config: RunConfig) -> list[str]:
         problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
     elif bf16_on_gpu and torch.cuda.is_available() and not has_bf16():
         problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
+    ranks = read_launch().local_size
+    if uses_cuda(trainer) and 0 < torch.cuda.device_count() < ranks:
+        problems.append(f"{ranks} ranks were started here, but torch finds {torch.cuda.device_count()} GPUs")
     if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
         problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
     if config.stream.name == "ray":
