@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from priors.errors import first_line
 from priors.folders import without_folders
 from priors.hdf5 import (
     FIRST_TABLE,
@@ -25,7 +26,6 @@ from priors.hdf5 import (
     SPLITS,
     check_dump,
     checksum,
-    first_line,
     needed,
     read_contents,
     reading,

@@ -48,6 +48,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from priors.errors import first_line
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.nesting import read_json
 from priors.options import option
@@ -709,7 +710,3 @@ def fingerprint(file: Any, sizes: np.ndarray, crc32: np.ndarray | None) -> str:
         digest.update(np.ascontiguousarray(file["X"][number, :N, :M], dtype="<f4").data)
         digest.update(np.ascontiguousarray(file["y"][number, :N], dtype="<f4").data)
     return digest.hexdigest()[:16]
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

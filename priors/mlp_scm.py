@@ -113,9 +113,8 @@ class Choice:
     target: int  # index in the same concatenation
 
     def __str__(self) -> str:
-        if self.features is None:
-            return "features: the causes; target: the last layer"
-        return f"features: variables {', '.join(map(str, self.features))}; target: variable {self.target}"
+        features = "the causes" if self.features is None else f"variables {', '.join(map(str, self.features))}"
+        return f"features: {features}; target: variable {self.target}"
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself only, so that its variables can be looked up
@@ -211,7 +210,7 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choic
     for i, num_units in enumerate(widths):
         layers.append(plan_layer(rng, group, i, num_inputs, num_units))
         num_inputs = num_units
-    if not causal:  # each unit of the last layer is a target
+    if not causal:  # the last layer is planned for one unit, the target, and has one of them for each choice
         output = plan_layer(rng, group, len(layers), num_inputs, 1)
         layers.append(replace(output, num_units=num_choices))
 
@@ -346,6 +345,7 @@ def draw_weight(layer: MLPLayer, rng: np.random.Generator) -> torch.Tensor:
         filled_share = layer.blocks * height * width / (layer.num_inputs * layer.num_units)
         blocks = normals(rng, layer.blocks, height, width).mul_(layer.weight_std / filled_share**0.5)
         weight = torch.zeros(layer.num_inputs, layer.num_units)
+        # From one block to the next, as many rows and columns are passed as it has.
         diagonal = weight.as_strided(blocks.shape, (height * layer.num_units + width, layer.num_units, 1))
         diagonal.copy_(blocks)
         return weight

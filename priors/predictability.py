@@ -66,7 +66,7 @@ def check_predictability(table: Table, rng: np.random.Generator) -> None:
 
 
 def check_skill(table: Table, least: float, rng: np.random.Generator) -> None:
-    """Raise Rejected("skill") if 12 extremely randomized trees have less skill out of bag than `least`."""
+    """Raise Rejected("skill") if 12 extremely randomized trees, or the first 6 by far, have less skill than `least`."""
     kind = ExtraTrees if table.num_classes else NumericExtraTrees
     trees = kind(table.X.numpy(), table.y.numpy(), rng)
     skill = trees.grow(FIRST_SKILL_TREES).skill()

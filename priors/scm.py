@@ -208,13 +208,16 @@ def discretize(
     """Return columns (num_rows, M), some as codes, labels int64 (num_rows,), and the number of non-empty classes."""
     # Classes and shuffled categories without rows are left out of the numbering; codes of
     # ordered categories are not renumbered, as in tabicl 2.2.0.
-    num_classes = 0
     if plan.num_classes:
         labels, num_classes = cut_target(target, plan, rng_at(seed, "classes"))
         target = torch.from_numpy(labels)
+    else:
+        num_classes = 0
+        target = target.clone()
+    # Other attempts read the same values, which neither categories nor the `execute` of a plug-in may change.
+    columns = columns.clone()
     if plan.categories:
         rng = rng_at(seed, "categories")
-        columns = columns.clone()  # other attempts read them too
     for category in plan.categories:
         values = columns[:, category.column].numpy()
         codes = cut(values, random_rows(values, category.levels - 1, rng))

@@ -277,7 +277,7 @@ def execute_plan(plan: GraphPlan) -> tuple[np.ndarray, np.ndarray]:
             part = x[: len(numeric)]
             raw, flow = convert_numeric(part, [column.converter for column in numeric])
             columns[[column.index for column in numeric]] = raw
-            if flow is not part:
+            if has_readers and flow is not part:
                 part[:] = flow
 
         # Categorical columns, the next slices.

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from priors.errors import first_line
 from priors.nesting import read_json
 from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
@@ -255,12 +256,6 @@ def read_entry(
 
 
 read_entry_once = lru_cache(maxsize=2)(read_entry)  # see index_files
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a message; "" for an error without one."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else ""
 
 
 @dataclass
