@@ -75,6 +75,9 @@ def plain_end() -> Iterator[None]:
     """
     sys.excepthook = print_trace
     warnings.formatwarning = format_warning
+    # Python shows warnings of old names in the main script alone; here, they come from plug-ins. An option -W wins.
+    if not sys.warnoptions:
+        warnings.filterwarnings("default", r"tabicl_train\.", DeprecationWarning)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of a name, which must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -198,7 +201,7 @@ def train_arguments(program: str) -> argparse.Namespace:
 
 def run_training(config: RunConfig) -> None:
     """Train; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
-    for problem in torchrun_problems():  # before Lightning is imported, which reads these variables
+    for problem in torchrun_problems():  # before torch.distributed reads these variables
         print_line(f"error: {problem}")  # whatever number the rank has
         sys.exit(EXIT_CONFIG)
     with watch_signals(), run_errors(Path(config.run_dir)):  # before the imports, which take seconds

@@ -89,13 +89,15 @@ def objective_problems(config: RunConfig) -> list[str]:
 def suite_problems(config: RunConfig) -> list[str]:
     """List what is wrong with the suites of validation."""
     suites = config.validation.suites
-    if not config.validation.every or suites in ([], ValidationConfig().suites):  # scikit-learn is slow to import
+    if suites in ([], ValidationConfig().suites):  # scikit-learn is slow to import
         return []
     problems = []
     names = [SYNTHETIC, OWN]  # what else is in the column of the tasks
     for suite in suites:
         if suite not in register.suite:
             problems.append(f"validation.suites: {register.suite.unknown(suite)}")
+            continue
+        if not config.validation.every:  # its tasks are not scored, and need not be there
             continue
         try:
             names += [source.name for source in register.suite[suite](None, config.model.is_regression)]

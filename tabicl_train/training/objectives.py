@@ -139,7 +139,7 @@ def losses_of(
     Raises
     ------
     ConfigError
-        If the objective returns something else.
+        If the objective returns something else, or the network no such auxiliary loss.
     """
     return losses_from((predict or network)(pack, checkpoint_rows), network, pack, objective, auxiliary)
 
@@ -163,7 +163,7 @@ def losses_from(
     for name, weight in (auxiliary or {}).items():
         if name not in extra:
             has = f"it has {', '.join(extra)}" if extra else "it has none"
-            raise ValueError(f"the network returns no auxiliary loss {name!r}; {has}")
+            raise ConfigError([f"auxiliary_losses.{name}: the network returns no such loss; {has}"])
         losses = losses + weight * extra[name].float()
     return losses
 

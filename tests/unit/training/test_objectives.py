@@ -87,7 +87,7 @@ def test_auxiliary_losses_count_by_their_weights_and_are_left_out_of_predictions
     both = losses_of(network, pack, None, None, {"size": 0.5})
     torch.testing.assert_close(both - losses_of(network, pack), torch.tensor([4.0, 3.5]))
     assert predict(network, pack).shape == (9, 10)
-    with pytest.raises(ValueError, match="returns no auxiliary loss 'sise'; it has size"):
+    with pytest.raises(ConfigError, match=r"auxiliary_losses\.sise: the network returns no such loss; it has size"):
         losses_of(network, pack, None, None, {"sise": 0.5})
 
 
