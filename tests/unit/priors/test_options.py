@@ -76,7 +76,7 @@ def test_everything_that_is_wrong_is_listed_at_once():
         "prior.sections.a.size is 'x'; it must be of type int",
         "prior.sections.b: it must be a mapping, such as {name: 1}",
         "prior.share is 1.0; it must lie in [0, 1)",
-        "prior.words is ['a', None]; each value must be of type str",
+        "prior.words is ['a', None]; each value must be of type str: put quotes around it",
     ]
     assert built.words == [] and built.mode == "a", "what cannot be read leaves the default"
 
