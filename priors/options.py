@@ -100,8 +100,10 @@ def option(
         "at_most": at_most,
         "below": below,
         "choices": choices,
+        "inf": inf,
+        "resume": resume,
+        "chosen": chosen,
     }
-    facts |= {"inf": inf, "resume": resume, "chosen": chosen}
     metadata = {name: fact for name, fact in facts.items() if fact is not None}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata, kw_only=kw_only)
@@ -346,7 +348,9 @@ def broken_rule(value: float, facts: Mapping[str, Any]) -> str | None:
     if not is_too_low and not is_too_high:
         return None
     if at_most is None and below is None:
-        return f"be at least {at_least}" if above is None else "be positive" if above == 0 else f"be above {above}"
+        if above is None:
+            return f"be at least {at_least}"
+        return "be positive" if above == 0 else f"be above {above}"
     if at_least is None and above is None:
         return f"be at most {at_most}" if below is None else f"be below {below}"
     if above is None and below is None:
