@@ -18,10 +18,9 @@ from tabicl_train.run.checkpoint import FORMAT_VERSION
 from tabicl_train.stream.curriculum import largest_tables
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import Loader
-from tabicl_train.training.cuda_graph import step_problem
 from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.distributed.ranks import Ranks
-from tabicl_train.training.loop import build_loader, check_predictions_and_losses, rank_problems
+from tabicl_train.training.loop import build_loader, build_stream, check_predictions_and_losses, rank_problems
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import losses_of
 from tabicl_train.training.process import device_of, set_up_process
@@ -144,23 +143,17 @@ class Tables(L.LightningDataModule):
         self.validation_steps = validation_steps
         self.loader: Loader | None = None
 
-    def stream(self, seed: int, steps: int) -> StepStream:
-        """Return the first steps of this rank."""
+    def stream(self) -> StepStream:
+        """Return this rank's tables in all steps."""
         assert self.trainer is not None
-        config = self.config
-        prior = configured_prior(config.prior)
-        rank, ranks = self.trainer.global_rank, self.trainer.world_size
-        stream = StepStream(prior, config.curriculum, config.model, seed, range(steps), rank, ranks)
-        stream.prepares = self.trainer.strategy.root_device.type == "cuda"
-        return stream
+        device = self.trainer.strategy.root_device
+        return build_stream(self.config, self.trainer.global_rank, self.trainer.world_size, device)
 
     def setup(self, stage: str) -> None:
         """Start the workers, before the network is on a GPU; they wait for the first step."""
         assert self.trainer is not None
-        stream = self.stream(self.config.seed, self.config.total_steps)
-        stream.pads = step_problem(self.config, self.trainer.world_size) is None
         device = self.trainer.strategy.root_device
-        self.loader = build_loader(stream, self.config.stream, device, self.trainer.num_devices, stage == "fit")
+        self.loader = build_loader(self.stream(), self.config.stream, device, self.trainer.num_devices, stage == "fit")
 
     def train_dataloader(self) -> Loader:
         """Return the loader of the steps that are left."""
@@ -171,7 +164,8 @@ class Tables(L.LightningDataModule):
 
     def val_dataloader(self) -> StepStream:
         """Return the items of a validation, which this process draws."""
-        return self.stream(self.config.seed + 1, self.validation_steps)
+        steps = range(self.validation_steps)
+        return replace(self.stream(), seed=self.config.seed + 1, steps=steps, pads=False)
 
     def teardown(self, stage: str) -> None:
         """End the workers."""

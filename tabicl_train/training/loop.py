@@ -64,12 +64,8 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
-        prior = configured_prior(config.prior)
         launch = process.launch
-        steps = range(config.total_steps)
-        stream = StepStream(prior, config.curriculum, config.model, config.seed, steps, launch.rank, launch.size)
-        stream.prepares = process.device.type == "cuda"
-        stream.pads = step_problem(config, launch.size) is None
+        stream = build_stream(config, launch.rank, launch.size, process.device)
         loader = process.enter(
             build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
         )
@@ -88,7 +84,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             context = RunContext(
                 config=config,
                 values=folder.values,
-                prior=prior,
+                prior=stream.prior,
                 stream=stream,
                 loader=loader,
                 device=process.device,
@@ -197,6 +193,21 @@ def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
 
 def shapes_of_weights(network: Network) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in network.state_dict().items()}
+
+
+def build_stream(config: RunConfig, rank: int, ranks: int, device: torch.device) -> StepStream:
+    """Build the stream of a rank's tables in all steps, with what training on its device needs."""
+    return StepStream(
+        configured_prior(config.prior),
+        config.curriculum,
+        config.model,
+        config.seed,
+        range(config.total_steps),
+        rank,
+        ranks,
+        prepares=device.type == "cuda",
+        pads=step_problem(config, ranks) is None,
+    )
 
 
 def build_loader(
