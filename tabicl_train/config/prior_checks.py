@@ -119,9 +119,8 @@ def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
                     fits = (rows >= low) & (rows <= high)
                 case "features":
                     fits = features <= high  # there may be fewer, since constant columns are dropped
-                case (
-                    _
-                ):  # labeled rows, rounded as by the curriculum; 1 % of the rows for shares that a line has rounded
+                case _:
+                    # Labeled rows, rounded as by the curriculum; 1 % of the rows for shares that a line has rounded.
                     fewest = np.minimum(np.round(rows * low), rows - 2)
                     most = np.maximum(np.round(rows * high), 2)
                     fits = (labeled >= fewest - 0.01 * rows) & (labeled <= most + 0.01 * rows)
