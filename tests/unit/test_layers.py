@@ -33,9 +33,10 @@ APART = (
 )
 SHARED = "tabicl_train.evaluation.statistics"  # of which validation takes intervals
 
-# What training reaches: both are counted, so that files are not glued. Raise them for a reason only.
+# What training reaches: both are counted, so that files are not glued. Raise them for a reason only. Lines are of code:
+# comments and docstrings are free.
 MOST_FILES = 95
-MOST_LINES = 19_100
+MOST_LINES = 12_450
 
 
 def module_name(path: Path) -> str:
@@ -117,9 +118,20 @@ def test_what_reads_weights_reaches_nothing_that_writes_them(module):
 
 def test_training_reaches_no_more_than_it_did():
     found = reached(["tabicl_train.training.loop"])
-    lines = sum(len(FILES[module].read_text().splitlines()) for module in found)
+    lines = sum(code_lines(FILES[module]) for module in found)
     assert len(found) <= MOST_FILES, len(found)
     assert lines <= MOST_LINES, lines
+
+
+def code_lines(path: Path) -> int:
+    """Count the lines of a file without blank ones, comments and docstrings."""
+    source = path.read_text()
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented.update(range(node.lineno, node.end_lineno + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(line.strip()[:1] not in ("", "#") for number, line in lines if number not in documented)
 
 
 def reached(modules: Iterable[str]) -> set[str]:
