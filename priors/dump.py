@@ -94,6 +94,7 @@ def dump_folder(
     PriorError
         If a table cannot be drawn or a file cannot be written, or is there already and of another dump.
     """
+    # Which files are there already.
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     missing = []  # files, with their steps and attributes
@@ -110,6 +111,8 @@ def dump_folder(
             missing.append((path, of_file, attributes | {FIRST_TABLE: str(first_table)}))
             total += len(requests)
         first_table += len(requests)
+
+    # Draw the tables of the others, a step at a time, ahead of the file that is written.
     batches = (requests_of(step) for _, of_file, _ in missing for step in of_file)
     with drawing(prior, batches, total, processes, prepare) as drawn:
         for path, of_file, attributes in missing:
@@ -296,6 +299,7 @@ def create(path: Path, attributes: Mapping[str, str], max_classes: int, padded: 
 
 def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> None:
     """Append the requested tables to a file, padded with zeros if it is a padded one."""
+    # What the file says of each table; see the list in hdf5.py.
     labeled = [n for _, _, n, _ in tables]
     new: dict[str, Any] = {
         "num_datapoints": [len(y) for _, y, _, _ in tables],
@@ -305,6 +309,8 @@ def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> N
         "specs": of_specs(requests),
     }
     new["crc32"] = [checksum(X, y, n, missing) for (X, y, n, _), missing in zip(tables, new["missing"], strict=True)]
+
+    # Their values, one after the other or padded.
     if file["X"].ndim == 1:
         new["X"] = np.concatenate([X.ravel() for X, _, _, _ in tables])
         new["y"] = np.concatenate([y for _, y, _, _ in tables])
@@ -314,6 +320,7 @@ def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> N
         for place, labels, (X, y, _, _) in zip(new["X"], new["y"], tables, strict=True):
             place[: X.shape[0], : X.shape[1]] = X
             labels[: len(y)] = y
+
     for name, values in new.items():
         dataset = file[name]
         dataset.resize(len(dataset) + len(values), axis=0)

@@ -29,9 +29,19 @@ PLAN_LINES = 12  # of a plan without a graph
 
 
 def statistics(table: Table) -> dict[str, float]:
-    """Compute statistics of one table by name."""
-    # The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for no errors,
-    # or for a numeric target R2, at least 0.
+    """Compute statistics of one table.
+
+    Parameters
+    ----------
+    table : Table
+        The table; for the models, its missing cells are filled.
+
+    Returns
+    -------
+    dict of str to float
+        By name. The skill of a model is its accuracy on the query rows, scaled to 0 for the commonest class and 1 for
+        no errors; with a numeric target it is R2, at least 0.
+    """
     X = table.X.cpu().numpy().copy()
     y = table.y.cpu().numpy()
     numeric = table.num_classes == 0
@@ -78,7 +88,19 @@ def target_statistics(y: np.ndarray) -> dict[str, float]:
 
 
 def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict[str, float]:
-    """Fit a linear model and trees to labeled rows, and return their skill on query rows by name."""
+    """Fit a linear model and trees to labeled rows, and return their skill on query rows by name.
+
+    Parameters
+    ----------
+    X : ndarray
+        float32 (N, M), without missing cells.
+    y : ndarray
+        (N,), labels int64, or numbers float32.
+    train_size : int
+        The first rows are labeled; the last SCORED_ROWS of them are used.
+    numeric : bool
+        Whether y are numbers.
+    """
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -94,6 +116,7 @@ def skills(X: np.ndarray, y: np.ndarray, train_size: int, numeric: bool) -> dict
             "logistic regression": LogisticRegression(max_iter=200),
             "extra trees": ExtraTreesClassifier(**tree_options),
         }
+
     skills = {}
     for name, model in models.items():
         with warnings.catch_warnings():
@@ -196,8 +219,20 @@ def bins(column: np.ndarray) -> np.ndarray:
 
 
 def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
-    """Write `path` as PNG, and beside it an HTML page with the picture and every plan as text; returns both paths."""
-    # tables: (title, table)
+    """Write pictures of tables as one PNG file, and an HTML page with it and the plan of each table as text.
+
+    Parameters
+    ----------
+    tables : list of (str, Table)
+        The tables, each with a title.
+    path : Path
+        The picture; the suffix becomes .png, and that of the page is .html.
+
+    Returns
+    -------
+    list of Path
+        The picture and the page.
+    """
     from joblib import Parallel, cpu_count, delayed
     from matplotlib.image import imsave
     from tqdm import tqdm
@@ -207,6 +242,8 @@ def save_gallery(tables: list[tuple[str, Table]], path: Path) -> list[Path]:
     jobs = (delayed(picture_of)(title, table) for title, table in tables)
     drawn = Parallel(processes, return_as="generator")(jobs)
     pictures = list(tqdm(drawn, total=len(tables), unit="picture"))
+
+    # Side by side, the last line filled with white ones.
     white = np.full_like(pictures[0], 255)
     pictures += [white] * (-len(pictures) % COLUMNS)
     rows = [np.concatenate(pictures[i : i + COLUMNS], axis=1) for i in range(0, len(pictures), COLUMNS)]
@@ -232,11 +269,14 @@ def picture_of(title: str, table: Table) -> np.ndarray:
 
 def plot_table(figure: Any, title: str, table: Table) -> None:
     """Fill a figure with the plots of one table; columns are standardized over all rows, missing cells filled."""
+    # Standardized values.
     X = table.X.cpu().numpy().copy()
     y = table.y.cpu().numpy()
     fill(X, np.isnan(X), table.train_size)
     stds = X.std(axis=0)
     X = (X - X.mean(axis=0)) / np.where(stds > 0, stds, 1.0)
+
+    # On the left the target, against the features and by itself; on the right the plan and the kinds of columns.
     figure.suptitle(f"{title}: {len(y)} rows, {X.shape[1]} features", fontsize=10, fontweight="bold")
     axes = figure.subplot_mosaic(
         [["scatter", "plan"], ["scatter", "plan"], ["target", "kinds"]], width_ratios=[1, 1.15]
@@ -326,6 +366,7 @@ def plot_graph(ax: Any, nodes: list) -> None:
     """Draw nodes in layers from left to right, by the length of their longest path from a root."""
     import networkx as nx
 
+    # The graph.
     graph = nx.DiGraph()
     for node in nodes:
         graph.add_node(node.index, names=[column.name for column in node.columns])
@@ -335,7 +376,8 @@ def plot_graph(ax: Any, nodes: list) -> None:
     place = nx.multipartite_layout(graph, subset_key=dict(enumerate(nx.topological_generations(graph))))
     layers = sorted({x for x, _ in place.values()})
 
-    names_edges = graph.number_of_edges() <= 8 and len(layers) <= 3  # else the names of their kinds would overlap
+    # Edges, with the kinds of their functions if these do not overlap.
+    names_edges = graph.number_of_edges() <= 8 and len(layers) <= 3
     curved = "arc3,rad=0.12"  # so that edges over two layers do not hide behind nodes
     nx.draw_networkx_edges(
         graph,
@@ -354,6 +396,7 @@ def plot_graph(ax: Any, nodes: list) -> None:
             graph, place, kinds, ax=ax, font_size=6, font_color="0.35", rotate=False, connectionstyle=curved
         )
 
+    # Nodes, with the names of their columns.
     names = nx.get_node_attributes(graph, "names")
     colors = [node_color(names[index]) for index in graph]
     nx.draw_networkx_nodes(graph, place, ax=ax, node_size=45, node_color=colors)

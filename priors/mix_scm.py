@@ -40,6 +40,7 @@ class MixSCM(Prior):
         problems = []
         total = 0.0  # of the weights
         for name, settings in self.components.items():
+            # The weight.
             key = f"components.{name}"
             if name == "mix_scm":
                 problems.append(f"{key}: a mixture cannot be part of a mixture")
@@ -50,6 +51,8 @@ class MixSCM(Prior):
                 problems.append(f"{key}.weight is {weight}; it must be a number, 0 or more")
             else:
                 total += weight
+
+            # The prior and its options.
             try:
                 cls = prior_class(name)
             except PriorError as error:
@@ -59,6 +62,7 @@ class MixSCM(Prior):
                 problems.append(f"{key}: its tables have sizes of their own, which a mixture cannot ask for")
             else:
                 problems += build(cls, options, key)[1]
+
         if not self.components:
             problems.append("components is empty; name at least one, {mlp_scm: {weight: 1}, ...}")
         elif not problems and total == 0:

@@ -46,12 +46,32 @@ def fill_missing(table: Table, strength: float, seed: tuple[int, ...]) -> tuple[
 
 
 def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """Which cells of X (N, M) are missing, bool (N, M), and a text about them; each column keeps a labeled value."""
+    """Draw which cells of a table are missing.
+
+    Parameters
+    ----------
+    X : ndarray
+        float32 (N, M), standardized.
+    train_size : int
+        The first rows are labeled. Each column keeps a value among them.
+    strength : float
+        From 0, few cells, to 1.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Returns
+    -------
+    missing : ndarray
+        bool (N, M).
+    text : str
+        How many cells are missing, and by which mechanism.
+    """
     rate = between(RATES, strength)
     mechanism = MECHANISMS[rng.integers(len(MECHANISMS))]
     column_share = rng.uniform(0.2, 1.0)
     missing = np.zeros(X.shape, bool)
     if mechanism == "in blocks":
+        # Adjacent rows, of some columns each.
         blocks = rng.integers(1, MOST_BLOCKS + 1)
         for _ in range(blocks):
             length = max(1, round(len(X) * rate / blocks * rng.uniform(0.5, 1.5)))
@@ -59,6 +79,7 @@ def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random
             columns = pick_columns(X.shape[1], column_share, rng)
             missing[start : start + length, columns] = True
     else:
+        # Single cells of some columns, all as likely, or by the rank of their own value or of one beside them.
         columns = pick_columns(X.shape[1], column_share, rng)
         rates = (rate * rng.uniform(0.5, 1.5, (len(columns), 1))).astype(np.float32)
         if mechanism == "by its own value":
@@ -67,13 +88,29 @@ def draw_missing(X: np.ndarray, train_size: int, strength: float, rng: np.random
             drivers = rng.integers(X.shape[1], size=len(columns))
             rates = chances(X[:, drivers].T, rates, rng)
         missing[:, columns] = (rng.random((len(columns), len(X)), dtype=np.float32) < rates).T
+
     for column in np.flatnonzero(missing[:train_size].all(0)):  # a column keeps one labeled value at least
         missing[rng.integers(train_size), column] = False
     return missing, f"{missing.mean():.1%} of the cells missing {mechanism}"
 
 
 def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Chance (K, N) that a value is missing: it rises or falls with the rank of values (K, N); means: rates (K, 1)."""
+    """Return the chance that a value is missing, which rises or falls with the rank of another value.
+
+    Parameters
+    ----------
+    values : ndarray
+        float32 (K, N), those that decide, of K columns.
+    rates : ndarray
+        float32 (K, 1), the mean chances of the columns.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Returns
+    -------
+    ndarray
+        float32 (K, N), rate (1 + a) rank^a, whose mean over ranks in 0..1 is the rate; at most 1, as a <= 1 / rate - 1.
+    """
     places: np.ndarray = ranks(values, rng)
     falls = rng.random(rates.shape) < 0.5
     places = np.where(falls, 1 - places, places)

@@ -37,8 +37,10 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def scaled_normal(rng: np.random.Generator, max_mean: float, min_mean: float) -> float:
-    """Draw from a normal truncated to positive values."""
-    # Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
+    """Draw from a normal truncated to positive values.
+
+    Its mean is log-uniform in min_mean..max_mean, its standard deviation log-uniform in 1 % to 100 % of the mean.
+    """
     mean = log_uniform(rng, min_mean, max_mean)
     std = mean * log_uniform(rng, 0.01, 1.0)
     while True:
@@ -205,15 +207,41 @@ def plan_discretization(spec: TableSpec, seed: tuple[int, ...], boundaries: str)
 def discretize(
     columns: torch.Tensor, target: torch.Tensor, plan: Discretization, seed: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return columns (num_rows, M), some as codes, labels int64 (num_rows,), and the number of non-empty classes."""
-    # Classes and shuffled categories without rows are left out of the numbering; codes of
-    # ordered categories are not renumbered, as in tabicl 2.2.0.
+    """Cut a numeric target into classes, and some columns into categories.
+
+    Parameters
+    ----------
+    columns : Tensor
+        float32 (num_rows, M), which is not changed.
+    target : Tensor
+        float32 (num_rows,).
+    plan : Discretization
+        Which columns, and how.
+    seed : tuple of int
+        The address of the draws.
+
+    Returns
+    -------
+    columns : Tensor
+        float32 (num_rows, M), some as codes 0, 1, ... Shuffled ones are numbered without categories that have no rows,
+        ordered ones with them, as in tabicl 2.2.0.
+    target : Tensor
+        int64 (num_rows,), labels 0, 1, ... of classes that have rows; or the numbers.
+    num_classes : int
+        How many classes there are; 0 for numbers.
+
+    Raises
+    ------
+    Rejected
+        See `cut_target`.
+    """
     if plan.num_classes:
         labels, num_classes = cut_target(target, plan, rng_at(seed, "classes"))
         target = torch.from_numpy(labels)
     else:
         num_classes = 0
         target = target.clone()
+
     # Other attempts read the same values, which neither categories nor the `execute` of a plug-in may change.
     columns = columns.clone()
     if plan.categories:

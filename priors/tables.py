@@ -59,6 +59,7 @@ class Tables(Prior, DividedTables):
 
     def problems(self) -> list[str]:
         """List what is wrong with the options."""
+        # The options alone.
         problems = self.fraction_problems("tables")
         if wrong := format_problems(self.separator, self.decimal, self.missing_words):
             return problems + wrong
@@ -66,6 +67,8 @@ class Tables(Prior, DividedTables):
             return [*problems, "folder is not set; it is a folder of tables"]
         if not Path(self.folder).is_dir():
             return [*problems, f"folder is {self.folder!r}; there is no such folder"]
+
+        # The folder.
         try:
             entries, _, left_out = self.contents
         except PriorError as error:
@@ -181,14 +184,15 @@ class Tables(Prior, DividedTables):
         """Describe the tables and what is left out, in lines for the user."""
         from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, remarks, shortened
 
+        # How many tables there are, and the longest ones.
         entries, tasks, left_out = self.contents
         total_rows = sum(task.entry.rows for task in tasks)
         lines = [f"{self.folder}: {len(tasks)} tables with {total_rows:,} rows, from {len(entries)} files"]
-
         longest_first = sorted(tasks, key=lambda task: -task.entry.rows)
         lengths = [f"{task.entry.path} {task.entry.rows:,}" for task in longest_first]
         lines.append(f"rows: {shortened(lengths, most)}")
 
+        # Which ones are not for training.
         for side in (VALIDATION, TEST):
             paths = sorted({task.entry.path for task in self.sides[side]})  # a file may have several targets
             if paths:
@@ -196,6 +200,7 @@ class Tables(Prior, DividedTables):
         if self.sides[VALIDATION] and not self.sides[TEST]:
             lines.append(f"none for the final test: raise {key}.test_fraction, or add tables")
 
+        # How they are read, and what is not.
         guessed = [f"{task.entry.path} ({task.target})" for task in tasks if task.is_guessed]
         if guessed:
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")

@@ -85,8 +85,10 @@ class TreeSCM(Realistic):
         import priors.boosting  # noqa: F401
 
     def plan(self, spec: TableSpec, seed: tuple[int, ...]) -> TreePlan:
-        """Draw the causes and the sizes of the trees; see `Prior.plan`."""
-        # Attempts share the hidden layers as long as there are other outputs.
+        """Draw the causes and the sizes of the trees; see `Prior.plan`.
+
+        Attempts share the hidden layers as long as there are other outputs.
+        """
         *address, attempt = seed
         num_choices = CHOICES if self.min_skill else 1
         number = attempt % num_choices
@@ -101,7 +103,17 @@ class TreeSCM(Realistic):
 
 @functools.lru_cache(maxsize=1)
 def draw_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> Network:
-    """Draw causes and layers; seed: that of the first attempt with them."""
+    """Draw the causes and the layers of a network.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The request.
+    seed : tuple of int
+        The address of the first attempt with the network.
+    num_choices : int
+        Outputs that are tried as the target.
+    """
     # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
     group = scm.group_rng(spec, seed)
     noise = scm.LayerNoise(std=scm.scaled_normal(group, 0.3, 1e-4), varies=scm.choose(group, (True, False)))
