@@ -59,9 +59,19 @@ class RealTables:
         raise NotImplementedError
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
-        """Describe the real tables and what is left out, in lines for the user with at most `most` names.
+        """Describe the real tables and what is left out.
 
-        key: the prefix of the prior's options in a run
+        Parameters
+        ----------
+        most : int
+            Most names in a line.
+        key : str
+            The prefix of the prior's options in a run.
+
+        Returns
+        -------
+        list of str
+            Lines for the user.
         """
         return []
 
@@ -125,9 +135,20 @@ def setting(prior: Prior, option: str) -> str:
 
 
 def priors_by_kind(prior: Prior, mixes: Collection[Mapping[str, float]] = ()) -> dict[str, Prior]:
-    """Return the priors of the SYNTHETIC tables and of the real ones, OWN, which are scored separately.
+    """Divide a prior by the kinds of its tables, which are scored separately.
 
-    mixes: the shares of stages; in a kind without weights, all components that a stage draws from weigh the same
+    Parameters
+    ----------
+    prior : Prior
+        The prior of a run.
+    mixes : collection of mapping
+        The shares of the components of a mixture in the stages. In a kind without weights, all components that a stage
+        draws from weigh the same.
+
+    Returns
+    -------
+    dict of str to Prior
+        The priors of the SYNTHETIC tables and of the real ones, OWN, if there are such tables.
     """
     if not isinstance(prior, MixSCM):
         return {kind_of_tables(prior): prior}

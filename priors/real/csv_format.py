@@ -76,8 +76,10 @@ def without_declaration(text: str, form: CsvFormat = USUAL_FORMAT) -> tuple[str,
 
 
 def separator_of(text: str, form: CsvFormat = USUAL_FORMAT) -> str:
-    """Return the given separator, or the recognized one that divides the first line most."""
-    # csv.Sniffer guesses from values, which may be texts.
+    """Return the given separator, or the recognized one that divides the first line most.
+
+    csv.Sniffer guesses from values, which may be texts.
+    """
     if form.separator is not None:
         return form.separator
     first_line = re.match(r"[^\r\n]*", text)[0]  # type: ignore[index]  # which always matches

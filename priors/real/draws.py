@@ -95,11 +95,35 @@ class TablePlan:
 
 
 def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSpec, rng: np.random.Generator) -> Table:
-    """Draw a table of spec.num_rows rows of a task; raises Rejected."""
+    """Draw a table from the file of a task.
+
+    Parameters
+    ----------
+    task : RealTask
+        A task whose file has enough rows.
+    columns : dict of str to Column
+        The columns of the file.
+    spec : TableSpec
+        The request. The table has as many rows, and fewer features if the file has.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    Rejected
+        If the drawn target or features cannot be used.
+    """
+    # The rows: some of those that have a value of the target.
     target = draw_target(task, spec, rng)
     values = columns[target]
     rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
     train_size = spec.train_size
+
+    # The target: numbers, or classes in random order, of which labeled and query rows have the same.
     if spec.max_classes == 0:
         y = standardize_target(torch.from_numpy(values[rows]))
         num_classes = 0
@@ -113,6 +137,8 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
             rows = rows[order]
             labels = labels[order]
         y = torch.from_numpy(rng.permutation(num_classes)[labels])
+
+    # The features, prepared as an estimator does.
     others = [facts.name for facts in task.columns if facts.name != target]
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
     frame = frame_of(task, columns, features, rows)
@@ -152,9 +178,34 @@ def draw_target(task: RealTask, spec: TableSpec, rng: np.random.Generator) -> st
 def draw_classes(
     values: Column, is_category: bool, max_classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, str]:
-    """Return labels int64 (rows,) in 0..C-1 with C <= max_classes, and their description."""
-    # Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
-    # fewer than 4 rows, are merged into one. Raises Rejected("classes") if fewer than two are left.
+    """Make classes of a column.
+
+    Numbers with more than 10 different values are cut at random quantiles. Classes beyond the commonest ones, or with
+    fewer than 4 rows, are merged into one.
+
+    Parameters
+    ----------
+    values : Column
+        The values of the drawn rows, none of them missing.
+    is_category : bool
+        Whether numbers are categories, which are not cut.
+    max_classes : int
+        Most classes.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Returns
+    -------
+    labels : ndarray
+        int64 (rows,) in 0..C-1 with C <= max_classes.
+    text : str
+        How they were made.
+
+    Raises
+    ------
+    Rejected
+        "classes": fewer than two are left.
+    """
     codes = values.codes if isinstance(values, pd.Categorical) else values
     distinct, labels = np.unique(codes, return_inverse=True)
     made = f"{len(distinct)} classes"
@@ -168,26 +219,49 @@ def draw_classes(
 
 def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     """Renumber labels int64 (rows,) consecutively, and merge rare ones; see draw_classes."""
+    # How many of the classes are kept, the commonest first; the others become one class.
     distinct, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     common = int((counts >= MIN_CLASS_ROWS).sum())
     kept = common
     if common < len(distinct) or common > max_classes:
-        kept = min(common, max_classes - 1)  # the others become one class
+        kept = min(common, max_classes - 1)
     rest = counts[order[kept:]].sum()
     if 0 < rest < MIN_CLASS_ROWS:
         kept -= 1  # the rest is too small to be a class, and is merged with the rarest class that is kept
     num_classes = min(kept + 1, len(distinct))
     if num_classes < 2:
         raise Rejected("classes")
+
     number = np.empty(len(distinct), np.int64)
     number[order] = np.minimum(np.arange(len(distinct)), kept)
     return number[labels]
 
 
 def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
-    """Prepare columns as an estimator does, float32 (rows, columns that vary among the labeled rows)."""
-    # With `keeps_missing`, missing values are NaN instead of the mean. Raises Rejected("constant") if no column varies.
+    """Prepare columns as an estimator does, fitted on the labeled rows alone.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The columns.
+    train_size : int
+        The first rows are labeled.
+    norm_method : str
+        One of NORM_METHODS.
+    keeps_missing : bool
+        Whether missing values are NaN instead of the mean.
+
+    Returns
+    -------
+    ndarray
+        float32 (rows, columns that vary among the labeled rows).
+
+    Raises
+    ------
+    Rejected
+        "constant": no column varies; "nan": a number is not finite.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about columns whose power cannot be fitted
         encoder = FeatureEncoder(keeps_missing).fit(frame.iloc[:train_size])
@@ -273,9 +347,31 @@ class RowPlan:
 def draw_rows(
     y: np.ndarray, num_classes: int, num_rows: int, train_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw labeled rows and query rows, by number: `num_rows` of a table, `train_size` of them labeled."""
-    # From a shorter table all rows are drawn, with the same labeled share. Each class has a labeled row, even if that
-    # takes more than `train_size` rows, since a class without one cannot be predicted.
+    """Draw labeled rows and query rows of a table.
+
+    Parameters
+    ----------
+    y : ndarray
+        (rows,), the target.
+    num_classes : int
+        0 if the target are numbers.
+    num_rows, train_size : int
+        Rows to draw, and how many of them are labeled. From a shorter table all rows are drawn, with the same labeled
+        share. Each class has a labeled row, even if that takes more of them, since a class without one cannot be
+        predicted.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Returns
+    -------
+    labeled, queries : ndarray
+        int64, the numbers of the rows.
+
+    Raises
+    ------
+    PriorError
+        If no row is left for a query.
+    """
     order, classes = shuffled(y, num_classes, rng)
     fewest = max(classes, 1)
     count = min(num_rows, len(y))
@@ -298,12 +394,32 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 def split_by_content(
     rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the numbers of the rows for training, for validation and for the final test, each in order."""
-    # A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on
-    # its side when others are added. A class without training rows goes to training completely. The fractions hold
-    # approximately; with 0 there are none. names: of the classes, for messages. Raises PriorError, a ValueError, if a
-    # side has too few rows, or training has less than two classes.
-    place = row_hashes(rows.X, rows.y) / 2**64
+    """Divide rows into those for training, for validation and for the final test.
+
+    A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on its
+    side when others are added. A class without training rows goes to training completely.
+
+    Parameters
+    ----------
+    rows : Rows
+        The rows.
+    validation_fraction, test_fraction : float
+        Shares of the rows, which hold approximately; with 0 there are none.
+    names : sequence, optional
+        The names of the classes, for messages.
+
+    Returns
+    -------
+    training, validation, test : ndarray
+        int64, the numbers of the rows of each side, in order.
+
+    Raises
+    ------
+    PriorError
+        If a side has too few rows, or there are less than two classes.
+    """
+    # The side of each row.
+    place = row_hashes(rows.X, rows.y) / 2**64  # uniform in [0, 1)
     sides = np.zeros(len(place), int)  # 0 training, 1 validation, 2 test
     sides[place < test_fraction + validation_fraction] = 1
     sides[place < test_fraction] = 2
@@ -313,6 +429,8 @@ def split_by_content(
         if len(present) < 2:
             name = names[present[0]] if names is not None and len(present) else "none"
             raise PriorError(f"the target has a single class ({name}); two are needed")
+
+    # Enough rows on each side that is wanted.
     training = np.flatnonzero(sides == 0)
     validation = np.flatnonzero(sides == 1)
     test = np.flatnonzero(sides == 2)
@@ -356,7 +474,23 @@ class OwnRows:
 def own_rows(
     task: RealTask, columns: dict[str, Column], numeric: bool, validation_fraction: float, test_fraction: float
 ) -> OwnRows:
-    """Divide the rows of a table; numeric: whether the target is a number. Raises what split_by_content raises."""
+    """Divide the rows of a table that have a target.
+
+    Parameters
+    ----------
+    task : RealTask
+        The table.
+    columns : dict of str to Column
+        Its columns.
+    numeric : bool
+        Whether the target is a number.
+    validation_fraction, test_fraction : float
+        See `split_by_content`, as for what is raised.
+
+    Returns
+    -------
+    OwnRows
+    """
     values = columns[task.target]
     numbers = known_rows(values)
     values = values[numbers]

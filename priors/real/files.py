@@ -157,6 +157,7 @@ def index_files(
     folder: Path, files: tuple[File, ...], form: CsvFormat, targets: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> dict[str, Entry]:
     """Return the entries of these files, from the index or from the file if it is new or has changed."""
+    # Those in the index.
     indexed = read_entries(folder, form)
     targets_of = dict(targets)
     entries = {}
@@ -169,6 +170,8 @@ def index_files(
             entries[path] = entry
         else:
             changed.append((path, size, modified))
+
+    # The others are read, and the index is written again if the folder can be written to.
     for path, size, modified in tqdm(changed, f"index of {folder}", unit="file", disable=None if changed else True):
         entries[path] = read_entry(folder, path, size, modified, form, targets_of.get(path, ()))
     entries = {path: entries[path] for path, _, _ in files}  # in their order
@@ -216,16 +219,39 @@ def read_entry(
     form: CsvFormat = USUAL_FORMAT,
     targets: tuple[str, ...] = (),
 ) -> Entry:
-    """Read a file, and describe it or why it is left out; raises PriorError if a package for it is missing."""
+    """Describe a file, or why it is left out.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the tables.
+    path : str
+        The file in it.
+    size, modified : int
+        Its size in bytes, and its time of modification in ns.
+    form : CsvFormat
+        How a CSV file is written.
+    targets : tuple of str
+        See `index_folder`.
+
+    Raises
+    ------
+    PriorError
+        If a package that reads it is missing.
+    """
     try:
         if size > MAX_BYTES:
             raise LeftOut(f"{size / 2**20:,.0f} MiB, more than {MAX_BYTES >> 20}: store a sample of its rows")
+
+        # A file that cannot be opened now is tried again the next time, and so has no time of modification.
         try:
             content = Path(folder, path).read_bytes()
         except OSError as error:
             return Entry(
                 path, size, UNREADABLE, reason=f"it cannot be read ({error.strerror})", form=form, targets=targets
             )
+
+        # The columns that are used.
         table = read_table(content, path, form, targets, check=True)
         columns = list(table.columns.values())
         if not columns:
@@ -276,8 +302,7 @@ def read_table(
     targets: Collection[str] = (),
     check: bool = False,
 ) -> Content:
-    """Read the columns of a file; raises what read_frame raises."""
-    # With `check`, the result is compared with the lines of the file, which takes longer than reading.
+    """Read the columns of a file that are used, and say why others are not; arguments and errors as of `read_frame`."""
     suffix = Path(path).suffix.lower()
     reading = Reading()
     frame = read_frame(content, suffix, check, form, targets=targets or None, reading=reading)
@@ -288,6 +313,7 @@ def read_table(
         )
     if len(frame) < MIN_ROWS:
         raise LeftOut(f"{len(frame)} rows, fewer than {MIN_ROWS}")
+
     table = Content({}, {}, {}, str(frame.columns[-1]), reading)
     for name, values in frame.items():
         try:
@@ -381,9 +407,21 @@ def read_file(
     targets: Collection[str] | None = (),
     reading: Reading | None = None,
 ) -> pd.DataFrame:
-    """Read the table in a file, with all of its columns; raises PriorError if it is damaged or could be misread.
+    """Read the table in a file, with all of its columns.
 
-    texts: columns of a CSV file to read as text, even if all values look like numbers; targets, reading: see read_frame
+    Parameters
+    ----------
+    path : Path
+        The file.
+    texts : collection of str
+        Columns of a CSV file to read as text, even if all values look like numbers.
+    form, targets, reading
+        See `read_frame`.
+
+    Raises
+    ------
+    PriorError
+        If it cannot be read, is damaged or could be misread.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -414,10 +452,31 @@ def read_frame(
     targets: Collection[str] | None = (),
     reading: Reading | None = None,
 ) -> pd.DataFrame:
-    """Read the table in a file with this content; raises LeftOut, MissingLibrary, and any error of the readers.
+    """Read the table in the content of a file.
 
-    texts: columns of a CSV file to read as text; targets: columns that are to be predicted, None for the one that
-    `guess_target` finds; reading: is told how it was read, if it is checked
+    Parameters
+    ----------
+    content : bytes
+        The content.
+    suffix : str
+        One of SUFFIXES.
+    check : bool
+        Whether the table is compared with the lines of a CSV file, which takes longer than reading.
+    form : CsvFormat
+        How a CSV file is written.
+    texts : collection of str
+        Columns of a CSV file to read as text.
+    targets : collection of str, optional
+        Columns that are to be predicted; None for the one that `guess_target` finds.
+    reading : Reading, optional
+        It is told how the file was read; the remarks of a CSV file only if it is checked.
+
+    Raises
+    ------
+    LeftOut, MissingLibrary
+        If the file could be misread, or a package is needed to read it.
+    Exception
+        Any error of the readers, for a damaged file.
     """
     reading = reading or Reading()
     if suffix == ".csv":
@@ -438,6 +497,7 @@ def read_frame(
 def read_csv(
     content: bytes, form: CsvFormat, texts: Collection[str], targets: Collection[str] | None, reading: Reading
 ) -> pd.DataFrame:
+    # All columns, as pandas understands them.
     own_words = [word for word in form.missing if word != AUTO]
     frame = parse(
         content,
@@ -447,19 +507,22 @@ def read_csv(
         keep_default_na=AUTO in form.missing,
         na_values=["", *own_words],
     )
+
+    # Targets: beside numbers, a word such as NA means a missing value, otherwise it may be a class.
     if targets is None:
         targets = [guess_target(list(frame), frame.columns[-1])]
     for name in targets:
         if name not in frame:
             continue
         missing = frame[name].isna()
-        # Beside numbers, a word such as NA means a missing value, otherwise it may be a class.
         if not missing.any() or (pd.api.types.is_numeric_dtype(frame[name]) and not missing.all()):
             continue
         classes = written(content, form, [name])[name]
         if classes[missing].notna().any():
             frame[name] = classes
             reading.version = VERSION
+
+    # Large whole numbers, which a missing value has made floats.
     for name in inexact(frame):
         with contextlib.suppress(ValueError, OverflowError):  # such as 1e30
             cells = written(content, form, [name])[name]
@@ -632,9 +695,31 @@ def decode(content: bytes) -> str:
 
 
 def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, int]:
-    """Count rows and columns of a CSV file; raises LeftOut for lines of different lengths and invalid column names."""
-    # pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name.
-    # It skips blank lines.
+    """Check the lines of a CSV file, which pandas reads without complaint.
+
+    pandas fills short lines, takes the first column of long ones as row names, and renames columns of the same name. It
+    skips blank lines.
+
+    Parameters
+    ----------
+    content : bytes
+        The content of the file.
+    form : CsvFormat
+        How it is written.
+    reading : Reading
+        It is told of blank lines.
+
+    Returns
+    -------
+    rows, columns : int
+        The sizes of the table.
+
+    Raises
+    ------
+    LeftOut
+        For lines of different lengths, and invalid names of columns.
+    """
+    # The names of the columns.
     content_text = decode(content)
     text, form = without_declaration(content_text, form)
     separator = separator_of(text, form)
@@ -653,6 +738,7 @@ def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, i
         if re.fullmatch(r"\s*-?\d*\.\d+(e-?\d+)?\s*", name, re.IGNORECASE):
             raise LeftOut(f"its first line does not name the columns: {name!r} is a number")
 
+    # The rows.
     rows = 0
     blanks: list[int] = []  # the numbers of blank lines
     last = 0  # line that is not blank
@@ -686,9 +772,29 @@ def nested_type(values: pd.Series) -> str | None:
 
 
 def as_column(values: pd.Series) -> tuple[Column, str]:
-    """Return a column as numbers or categories, and its kind: number, time (microseconds) or category."""
-    # Estimators read columns in the same way, except that texts which look like numbers or dates raise LeftOut here,
-    # where estimators warn and read them as categories.
+    """Return a column as numbers or categories.
+
+    Estimators read columns in the same way, except that texts which look like numbers or dates raise LeftOut here,
+    where estimators warn and read them as categories.
+
+    Parameters
+    ----------
+    values : Series
+        The column.
+
+    Returns
+    -------
+    column : Column
+        Its values.
+    kind : str
+        number, time (in microseconds) or category.
+
+    Raises
+    ------
+    LeftOut
+        If it holds nothing to learn from, or could be misread.
+    """
+    # Its values.
     if values.notna().sum() == 0:
         raise LeftOut("no value")
     if isinstance(values.dtype, pd.CategoricalDtype):
@@ -704,6 +810,7 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
     else:
         column, kind = from_text(values)
 
+    # A column of a single value, or of row numbers.
     present = present_values(column)
     first = present[0]
     if (present == first).all():

@@ -28,9 +28,19 @@ class IdentifierWarning(UserWarning):
 
 
 def identifying_columns(X: pd.DataFrame, kinds: Sequence[str] | None = None) -> dict[Hashable, str]:
-    """Return why columns look like identifiers, by name.
+    """Return why columns look like identifiers.
 
-    kinds: of the columns, if they are known; see `column_kind`
+    Parameters
+    ----------
+    X : DataFrame
+        The columns.
+    kinds : sequence of str, optional
+        Their kinds, if they are known; see `column_kind`.
+
+    Returns
+    -------
+    dict of str
+        The reasons by the names of the columns; others are left out.
     """
     reasons = {}
     if kinds is None:

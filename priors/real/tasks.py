@@ -119,15 +119,37 @@ class RealTask:
 
 
 def find_tasks(folder: Path, entries: dict[str, Entry]) -> tuple[list[RealTask], dict[str, str]]:
-    """Return the tables of a folder in the order of their content hashes, and why other files are left out, by path."""
-    # Of several files with the same content, the one that tasks.csv lists is used, or the first one. Raises PriorError
-    # for a faulty tasks.csv.
+    """Find the tasks of a folder of tables.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    entries : dict of str to Entry
+        Its files by path.
+
+    Returns
+    -------
+    tasks : list of RealTask
+        In the order of the hashes of their content. Of several files with the same content, the one that tasks.csv
+        lists is used, or the first one.
+    left_out : dict of str
+        Why other files are not used, by path.
+
+    Raises
+    ------
+    PriorError
+        For a faulty tasks.csv.
+    """
+    # Those that tasks.csv lists, then all other files with a guessed target.
     left_out = {path: entry.reason for path, entry in entries.items() if entry.reason is not None}
     candidates = tasks_of_file(folder, entries)
     listed_paths = {task.entry.path for task in candidates}
     for path, entry in entries.items():
         if path not in listed_paths and path not in left_out:
             candidates.append(guess(entry))
+
+    # Those that can be used, each content once.
     tasks: list[RealTask] = []
     path_of: dict[str, str] = {}  # the first file that holds some content
     for task in candidates:
@@ -162,6 +184,7 @@ def named_targets(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
     """Return the tasks of tasks.csv, in its order, or [] without such a file. Raises PriorError for a faulty file."""
+    # The rows of the file, which name files and targets, none of them twice.
     path = folder / TASKS
     if not path.exists():
         return []
