@@ -163,7 +163,22 @@ def names_of_baselines(arms: Sequence[Arm]) -> list[str]:
 
 
 def with_scores(arms: Sequence[Arm], options: CompareOptions, output: Path) -> list[Arm]:
-    """Return the arms with the scores of their networks, which an earlier call may have written to the output."""
+    """Find the scores of arms.
+
+    Parameters
+    ----------
+    arms : sequence of Arm
+        Networks, baselines and arms that have scores.
+    options : CompareOptions
+        The suite, and how networks are scored on it.
+    output : Path
+        The folder in which scores are kept, and where an earlier call may have written them.
+
+    Returns
+    -------
+    list of Arm
+        The same arms, with scores.
+    """
     # Baselines see the same tasks and splits whatever the seed of a network is, so they are scored once.
     baselines = names_of_baselines(arms)
     found: dict[str, tuple[pd.DataFrame, list[str]]] = {}

@@ -223,8 +223,25 @@ def is_lower_better(metric: str) -> bool:
 
 
 def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
-    """Find what all arms have scores of; tasks outside the trained range of any arm count only with `outside`."""
-    # Raises ConfigError if nothing is left, or a task has other sizes for another arm.
+    """Find the tasks, splits and seeds that all arms have scores of.
+
+    Parameters
+    ----------
+    arms : sequence of Arm
+        Arms with scores.
+    outside : bool
+        Whether tasks outside the trained range of an arm count, too.
+
+    Returns
+    -------
+    Paired
+
+    Raises
+    ------
+    ConfigError
+        If nothing is left, or a task has other sizes for another arm.
+    """
+    # Tasks and splits that every arm has with every seed.
     seeds = common_seeds(arms)
     frames = []
     for arm in arms:
@@ -235,6 +252,8 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     for _, frame in frames[1:]:
         every |= set(frame.index.get_level_values("data"))
         index = index[index.isin(frame.index)]
+
+    # Why there are fewer tasks: without scores, or outside a trained range.
     left_out = []
     found = set(index.get_level_values("data"))
     # Said at every call: a task that cannot be read is skipped with a warning in the call that scores it, and no more.
@@ -253,6 +272,7 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     if beyond and not outside:
         left_out.append(f"{counted(len(beyond), 'task')} outside the trained range of an arm")
         index = index[~index.get_level_values("data").isin(beyond)]
+
     for arm in arms:
         if arm.has_seeds and (extra := [str(seed) for seed in arm.scores if seed not in seeds]):
             left_out.append(f"of {arm.name} the seeds {', '.join(extra)}, which another arm lacks")
@@ -314,8 +334,29 @@ def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
 
 
 def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
-    """Compare the arm `reference`, by default the first, with each of the others by a metric."""
-    # by_seed: the interval is over seeds, for scores whose tasks are no sample of anything, such as validation tables
+    """Compare one arm with each of the others by a metric.
+
+    Parameters
+    ----------
+    paired : Paired
+        The arms.
+    metric : str
+        A column of their scores.
+    reference : str, optional
+        The name of the one arm, by default the first.
+    by_seed : bool
+        Whether intervals are over seeds alone, for scores whose tasks are no sample of anything, such as validation
+        tables.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    ConfigError
+        If no task has the metric, or there is no arm of this name.
+    """
     if metric in WITHOUT_DIRECTION:
         raise ConfigError([f"metric is {metric!r}, of which neither more nor less is better"])
     values = paired.values(metric)
@@ -359,6 +400,8 @@ def warnings_of(paired: Paired) -> list[str]:
 
 
 def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, by_seed: bool) -> Pair:
+    """Compare two arms; values: see `Paired.values`, other arguments as of `compare`."""
+    # By how much a is better, and how much that varies between seeds.
     sign = -1 if is_lower_better(metric) else 1
     of_a = values[a].to_numpy().T  # (seeds, tasks)
     of_b = values[b].to_numpy().T
@@ -367,6 +410,8 @@ def pair_of(paired: Paired, values: pd.DataFrame, metric: str, a: str, b: str, b
     spreads = (math.nan, math.nan, math.nan)
     if has_seeds:
         spreads = (spread_of_seeds(of_a), spread_of_seeds(of_b), spread_of_seeds(leads))
+
+    # What tests take as independent: seeds, or tasks.
     samples = leads.mean(1) if by_seed else leads.mean(0)
     return Pair(
         metric=metric,
@@ -393,10 +438,12 @@ def spread_of_seeds(values: np.ndarray) -> float:
 
 
 def rank(table: pd.DataFrame, metric: str) -> Ranks:
-    """Rank the columns (arms) of a table with a row per task, and group those that are not shown to differ."""
-    # Friedman's test and mean ranks as in Demsar (JMLR 7, 2006); groups by signed-rank tests of all pairs with Holm's
-    # correction instead of Nemenyi's, as Benavoli et al. (JMLR 17(5), 2016) recommend, since whether two arms differ
-    # should not depend on the others.
+    """Rank the columns (arms) of a table with a row per task, and group those that are not shown to differ.
+
+    Friedman's test and mean ranks are as in Demsar (JMLR 7, 2006). Groups are by signed-rank tests of all pairs with
+    Holm's correction instead of Nemenyi's, as Benavoli et al. (JMLR 17(5), 2016) recommend, since whether two arms
+    differ should not depend on the others.
+    """
     ranks = table.rank(axis=1, ascending=is_lower_better(metric))
     means = ranks.mean().sort_values(kind="stable")
     if (table.nunique(axis=1) == 1).all():  # scipy divides by zero

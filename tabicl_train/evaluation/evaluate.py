@@ -71,11 +71,31 @@ class Evaluation(NamedTuple):
 def scored(
     options: EvaluateOptions, baselines: Collection[str] | None = None, pretrained: Pretrained | None = None
 ) -> Evaluation:
-    """Score a checkpoint, and write a CSV file if asked to."""
-    # baselines: names of those to score beside it, None for all. pretrained: the weights, if they have been read. A
-    # task that cannot be read or scored is skipped with a message. The CSV file is complete after each task, and until
-    # the end NAME.unfinished beside it holds the settings of the command, which must be the same to continue. Raises
-    # ConfigError.
+    """Score a checkpoint, and write a CSV file if asked to.
+
+    The CSV file is complete after each task, and until the end NAME.unfinished beside it holds the settings of the
+    command, which must be the same to continue.
+
+    Parameters
+    ----------
+    options : EvaluateOptions
+        The checkpoint, the suite, and where scores are written.
+    baselines : collection of str, optional
+        Names of the baselines to score on the same splits, by default all.
+    pretrained : Pretrained, optional
+        The weights, if they have been read.
+
+    Returns
+    -------
+    Evaluation
+        Without tasks that cannot be read or scored, which are skipped with a message.
+
+    Raises
+    ------
+    ConfigError
+        With all problems of the options, or if no task could be scored.
+    """
+    # What is scored.
     if problems := option_problems(options):
         raise ConfigError(problems)
     if pretrained is None:
@@ -84,6 +104,8 @@ def scored(
     tasks = sources(options.suite, options.folder, pretrained.config.is_regression, form, options.tasks)
     if problems := split_problems(options, tasks) + replaced_inputs(options, tasks):
         raise ConfigError(problems)
+
+    # The network, and the tables that it was trained for.
     network = build_model(pretrained)
     trained = pretrained.trained_range
     if options.tabicl_weights is not None:
@@ -92,6 +114,8 @@ def scored(
         other = read_weights(options.tabicl_weights).trained_range
         if trained is not None and other is not None:
             trained = trained.common(other)
+
+    # The other methods: those with stored scores are not fitted again.
     methods = competitors(network, options.n_estimators, options.tabicl_weights)
     stored = stored_scores(options, pretrained.config.is_regression)
     if baselines is not None:
@@ -102,6 +126,7 @@ def scored(
         if not stored.empty:
             warn_of_version(options.suite, pretrained.config.is_regression)
 
+    # Task by task, after those that an earlier call has scored.
     output = None if options.output is None else Path(options.output).resolve()
     try:
         scores: list[dict] = []
@@ -126,6 +151,7 @@ def scored(
             raise ConfigError(["no task could be scored"])
     except OSError as error:  # a full disk
         raise ConfigError([f"{options.output} cannot be written: {error.strerror or first_line(error)}"]) from None
+
     results = pd.DataFrame(scores)
     if output:
         unfinished(output).unlink(missing_ok=True)
@@ -172,10 +198,13 @@ def unfinished(output: Path) -> Path:
 
 
 def option_problems(options: EvaluateOptions) -> list[str]:
+    """List what is wrong with the options; what depends on the tasks is in `split_problems` and `replaced_inputs`."""
     problems = check(options)
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
         problems.append(f"tabicl_weights is {options.tabicl_weights!r}; there is no such file")
     problems += format_problems(options.separator, options.decimal, options.missing_words)
+
+    # Files to write.
     problems += output_problems("output", options.output)
     for first, second in itertools.combinations(WRITTEN, 2):
         path = getattr(options, second)

@@ -37,10 +37,26 @@ DIGEST = "digest "  # begins the values of which only a change can be told
 def identity(
     options: EvaluateOptions, pretrained: Pretrained, tasks: Sequence[Source], baselines: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Return what decides the scores of a command, ready for JSON; baselines: names of those beside it, None for all.
+    """Return what decides the scores of a command.
 
-    What is loaded from files stands for their names: checkpoint, weights and, if there are any, tabicl_weights.
+    Parameters
+    ----------
+    options : EvaluateOptions
+        The command. Where a file has a name, its content counts instead: checkpoint, weights and tabicl_weights.
+    pretrained : Pretrained
+        The weights of the checkpoint.
+    tasks : sequence of Source
+        The tasks of the suite.
+    baselines : collection of str, optional
+        Names of the baselines that are scored beside it, by default all.
+
+    Returns
+    -------
+    dict
+        As JSON returns it: settings, digests of data and weights, packages with their versions, and code with its
+        digests.
     """
+    # Settings, weights and data.
     left_out = ("checkpoint", "output", "figure", "overwrite")
     settings = {name: value for name, value in vars(options).items() if name not in left_out}
     decided_by = {
@@ -53,12 +69,14 @@ def identity(
     if options.tabicl_weights is not None:
         decided_by["tabicl_weights"] = digest(Path(options.tabicl_weights).read_bytes())
 
+    # Our code, that of plug-ins, and versions of packages.
     used = plugins_used([("suite", options.suite), *named_parts(pretrained.config)])
     used += [plugin.record() for plugin in plugins.named()]  # whatever they are for: they may change anything
     code = {record["module"]: DIGEST + record["sha256"] for record in used}
     code["tabicl-train"] = digest_of_own_code(type(pretrained.config))
     packages = {name: metadata.version(name) for name in PACKAGES.values()} | {"tabicl-train": __version__}
 
+    # Packages and code of baselines that others have registered.
     estimators = NUMBER_BASELINES if pretrained.config.is_regression else BASELINES
     modules = {"tabicl"} if options.tabicl_weights is not None else set()
     for name, make in estimators.items():
@@ -141,7 +159,10 @@ def data_digest(options: EvaluateOptions, tasks: Sequence[Source]) -> str:
 def digest_of_own_code(settings: type) -> str:
     """Return a digest of the files of this package that decide scores: code, and tables of tasks and of stored scores.
 
-    settings: the class of the settings of the network, which may lie outside FOLDERS
+    Parameters
+    ----------
+    settings : type
+        The class of the settings of the network, which may lie outside FOLDERS.
     """
     folders = [PACKAGE / name for name in FOLDERS] + [PACKAGE.parent / "priors" / "real"]
     if plugins.is_ours(settings.__module__):

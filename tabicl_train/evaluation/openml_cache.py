@@ -109,13 +109,27 @@ class OpenMLSource(Source):
         return [*super().files, *described, folds_path(self.place, self.task)]
 
     def load(self, rows: int | None) -> FoldedTask:
-        """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
+        """Read it.
+
+        Parameters
+        ----------
+        rows : int, optional
+            Most rows; by default those of the protocol, or all without one.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be read.
+        """
+        # The table.
         protocol = self.protocol
         frame, target = self.read()
         y = labels(frame.pop(target), self.numbers)
         limit = rows
         if rows is None and protocol is not None:
             limit = protocol.rows
+
+        # The rows, columns and folds of the protocol.
         splits = None if protocol is None else protocol.splits
         if protocol == NANO:
             sample = sample_of_nano(y, frame.shape[1], limit)
@@ -126,6 +140,7 @@ class OpenMLSource(Source):
             sample = sample_of_openml(y, frame.shape[1], limit, [fold for _, fold in folds])
             if splits is None:
                 splits = sum(repeat == 0 for repeat, _ in folds)
+
         X = make_features(frame.iloc[sample.rows, sample.columns].reset_index(drop=True))
         y = y[sample.rows]
         if not self.numbers:
@@ -134,7 +149,27 @@ class OpenMLSource(Source):
 
 
 def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) -> list[Source]:
-    """List the tasks, unread; raises ConfigError if one is not in the folder."""
+    """List the tasks of suite=openml, unread.
+
+    Parameters
+    ----------
+    folder : str
+        The cache of the package openml.
+    numbers : bool
+        Whether numbers are predicted. Tasks of the other kind are left out.
+    tasks : str
+        The name of a protocol, or numbers of tasks: 31,37.
+
+    Returns
+    -------
+    list of Source
+
+    Raises
+    ------
+    ConfigError
+        If one of the tasks is not in the folder or needs a package, or all are of the other kind.
+    """
+    # Which tasks, and whether all are there.
     if tasks is None:
         raise ConfigError([f"tasks is missing; suite=openml needs one of {', '.join(PROTOCOLS)}, or numbers: 31,37"])
     if folder is None:
@@ -144,6 +179,8 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     check_complete(folder, tasks, listed)
     protocol = PROTOCOLS.get(tasks)
     most_splits = protocol.splits if protocol in WITH_OWN_FOLDS else None
+
+    # Those of the kind that the network predicts.
     found: list[Source] = []
     others = 0
     for task in listed:
@@ -163,6 +200,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
         source.place = place
         source.task = task
         found.append(source)
+
     if not found:
         kinds = "classes, and the network numbers" if numbers else "numbers, and the network classes"
         raise ConfigError([f"tasks is {tasks!r}, all of which predict {kinds}"])
@@ -302,6 +340,7 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
         If a fold has no labeled or no query rows, a row that the table lacks, or a row twice, or if a row is a query
         row of two folds of a repeat.
     """
+    # The table of the folds: a row for each row of the data in each fold.
     path = folds_path(place, task)
     try:
         table = read_arff(path.read_text())
@@ -309,6 +348,8 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
         raise ConfigError([f"{path} cannot be read: {first_line(error)}"]) from None
     if missing := [name for name in ("type", "rowid", "repeat", "fold") if name not in table]:
         raise ConfigError([f"{path} has no column {', '.join(missing)}"])
+
+    # Its values, which are indices later.
     for name, most in (("rowid", num_rows - 1), ("repeat", math.inf), ("fold", math.inf)):
         numbers = pd.to_numeric(table[name], errors="coerce")
         wrong = table[name][~((numbers >= 0) & (numbers <= most) & (numbers % 1 == 0))]
@@ -319,6 +360,8 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
     wrong = table["type"][~table["type"].isin(["TRAIN", "TEST"])]
     if len(wrong):
         raise ConfigError([f"{path} has the type {wrong.iloc[0]}; it must be TRAIN or TEST"])
+
+    # The folds.
     folds = []
     for (repeat, fold), rows in table.groupby(["repeat", "fold"]):
         is_labeled = (rows["type"] == "TRAIN").to_numpy()
@@ -333,6 +376,8 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
         folds.append((int(repeat), (index[is_labeled], index[~is_labeled])))
     if not folds:
         raise ConfigError([f"{path} has no folds"])
+
+    # Each row is predicted once in a repeat.
     tested = table[table["type"] == "TEST"]
     again = tested[tested.duplicated(["repeat", "rowid"])]
     if len(again):

@@ -36,18 +36,23 @@ class Estimate:
 
     @property
     def exceeds_error(self) -> bool:
-        """Whether a gain exceeds its standard error: then the later weights are chosen instead of the first ones."""
-        # Otherwise the best of many validations on few rows is often better by chance only. In 37 fine-tunings of a
-        # small network, half of them on noise (worse: on fresh rows, beyond a one-sided 99 % bound):
-        # - the lowest loss made 3 worse;
-        # - this rule made none worse, with a mean gain of 0.002;
-        # - twice the standard error made none worse, with a quarter of the gain.
+        """Whether a gain exceeds its standard error: then the later weights are chosen instead of the first ones.
+
+        Otherwise the best of many validations on few rows is often better by chance only. In 37 fine-tunings of a small
+        network, half of them on noise (worse: on fresh rows, beyond a one-sided 99 % bound):
+
+        - the lowest loss made 3 worse;
+        - this rule made none worse, with a mean gain of 0.002;
+        - twice the standard error made none worse, with a quarter of the gain.
+        """
         return self.mean > self.error
 
     @property
     def smallest_shown(self) -> float:
-        """The smallest true mean whose interval excludes zero in 80 % of repetitions; nan without an interval."""
-        # It depends on the standard error, not on the mean that was found.
+        """The smallest true mean whose interval excludes zero in 80 % of repetitions; nan without an interval.
+
+        It depends on the standard error, not on the mean that was found.
+        """
         # Let the true mean be `shift` standard errors, and the estimated error `scale` times the true one. Then t
         # exceeds its bound with the probability that a normal variable exceeds bound * scale, and the power is the mean
         # over the distribution of `scale`. With many degrees of freedom the result is 2.80 standard errors. scipy's
@@ -78,13 +83,28 @@ class Estimate:
 
 
 def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float = math.inf) -> Estimate:
-    """Estimate the mean of values (N,) or (seeds, tables) by Student's t; a single value has no interval."""
-    # With two factors, the interval is for other seeds and other tables. The variance of the mean is at most that of
-    # the means of seeds plus that of the means of tables, since all seeds share the tables; degrees of freedom as by
-    # Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17).
-    # Simulated with 9 to 48 tables, such intervals include the truth in 93 to 99 % of cases with three seeds, and in 87
-    # to 95 % with two. A percentile bootstrap with three includes it in 75 to 80 % where seeds differ most.
-    # lowest, highest: bounds of what is possible, at which the interval ends
+    """Estimate a mean by Student's t.
+
+    Of values with two factors, seeds and tables, the interval is for other seeds and other tables. The variance of the
+    mean is at most that of the means of seeds plus that of the means of tables, since all seeds share the tables;
+    degrees of freedom are as by Satterthwaite (Biometrics Bulletin 2(6), 1946, equation 17).
+
+    Simulated with 9 to 48 tables, such intervals include the truth in 93 to 99 % of cases with three seeds, and in 87
+    to 95 % with two. A percentile bootstrap with three includes it in 75 to 80 % where seeds differ most.
+
+    Parameters
+    ----------
+    values : ndarray
+        (N,) or (seeds, tables).
+    lowest, highest : float
+        Bounds of what is possible, at which the interval ends.
+
+    Returns
+    -------
+    Estimate
+        Without an interval for a single value.
+    """
+    # The mean, and its variance by each factor.
     values = np.asarray(values, dtype=float)
     mean = float(values.mean())
     samples = [values] if values.ndim == 1 else [values.mean(1), values.mean(0)]  # means of seeds, means of tables
@@ -94,6 +114,8 @@ def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float 
         if len(sample) > 1:
             variances.append(float(stats.sem(sample)) ** 2)
             freedoms.append(len(sample) - 1)
+
+    # The interval.
     variance = sum(variances)
     if not variances or not math.isfinite(variance):
         return Estimate(mean, math.nan, math.nan, math.nan)
@@ -107,8 +129,10 @@ def mean_interval(values: np.ndarray, lowest: float = -math.inf, highest: float 
 
 
 def share_interval(share: float, n: int) -> Estimate:
-    """Estimate a share of n trials, ties being half successes, by Wilson's score interval (JASA 22, 1927)."""
-    # scipy's binomtest has it for whole numbers only.
+    """Estimate a share of n trials, ties being half successes, by Wilson's score interval (JASA 22, 1927).
+
+    scipy's binomtest has it for whole numbers only.
+    """
     z = stats.norm.ppf((1 + CONFIDENCE) / 2)
     center = share + z * z / (2 * n)
     spread = share * (1 - share) / n
@@ -129,8 +153,11 @@ def win_rate(leads: np.ndarray) -> Estimate:
 
 
 def signed_rank_test(leads: np.ndarray) -> float:
-    """Return the two-sided p value of Wilcoxon's signed-rank test of leads (N,); ties count half for each side."""
-    # zsplit as Demsar (JMLR 7, 2006) recommends; without it, methods that agree on most tasks look as if they differed.
+    """Return the two-sided p value of Wilcoxon's signed-rank test of leads (N,).
+
+    Ties count half for each side (zsplit), as Demsar (JMLR 7, 2006) recommends; without it, methods that agree on most
+    tasks look as if they differed.
+    """
     if not np.any(leads):
         return 1.0
     return float(stats.wilcoxon(leads, zero_method="zsplit").pvalue)
