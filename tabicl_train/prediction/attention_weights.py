@@ -50,11 +50,14 @@ def attention_weights(network: Network, X: Any, y: Any) -> dict[str, np.ndarray]
     ----------
     Column stage and in-context learning: Qu et al., TabICL, arXiv 2502.05564, section 3.
     """
+    # The table as a pack of one.
     layers = attention_layers(network)
     device = next(network.parameters()).device
     labels = torch.as_tensor(y, device=device)
     labels = labels.float() if network.config.is_regression else labels.long()
     pack = Pack.stack(torch.as_tensor(X, dtype=torch.float32, device=device)[None], labels[None])
+
+    # What each layer does with the query rows and the inducing points; labeled rows look at each other, too.
     weights: dict[str, np.ndarray] = {}
 
     def watch(layer: str, sequences: list[Sequence]) -> None:

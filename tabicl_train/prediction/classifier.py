@@ -182,8 +182,21 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
         return softmax(self._logits(encoded, self.softmax_temperature_), axis=1)
 
     def _logits(self, encoded: np.ndarray, temperature: float) -> np.ndarray:
-        """Average over the members, float64 (rows, classes); with many classes, logarithms of probabilities."""
-        # temperature: a divisor of logits; with many classes, in each softmax of their tree
+        """Average logits over the members.
+
+        Parameters
+        ----------
+        encoded : ndarray
+            (rows, features), query rows.
+        temperature : float
+            A divisor of logits; with many classes, in each softmax of their tree.
+
+        Returns
+        -------
+        ndarray
+            float64 (rows, classes), logits divided by the temperature, or with many classes logarithms of
+            probabilities.
+        """
         C = len(self.classes_)
         total = np.zeros((len(encoded), C))
         for members, rows, outputs in self._passes(encoded, partial(decode, temperature=temperature)):
@@ -198,12 +211,15 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
 
     def _best_temperature(self, X: pd.DataFrame) -> float:
         """Find the temperature with the lowest loss of the labeled rows, predicted in 5-fold cross-validation."""
+        # Folds. With a single row of each class, no row can be predicted from others.
         counts = np.bincount(self.y_)
         if counts.max() < 2:
             return FIRST_TEMPERATURE
         options = {**self.get_params(deep=False), "model": self.network_, "softmax_temperature": FIRST_TEMPERATURE}
         seed = check_random_state(self.random_state).randint(2**31)
         splits = StratifiedKFold(min(FOLDS, counts.max()), shuffle=True, random_state=seed)
+
+        # Logits of the rows of each fold, -inf for classes that the other folds do not have.
         logits = []
         labels = []
         with warnings.catch_warnings(action="ignore"):  # about rare classes, and columns that `fit` has warned about
@@ -229,6 +245,7 @@ def as_labels(y: Any) -> Any:
     Nullable and pyarrow types become those of numpy, and objects that are all truth values or numbers likewise. Other
     objects stay, if they have an order.
     """
+    # As an array; of types of pandas, the one that numpy has.
     if isinstance(y, pd.DataFrame) and y.shape[1] == 1:
         return as_labels(y.iloc[:, 0]).reshape(-1, 1)
     if isinstance(y, pd.Series | pd.Index | pd.api.extensions.ExtensionArray):
@@ -249,6 +266,7 @@ def as_labels(y: Any) -> Any:
     if not isinstance(y, np.ndarray) or y.dtype != object or y.ndim != 1:
         return y
 
+    # Objects of one kind, which have an order.
     types = {type(label) for label in y}
     if all(issubclass(kind, str) for kind in types) or all(issubclass(kind, bytes) for kind in types):
         return y
@@ -260,6 +278,8 @@ def as_labels(y: Any) -> Any:
         array = np.array(y.tolist())
         if array.dtype.kind in "biuf" and array.tolist() == y.tolist():  # not beyond the whole numbers of the type
             return array
+
+    # Objects of several kinds, if they have an order.
     mixes_bools = not are_bools and any(issubclass(kind, bool | np.bool_) for kind in types)  # True is 1
     if not mixes_bools and not any(issubclass(kind, NESTED) for kind in types):
         with contextlib.suppress(TypeError):
@@ -273,7 +293,11 @@ def as_labels(y: Any) -> Any:
 
 
 def best_temperature(logits: np.ndarray, y: np.ndarray) -> float:
-    """Find the temperature with the lowest cross entropy of logits (rows, C) for y (rows,), regularized."""
+    """Find the temperature T with the lowest regularized loss.
+
+    It is the sum of the cross entropies of softmax(logits / T) and PULL (log T - log FIRST_TEMPERATURE)^2, for logits
+    (rows, C) and labels y (rows,).
+    """
 
     def loss(log_temperature: float) -> float:
         log_p = log_softmax(logits / np.exp(log_temperature), axis=1)

@@ -259,22 +259,42 @@ class Ensemble(BaseEstimator):
         raise NotImplementedError
 
     def _encode(self, X: Any) -> np.ndarray:
-        """Encode query rows, float64 (rows, features), NaN where missing if the network supports that."""
-        # The public methods call it directly, so that its warning names the line that calls them.
+        """Encode query rows, float64 (rows, features), NaN where missing if the network supports that.
+
+        The public methods call it directly, so that its warning names the line that calls them.
+        """
         check_is_fitted(self)
         return self.encoder_.transform(self._frame(X))
 
     def _passes(
         self, encoded: np.ndarray, compute: Callable[..., torch.Tensor]
     ) -> Iterator[tuple[range, slice, np.ndarray]]:
-        """Yield the numbers of some members, some query rows, and what is computed, float32 (members, rows, width)."""
-        # encoded: query rows, (rows, features); compute: `decode` or `represent`
+        """Compute something for query rows, pass by pass.
+
+        Parameters
+        ----------
+        encoded : ndarray
+            (rows, features), query rows.
+        compute : callable
+            `decode` or `represent`.
+
+        Yields
+        ------
+        members : range
+            The numbers of some members.
+        rows : slice
+            Some query rows.
+        outputs : ndarray
+            float32 (members, rows, width), what is computed for them; behind the last row there may be padding.
+        """
+        # Which members and rows are computed together.
         num_classes = len(getattr(self, "classes_", ()))  # a regressor has none
         sizes = self._sizes(num_classes)
         plan = plan_passes(len(self.members_), len(encoded), sizes.members, sizes.rows)
         device = self.device_
         dtype = autocast_dtype(device)
 
+        # Rows as the members see them; labeled ones only if they have to be encoded.
         padding = np.repeat(encoded[-1:], plan.padding, axis=0)
         queries = self._tables(np.concatenate([encoded, padding]))
         has_all_states = all((dtype, group) in self._kept for group in plan.groups)
@@ -306,6 +326,7 @@ class Ensemble(BaseEstimator):
                 outputs = compute(self.network_, state, pack, tokens=sizes.tokens)
             return outputs.float().cpu().numpy().reshape(len(members), sizes.rows, -1)
 
+        # Groups of members, as many at a time as there are threads, then their passes.
         with side_by_side(device) as (run, threads):
             # A single group is encoded on all cores. Its bits depend on their number, but are the same for all rows.
             run_encode = run if len(plan.groups) > 1 else map
@@ -330,6 +351,7 @@ class Ensemble(BaseEstimator):
 
     def _sizes(self, num_classes: int) -> Sizes:
         """Choose how much is computed at a time; it depends only on the fitted estimator."""
+        # The table and the network.
         network = type(self.network_)
         config = self.network_.config
         n = len(self.X_)
@@ -350,6 +372,7 @@ class Ensemble(BaseEstimator):
         if not on_cpu:
             members = max(1, min(len(self.members_), tokens // (n * features), kept))
 
+        # Query rows of a pass.
         if encodes(network):
             rows = min(PASS_VALUES[device] // embedding, tokens) // (members * features)
             most = MOST_ROWS[device]
@@ -445,8 +468,10 @@ def is_date_or_decimal(dtype: Any) -> bool:
 
 
 def refuse_complex(values: Any, name: str) -> None:
-    """Raise ValueError for complex numbers, of which pandas would drop the imaginary parts."""
-    # scikit-learn's message, which is about arrays only, has the whole array in it.
+    """Raise ValueError for complex numbers, of which pandas would drop the imaginary parts.
+
+    scikit-learn's message, which is about arrays only, has the whole array in it.
+    """
     array = np.asarray(values)
     is_complex = array.dtype.kind == "c"
     if array.dtype.kind == "O":
@@ -464,9 +489,11 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def side_by_side(device: torch.device) -> Iterator[tuple[Callable[..., Iterator], int]]:
-    """Yield a `map` on as many threads as torch uses on a CPU, each on one core, and their number."""
-    # Passes are too small for torch's own threads. With two of these, attention to 15 keys gave different bits at
-    # different positions, as the buffer of the second thread is not aligned.
+    """Yield a `map` on as many threads as torch uses on a CPU, each on one core, and their number.
+
+    Passes are too small for torch's own threads. With two of these, attention to 15 keys gave different bits at
+    different positions, as the buffer of the second thread is not aligned.
+    """
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     if threads == 1:
         yield map, 1

@@ -46,6 +46,7 @@ LINE_SECONDS = 10.0  # between lines without a terminal
 
 def predict_files(options: PredictOptions) -> None:
     """Write the predictions; raises ConfigError."""
+    # The files.
     output = Path(options.output)
     if output.suffix != ".csv":
         raise ConfigError([f"output is {options.output!r}; it must be a .csv file"])
@@ -56,12 +57,14 @@ def predict_files(options: PredictOptions) -> None:
         problems = existing_problems("output", output, options.overwrite)
     if problems:
         raise ConfigError(problems)
+
+    # The tables and the network, and whether it predicts what they hold.
     train, y, test, wants_numbers = read_tables(options)
     network = load_model(resolve(options.checkpoint, wants_numbers), options.weights)
     predicts_numbers = network_predicts_numbers(options, network, y, wants_numbers)
     check_output(output)
 
-    # The labeled rows.
+    # The labeled rows, and an estimator for them.
     has_target = np.isfinite(as_numbers(y)) if predicts_numbers else y.notna()
     y = y[has_target]
     X = train.loc[y.index]
@@ -108,6 +111,7 @@ def predict_files(options: PredictOptions) -> None:
     for line in dict.fromkeys(str(warning.message) for warning in caught):
         info(f"warning   {line}")
 
+    # The file.
     result = pd.concat(parts)
     if not np.isfinite(result.select_dtypes("number")).all(axis=None):
         raise ConfigError([f"checkpoint is {options.checkpoint!r}; its predictions are not finite, nothing is written"])
@@ -122,7 +126,30 @@ def predict_files(options: PredictOptions) -> None:
 
 
 def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, bool]:
-    """Read labeled rows, their targets, rows to predict with the same columns, and whether the targets are numbers."""
+    """Read the labeled rows and the rows to predict.
+
+    Parameters
+    ----------
+    options : PredictOptions
+        The files, and which columns they have.
+
+    Returns
+    -------
+    X : DataFrame
+        The features of the labeled rows.
+    y : Series
+        Their targets, some of which may be missing.
+    test : DataFrame
+        The rows to predict, with the same columns.
+    wants_numbers : bool
+        Whether the targets are numbers.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be read or lacks a column, or a column cannot be used.
+    """
+    # The two files.
     form = format_of(options)
     reading = Reading()
     train = read(options.train, form, targets=[options.target], reading=reading)
@@ -139,6 +166,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         where = ", ".join(path for path, of_path in paths.items() if remark in of_path.remarks)
         info(f"warning   {where}: {remark}")
 
+    # The columns that are used.
     nameless = [name for name in train if re.fullmatch(r"Unnamed: \d+", str(name))]
     if nameless:
         info(f"left out  {counted(len(nameless), 'column')} of {options.train} without a name: perhaps row numbers")
@@ -159,6 +187,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         raise ConfigError([f"{options.test} lacks the column {name!r} of {options.train}" for name in missing])
     test = test[X.columns]
 
+    # Columns that cannot be used, or that should perhaps be used otherwise.
     for path, frame in ((options.train, X), (options.test, test)):
         for name, values in frame.items():
             kind = nested_type(values)
@@ -234,8 +263,23 @@ def network_predicts_numbers(options: PredictOptions, network: Network, y: pd.Se
 
 
 def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.ndarray]:
-    """Number the classes of rows from 0; return the numbers of the rows, and the classes as the file writes them."""
-    # Whole numbers are in their order, all other classes in that of their texts.
+    """Number the classes of rows from 0.
+
+    Parameters
+    ----------
+    y : Series
+        The classes as pandas reads them, none of them missing.
+    options : PredictOptions
+        The file that they are from.
+
+    Returns
+    -------
+    numbers : ndarray
+        int64 (rows,). Whole numbers are in their order, all other classes in that of their texts.
+    names : ndarray
+        Objects (classes,), the classes as the file writes them.
+    """
+    # The classes, each with the ways in which it is written.
     texts = texts_of(y, options)
     is_number = y.dtype.kind in "iuf"
     texts_of_class: dict[Decimal | str, list[str]] = {}
@@ -243,6 +287,8 @@ def classes_of(y: pd.Series, options: PredictOptions) -> tuple[np.ndarray, np.nd
         # The number that the text stands for, since the floats of pandas are not exact beyond 2**53.
         name = Decimal(text.strip().replace(",", ".")) if is_number else str(y.loc[row])
         texts_of_class.setdefault(name, []).append(text)
+
+    # Their order.
     order: list
     if is_number and not is_whole(y):
         order = sorted(texts_of_class, key=lambda number: str(float(number)))

@@ -141,8 +141,22 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         return self._average(encoded, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
 
     def _average(self, encoded: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """Average summaries of quantiles over the members, in units of the target, (rows, width)."""
-        # summarize: float32 (some rows, Q), not sorted -> float64 (some rows, width)
+        """Average summaries of quantiles over the members.
+
+        Parameters
+        ----------
+        encoded : ndarray
+            (rows, features), query rows.
+        summarize : callable
+            From quantiles, float32 (some rows, Q), which are not sorted, to float64 (some rows, width).
+        width : int
+            Values of a summary.
+
+        Returns
+        -------
+        ndarray
+            float64 (rows, width), in units of the target.
+        """
         total = np.zeros((len(encoded), width))
         size = max(1, PART // max(width, self.network_.config.outputs))
         for _, rows, outputs in self._passes(encoded, decode):
@@ -170,8 +184,21 @@ def refuse_other_targets(y: Any) -> None:
 
 
 def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return quantiles at other levels, with exponential tails, float64 (rows, levels); see TabICLRegressor."""
-    # quantiles: (rows, Q), sorted, at levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target
+    """Interpolate quantiles at other levels, with exponential tails; see TabICLRegressor.
+
+    Parameters
+    ----------
+    quantiles : ndarray
+        (rows, Q), sorted, at the levels 1/(Q+1), ..., Q/(Q+1), in standard deviations of the target.
+    levels : ndarray
+        (levels,), between 0 and 1.
+
+    Returns
+    -------
+    ndarray
+        float64 (rows, levels).
+    """
+    # Between the two neighboring quantiles.
     Q = quantiles.shape[1]
     place = levels * (Q + 1) - 1
     low = place.astype(int).clip(0, Q - 1)
@@ -179,6 +206,8 @@ def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
     left = quantiles.take(low, axis=1)
     right = quantiles.take(high, axis=1)
     interpolated = left + (place - low) * (right.astype(float) - left)
+
+    # Beyond the outermost ones.
     below = place < 0
     above = place > Q - 1
     interpolated[:, below] = tail(quantiles, levels[below])
@@ -187,7 +216,7 @@ def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def tail(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return quantiles at levels below the outermost one, (rows, levels)."""
+    """Return quantiles at levels below the outermost one, (rows, levels): the line b ln(level) + c of the first 20."""
     Q = quantiles.shape[1]
     outer = quantiles[:, :TAIL].astype(float)
     logs = np.log(np.arange(1, outer.shape[1] + 1) / (Q + 1))
