@@ -53,11 +53,13 @@ def read_weights(checkpoint: str | Path, weights: str | None = None, accept_sing
 
 
 def read_records(checkpoint: str | Path, weights: str | None, accept_single_set: bool) -> Pretrained:
-    """See `read_weights`; records of wrong types raise errors of any type."""
+    """Do the work of `read_weights`, whose arguments are checked; records of wrong types raise errors of any type."""
     path = resolve(checkpoint)
     if path.suffix == ".onnx":
         raise ConfigError([f"checkpoint is {checkpoint!r}; weights are not read from a file of this kind"])
 
+    # The kind of file: an export, of which there are three kinds, or a checkpoint of a run, which may hold several sets
+    # of weights; `find_weights` takes it from a run directory.
     if path.suffix == ".safetensors":
         pretrained = public_weights(path, read_safetensors(path))
     elif is_hub_folder(path):
@@ -68,7 +70,7 @@ def read_records(checkpoint: str | Path, weights: str | None, accept_single_set:
             return run_weights(path, content, kind)
         pretrained = public_weights(path, content)
 
-    # An export holds one set of weights.
+    # An export holds one set, which is whatever was exported: `weights` cannot choose.
     if weights in (None, TRAINED, NEWEST):
         return pretrained
     if not accept_single_set:
