@@ -144,6 +144,12 @@ def uniform(h):
 
 
 @njit(inline="always")
+def integer_below(h, high):
+    """A uniform uint64 in 0, ..., high - 1 from the upper 32 of 64 random bits, for 0 < high < 2^32."""
+    return ((h >> np.uint64(32)) * np.uint64(high)) >> np.uint64(32)
+
+
+@njit(inline="always")
 def normal_pair(h):
     """Two independent standard normals from 64 random bits, by the Box-Muller transform; at most 6.8 in magnitude."""
     u = (np.float32(np.uint32(h)) + np.float32(0.5)) * np.float32(2.0**-32)
@@ -203,7 +209,25 @@ def moments(x):
 
 @njit("f4[:, ::1](f4[:, ::1], f8, f8, f8)", cache=True)
 def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
-    """Columns (M, N) to float32 (M, N); a column with a value that is not finite becomes NaN."""
+    """Clamp outliers of columns, and standardize the columns.
+
+    Parameters
+    ----------
+    columns : ndarray
+        float32 (M, N).
+    outlier_stds : float
+        How many standard deviations a value may be away from the mean; both are those of the values inside this range
+        around the mean of all values.
+    min_std : float
+        A smaller standard deviation counts as this one.
+    clip : float
+        Bound of the standardized values.
+
+    Returns
+    -------
+    ndarray
+        float32 (M, N); a column with a value that is not finite is NaN.
+    """
     M, N = columns.shape
     out = np.empty((M, N), np.float32)
     x = np.empty(N)
@@ -212,6 +236,7 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
             x[j] = columns[f, j]
         mean, std = moments(x)
         if math.isfinite(std):
+            # Clamp.
             count, mean, square = moments_within(x, mean, outlier_stds * std)
             # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. min_std keeps such
             # a column from becoming constant: the rare value ends at +-4, with a standard deviation below one.
@@ -219,6 +244,8 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
             low, high = mean - bound, mean + bound
             for j in range(N):
                 x[j] = min(max(x[j], low), high)
+
+            # Standardize.
             mean, std = moments(x)
             scale = 1 / max(std, min_std)
             for j in range(N):

@@ -167,12 +167,31 @@ def warp_features(x, features, a, b):
 
 @njit("i8[::1](f4[:, ::1], f4, f4[::1], u8)", cache=True, fastmath=FASTMATH, error_model="numpy")
 def sample_softmax(x, factor, log_shares, key):
-    """Categories (N,) drawn from the softmax over factor * standardized x (k, N) + log_shares (k,)."""
+    """Draw a category for each row from the softmax of factor * standardized x + log_shares, by its inverse CDF.
+
+    Parameters
+    ----------
+    x : ndarray
+        float32 (k, N): a value for each of k categories, standardized over the N rows.
+    factor : float
+        Of the standardized values: the larger, the more x decides.
+    log_shares : ndarray
+        float32 (k,), added to the logits of all rows.
+    key : int
+        uint64, the first of N counters of random numbers, one for each row.
+
+    Returns
+    -------
+    ndarray
+        int64 (N,), categories 0, ..., k - 1.
+    """
+    # Logits, and the largest of each row. Those that are not finite count as 0 (the appendix of TabICLv2).
     k, rows = x.shape
-    cumulative = np.empty((k, rows), np.float32)
+    logits = np.empty((k, rows), np.float32)
     highest = np.full(rows, np.float32(-np.inf))
     for i in range(k):
-        row, share = cumulative[i], log_shares[i]
+        row = logits[i]
+        share = log_shares[i]
         row[:] = x[i]
         standardize_feature(row, factor)
         for j in range(rows):
@@ -180,17 +199,23 @@ def sample_softmax(x, factor, log_shares, key):
             logit = logit if abs(logit) < np.float32(np.inf) else np.float32(0.0)
             row[j] = logit
             highest[j] = max(highest[j], logit)
+
+    # The CDF, not yet divided by its last value: running sums of exponentials, in the place of the logits
+    cumulative = logits
     total = np.zeros(rows, np.float32)
     for i in range(k):
         row = cumulative[i]
         for j in range(rows):
-            total[j] += exponential(row[j] - highest[j])
+            total[j] += exponential(row[j] - highest[j])  # at most 1
             row[j] = total[j]
+
+    # A point in [0, total) for each row; its category is how many of the running sums it has passed
+    point = total
     for j in range(rows):
-        total[j] *= uniform(scramble(key + np.uint64(j)))
-    index = np.zeros(rows, np.int64)
-    for i in range(k - 1):
+        point[j] *= uniform(scramble(key + np.uint64(j)))
+    category = np.zeros(rows, np.int64)
+    for i in range(k - 1):  # not the last sum, to which a point may be rounded up: that would be category k
         row = cumulative[i]
         for j in range(rows):
-            index[j] += 1 if row[j] <= total[j] else 0
-    return index
+            category[j] += 1 if row[j] <= point[j] else 0
+    return category

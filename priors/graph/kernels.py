@@ -17,6 +17,7 @@ from priors.floats import (
     exp2_minus_1,
     exponential,
     fill_normals,
+    integer_below,
     log2_of,
     power,
     scramble,
@@ -81,61 +82,113 @@ def nearest_centers_narrow(x, centers, p):
     return out
 
 
-@njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath={"contract", "nsz", "reassoc"})
-def nearest_centers_wide(x, centers, p):
-    """nearest_centers_narrow for more than HEAD features, row by row: most centers are ruled out after a few features.
+@njit("Tuple((i8[::1], f4[:, ::1], f4[:, ::1]))(f4[:, ::1])", cache=True, fastmath=SUMS)
+def split_by_spread(centers):
+    """Sort the features of centers by their spread, the largest first, and split them after the first HEAD.
 
-    Features are sorted by their spread among the centers, the largest first. All centers are compared on the first HEAD
-    features. The nearest by those is summed in full, and its distance is the bound for the others: after each chunk of
-    features, a center beyond the bound is ruled out.
+    Parameters
+    ----------
+    centers : ndarray
+        float32 (k, n), n > HEAD.
+
+    Returns
+    -------
+    order : ndarray
+        int64 (n,), the features in their new order.
+    head : ndarray
+        float32 (HEAD, k rounded up to LANES): the first features, one row each, for a loop over centers. The centers
+        that fill it up are at 1e30, far from all rows.
+    tail : ndarray
+        float32 (k, n - HEAD rounded up to CHUNK): the other features, one row for each center. Those that fill it up
+        are 0.
     """
-    n, rows = x.shape
-    K = centers.shape[0]
+    k, n = centers.shape
     spread = np.empty(n, np.float32)
     for i in range(n):
-        spread[i] = -np.std(centers[:, i])
+        spread[i] = -np.std(centers[:, i])  # negative, since argsort sorts upward
     order = np.argsort(spread)
-    head = np.full((HEAD, -(-K // LANES) * LANES), np.float32(1e30))  # padded to whole vectors, as is the tail
-    rest = -(-(n - HEAD) // CHUNK) * CHUNK
-    tail = np.zeros((K, rest), np.float32)
-    for k in range(K):
-        for i in range(n):
-            if i < HEAD:
-                head[i, k] = centers[k, order[i]]
-            else:
-                tail[k, i - HEAD] = centers[k, order[i]]
-    out = np.empty(rows, np.int64)
-    row = np.zeros(rest, np.float32)
-    partial = np.empty(head.shape[1], np.float32)
-    for r in range(rows):
-        partial[:] = np.float32(0.0)
+
+    head = np.full((HEAD, -(-k // LANES) * LANES), np.float32(1e30))
+    tail = np.zeros((k, -(-(n - HEAD) // CHUNK) * CHUNK), np.float32)
+    for c in range(k):
         for i in range(HEAD):
-            value, column = x[order[i], r], head[i]
-            for k in range(len(partial)):
-                partial[k] += power(abs(column[k] - value), p)
+            head[i, c] = centers[c, order[i]]
         for i in range(HEAD, n):
-            row[i - HEAD] = x[order[i], r]
-        first = np.argmin(partial[:K])  # not the padding, which may be nearer to values of 1e30
-        best = np.float32(np.inf)
+            tail[c, i - HEAD] = centers[c, order[i]]
+    return order, head, tail
+
+
+@njit(inline="always")
+def add_until(total, center, row, p, bound):
+    """total + sum |center - row|^p, or the first sum that exceeds the bound; it is looked at after each CHUNK."""
+    for start in range(0, len(row), CHUNK):
+        center_chunk = center[start : start + CHUNK]
+        row_chunk = row[start : start + CHUNK]
+        chunk = np.float32(0.0)
+        for i in range(CHUNK):
+            chunk += power(abs(center_chunk[i] - row_chunk[i]), p)
+        total += chunk
+        if total > bound:
+            break
+    return total
+
+
+@njit("i8[::1](f4[:, ::1], f4[:, ::1], f4)", cache=True, fastmath=SUMS)
+def nearest_centers_wide(x, centers, p):
+    """Return what nearest_centers_narrow does, for more than HEAD features: most centers are ruled out after a few.
+
+    Row by row, all centers are compared on the HEAD features that spread most. The nearest by those is probably the
+    nearest of all, so its full distance is a tight bound: another center is left as soon as its sum exceeds it.
+
+    Parameters
+    ----------
+    x : ndarray
+        float32 (n, N), n > HEAD.
+    centers : ndarray
+        float32 (k, n).
+    p : float
+        Exponent of the distance sum |x - c|^p.
+
+    Returns
+    -------
+    ndarray
+        int64 (N,), the nearest center of each row; the first one of equally near ones.
+    """
+    order, head, tail = split_by_spread(centers)
+    k = centers.shape[0]
+    n, rows = x.shape
+    nearest = np.empty(rows, np.int64)
+    head_sums = np.empty(head.shape[1], np.float32)  # of one row, to each center
+    row_tail = np.zeros(tail.shape[1], np.float32)
+    for r in range(rows):
+        # The head: one feature of all centers at a time, in whole vectors
+        head_sums[:] = np.float32(0.0)
+        for i in range(HEAD):
+            value = x[order[i], r]
+            column = head[i]
+            for c in range(len(head_sums)):
+                head_sums[c] += power(abs(column[c] - value), p)
+        for i in range(HEAD, n):
+            row_tail[i - HEAD] = x[order[i], r]
+
+        # The first bound; infinity remains if the sum is NaN
+        first = np.argmin(head_sums[:k])  # without the filling, which may be nearer to values of 1e30
         index = first
-        for step in range(-1, K):
-            k = first if step < 0 else step
-            if partial[k] > best or step == first:
+        best = np.float32(np.inf)
+        total = add_until(head_sums[first], tail[first], row_tail, p, best)
+        if total < best:
+            best = total
+
+        # The other centers. Of equally near ones the first wins, though the search began at another.
+        for c in range(k):
+            if c == first or head_sums[c] > best:
                 continue
-            total = partial[k]
-            for start in range(0, rest, CHUNK):
-                chunk = np.float32(0.0)
-                a, b = tail[k, start : start + CHUNK], row[start : start + CHUNK]
-                for i in range(CHUNK):
-                    chunk += power(abs(a[i] - b[i]), p)
-                total += chunk
-                if total > best:
-                    break
-            if total < best or (total == best and k < index):
+            total = add_until(head_sums[c], tail[c], row_tail, p, best)
+            if total < best or (total == best and c < index):
                 best = total
-                index = k
-        out[r] = index
-    return out
+                index = c
+        nearest[r] = index
+    return nearest
 
 
 @njit("u8[::1](f4[:, ::1])", cache=True)
@@ -197,8 +250,28 @@ def oblivious_trees(x, dims, thresholds, leaves):
 
 @njit("f4[:, ::1](f4[:, ::1], i8, i8, i8, u8)", cache=True, error_model="numpy")
 def random_trees(x, trees, depth, m, key):
-    """oblivious_trees with standard normal leaves that test features, likelier ones the larger their deviation,
-    against their values in random rows; NaN if a deviation is not finite. x (n, N) -> (m, N)."""
+    """Apply random oblivious trees to rows (TabICLv2, arXiv 2602.11139, appendix), and return the mean of their leaves.
+
+    Each level of a tree compares one feature with its value in a random row. Features are drawn with probabilities
+    proportional to their standard deviations; leaves are standard normal.
+
+    Parameters
+    ----------
+    x : ndarray
+        float32 (n, N).
+    trees, depth : int
+        Number of trees, and of the levels of each.
+    m : int
+        Values of a leaf.
+    key : int
+        uint64, the first counter of the random numbers: two for each level, then those of the leaves.
+
+    Returns
+    -------
+    ndarray
+        float32 (m, N); NaN if a standard deviation is not finite.
+    """
+    # Running sums of the standard deviations. At least 1e-8 each: a constant feature may be drawn, too.
     n, rows = x.shape
     cumulative = np.empty(n)
     total = 0.0
@@ -208,20 +281,24 @@ def random_trees(x, trees, depth, m, key):
         cumulative[i] = total
     if not np.isfinite(total):
         return np.full((m, rows), np.float32(np.nan))
-    dims = np.empty((trees, depth), np.int64)
+
+    # The feature and the threshold of each level
+    features = np.empty((trees, depth), np.int64)
     thresholds = np.empty((trees, depth), np.float32)
     for t in range(trees):
         for d in range(depth):
             u = uniform(scramble(key)) * total
-            i = 0
-            while i < n - 1 and u >= cumulative[i]:
-                i += 1
-            row = ((scramble(key + np.uint64(1)) >> np.uint64(32)) * np.uint64(rows)) >> np.uint64(32)
+            feature = 0
+            while feature < n - 1 and u >= cumulative[feature]:
+                feature += 1
+            row = integer_below(scramble(key + np.uint64(1)), rows)
             key += np.uint64(2)
-            dims[t, d], thresholds[t, d] = i, x[i, row]
+            features[t, d] = feature
+            thresholds[t, d] = x[feature, row]
+
     leaves = np.empty((trees, 1 << depth, m), np.float32)
     fill_normals(leaves.reshape(-1), key)
-    return oblivious_trees(x, dims, thresholds, leaves)
+    return oblivious_trees(x, features, thresholds, leaves)
 
 
 @njit("Tuple((f4[:, ::1], f4[::1]))(f4[:, ::1], i8, f4, u8)", cache=True)
@@ -235,7 +312,7 @@ def components(x, size, spread, key):
     fill_normals(sigma, key)
     key += np.uint64(size)
     for k in range(size):
-        row = ((scramble(key + np.uint64(k)) >> np.uint64(32)) * np.uint64(rows)) >> np.uint64(32)
+        row = integer_below(scramble(key + np.uint64(k)), rows)
         for i in range(n):
             centers[k, i] += x[i, row]
         sigma[k] = np.exp(spread * sigma[k])
@@ -373,7 +450,7 @@ def distinct_integers(high, size, key):
     """`size` distinct integers below `high` in random order, int64 (size,), by a partial Fisher-Yates shuffle."""
     numbers = np.arange(high)
     for i in range(size):
-        j = i + ((scramble(key + np.uint64(i)) >> np.uint64(32)) * np.uint64(high - i) >> np.uint64(32))
+        j = i + integer_below(scramble(key + np.uint64(i)), high - i)
         numbers[i], numbers[j] = numbers[j], numbers[i]
     return numbers[:size].copy()
 

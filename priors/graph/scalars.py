@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from priors.floats import FASTMATH, exponential, fill_normals, scramble
+from priors.floats import FASTMATH, exponential, fill_normals, integer_below, scramble
 from priors.random import random_key
 
 LOCAL = ""  # the name of draws that are independent of all others
@@ -148,6 +148,6 @@ def fill_weights(out, slope, spread, key):
         for i in range(n):
             row[i] *= scale
         for i in range(n - 1, 0, -1):
-            j = ((scramble(key) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32)
+            j = integer_below(scramble(key), i + 1)
             key += np.uint64(1)
             row[i], row[j] = row[j], row[i]
