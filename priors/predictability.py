@@ -43,6 +43,7 @@ def check_predictability(table: Table, rng: np.random.Generator) -> None:
     (the one-hot classes, or the number) out of bag. A table is unpredictable if in at least 5 % of 200 bootstrap
     resamples of its rows the trees' squared error is not below that of the mean.
     """
+    # Some rows of a long table may be enough to accept it.
     kind = ExtraTrees if table.num_classes else NumericExtraTrees
     X = table.X.numpy()
     y = table.y.numpy()
@@ -52,6 +53,8 @@ def check_predictability(table: Table, rng: np.random.Generator) -> None:
         trees.grow(STAGES[1])
         if trees.z_score() > CERTAIN:
             return
+
+    # All rows: few trees may be enough, the 25 decide.
     trees = kind(X, y, rng)
     for num_trees in STAGES[:-1]:
         trees.grow(num_trees - trees.size)
@@ -78,11 +81,25 @@ def check_skill(table: Table, least: float, rng: np.random.Generator) -> None:
 
 
 class ExtraTrees:
-    """An ensemble for one table that grows: X float32 (N, M), y int64 (N,).
+    """An ensemble of trees for one table, which grows and predicts its rows out of bag.
 
-    size: number of trees
-    votes: sums of the out-of-bag predictions, float32 (N, classes that occur)
-    counts: number of trees that a row is out of the bag of, int32 (N,)
+    Parameters
+    ----------
+    X : ndarray
+        float32 (N, M).
+    y : ndarray
+        int64 (N,), labels.
+    rng : numpy.random.Generator
+        The source of randomness.
+
+    Attributes
+    ----------
+    size : int
+        Number of trees.
+    votes : ndarray
+        float32 (N, classes that occur), sums of the predictions of the trees that a row is out of the bag of.
+    counts : ndarray
+        int32 (N,), the number of these trees.
     """
 
     def __init__(self, X: np.ndarray, y: np.ndarray, rng: np.random.Generator):
@@ -123,8 +140,10 @@ class ExtraTrees:
         y = self.y[seen]
         votes = self.votes[seen] / self.counts[seen, None]
         skills = []
-        of_classes = votes.T[1:] if votes.shape[1] == 2 else votes.T  # two classes have the same ROC AUC
-        for label, vote in enumerate(of_classes, start=votes.shape[1] - len(of_classes)):
+        num_classes = votes.shape[1]
+        for label in range(1 if num_classes == 2 else 0, num_classes):  # two classes have the same ROC AUC
+            # The share of pairs of a row of the class and another row in which the first has the higher vote.
+            vote = votes[:, label]
             positive = vote[y == label]
             negative = vote[y != label]
             pairs = len(positive) * len(negative)
@@ -138,7 +157,7 @@ class ExtraTrees:
         return float(np.mean(skills)) if skills else 0.0
 
     def failures(self, resamples: int) -> int:
-        """In how many bootstrap resamples of the rows the trees' squared error is not below that of the mean.
+        """Draw in how many bootstrap resamples of the rows the trees' squared error is not below that of the mean.
 
         The mean improvement of a resample is nearly normal, so the number is drawn from a binomial instead.
         """
@@ -222,7 +241,19 @@ def draw_bag(N, seed):
 
 @njit(inline="always")
 def plant(weight):
-    """A tree of one node: each node's feature and threshold, and its part (start, stop) of the rows in the bag."""
+    """Return a tree of one node.
+
+    Returns
+    -------
+    feature, threshold : ndarray
+        int64 and float32 (NODES,), the test of each node; feature -1 in a leaf.
+    bounds : ndarray
+        int64 (NODES, 2), the part of `rows` that a node has, from start to stop.
+    rows : ndarray
+        int32, the rows in the bag.
+    spare : ndarray
+        Memory of this size for `split`.
+    """
     rows = np.flatnonzero(weight).astype(np.int32)
     bounds = np.zeros((NODES, 2), np.int64)
     bounds[0, 1] = len(rows)
@@ -231,7 +262,10 @@ def plant(weight):
 
 @njit(inline="always")
 def draw_cuts(X, rows, state, low, high, cut):
-    """Fill (M,) with each feature's lowest and highest value in the rows and, unless it is constant, a random cut."""
+    """Fill low, high and cut (M,) with the extremes of each feature in some rows, and a random cut between them.
+
+    A feature whose extremes differ by 1e-7 or less is not cut. Returns the state of the random numbers.
+    """
     M = X.shape[1]
     low[:] = np.float32(np.inf)
     high[:] = np.float32(-np.inf)
@@ -253,7 +287,8 @@ def draw_cuts(X, rows, state, low, high, cut):
 def split(node, column, threshold, rows, spare, bounds):
     """Give a node's part of `rows` to its two children: values of at most the threshold to the first."""
     start, stop = bounds[node]
-    middle, rest = start, 0
+    middle = start
+    rest = 0
     for j in range(start, stop):
         row_index = rows[j]
         if column[row_index] <= threshold:
@@ -279,9 +314,24 @@ def find_leaf(row, feature, threshold):
 
 @njit("void(f4[:, ::1], i8[::1], u8, f4[:, ::1], i4[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def grow_tree(X, y, seed, votes, counts):
-    """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N, C) and counts (N,).
+    """Grow a tree, and add its out-of-bag predictions to the votes.
 
-    All features of a row are compared at once, which is vectorized.
+    A node is split where a random cut of one of its features explains the most variance of the one-hot classes: it has
+    the largest sum over classes of W_left^2 / w_left + W_right^2 / w_right, with the weights W of a class and w of all
+    rows. Cuts of all features of a row are compared at once, which is vectorized.
+
+    Parameters
+    ----------
+    X : ndarray
+        float32 (N, M).
+    y : ndarray
+        int64 (N,), labels 0, ..., C - 1.
+    seed : int
+        The seed of the tree.
+    votes : ndarray
+        float32 (N, C), to which the shares of the classes in the leaf of a row outside the bag are added.
+    counts : ndarray
+        int32 (N,), to which 1 is added for these rows.
     """
     N, M = X.shape
     C = votes.shape[1]
@@ -290,11 +340,13 @@ def grow_tree(X, y, seed, votes, counts):
     share = np.zeros((NODES, C), np.float32)
     low, high, cut = np.empty(M, np.float32), np.empty(M, np.float32), np.empty(M, np.float32)
     left = np.empty((C, M), np.float32)  # weight of each class at or below the cut
-    total = np.empty(C, np.float32)
+    total = np.empty(C, np.float32)  # weight of each class in the node
     for node in range(NODES):
         start, stop = bounds[node]
         if start == stop:
             continue
+
+        # The shares of the classes, which are the prediction if the node is a leaf.
         total[:] = np.float32(0.0)
         for j in range(start, stop):
             total[y[rows[j]]] += weight[rows[j]]
@@ -304,6 +356,7 @@ def grow_tree(X, y, seed, votes, counts):
         if (total > 0).sum() < 2 or node >= 2**MAX_DEPTH - 1:
             continue
 
+        # The weights of the classes at or below a random cut of each feature.
         state = draw_cuts(X, rows[start:stop], state, low, high, cut)
         left[:] = np.float32(0.0)
         for j in range(start, stop):
@@ -312,9 +365,11 @@ def grow_tree(X, y, seed, votes, counts):
             left_of_class = left[y[rows[j]]]
             for f in range(M):
                 left_of_class[f] += w if row[f] <= cut[f] else np.float32(0.0)
+
+        # The best cut.
         best = np.float32(-1.0)
         for f in range(M):
-            if not high[f] > low[f] + np.float32(1e-7):
+            if not high[f] > low[f] + np.float32(1e-7):  # it was not cut
                 continue
             left_weight = np.float32(0.0)
             left_square = np.float32(0.0)
@@ -325,11 +380,14 @@ def grow_tree(X, y, seed, votes, counts):
                 right_square += (total[k] - left[k, f]) * (total[k] - left[k, f])
             gain = left_square / left_weight + right_square / (all_weight - left_weight)  # variance explained
             if gain > best:
-                best, feature[node], threshold[node] = gain, f, cut[f]
+                best = gain
+                feature[node] = f
+                threshold[node] = cut[f]
         if feature[node] < 0:
             continue
         split(node, X[:, feature[node]], threshold[node], rows, spare, bounds)
 
+    # Predictions for the rows outside the bag.
     for i in range(N):
         if weight[i] == 0:
             node = find_leaf(X[i], feature, threshold)
@@ -355,7 +413,7 @@ def count_failures(improvement, resamples, seed):
 
 @njit("void(f4[:, ::1], f4[::1], u8, f4[::1], i4[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
 def grow_numeric_tree(X, y, seed, votes, counts):
-    """Grow a tree on X (N, M) and y (N,), and add its out-of-bag predictions to votes (N,) and counts (N,)."""
+    """Do what `grow_tree` does for numbers: y float32 (N,), votes float32 (N,), means of leaves instead of shares."""
     N, M = X.shape
     weight, state = draw_bag(N, seed)
     feature, threshold, bounds, rows, spare = plant(weight)
@@ -367,6 +425,8 @@ def grow_numeric_tree(X, y, seed, votes, counts):
         start, stop = bounds[node]
         if start == stop:
             continue
+
+        # The mean, which is the prediction if the node is a leaf.
         all_weight = np.float32(0.0)
         total = np.float32(0.0)
         varies = False
@@ -378,6 +438,7 @@ def grow_numeric_tree(X, y, seed, votes, counts):
         if not varies or node >= 2**MAX_DEPTH - 1:
             continue
 
+        # Weights, and weighted sums of y, at or below a random cut of each feature.
         state = draw_cuts(X, rows[start:stop], state, low, high, cut)
         left_weight[:] = np.float32(0.0)
         left_sum[:] = np.float32(0.0)
@@ -389,18 +450,23 @@ def grow_numeric_tree(X, y, seed, votes, counts):
                 is_left = row[f] <= cut[f]
                 left_weight[f] += w if is_left else np.float32(0.0)
                 left_sum[f] += weighted_y if is_left else np.float32(0.0)
+
+        # The best cut.
         best = np.float32(-1.0)
         for f in range(M):
-            if not high[f] > low[f] + np.float32(1e-7):
+            if not high[f] > low[f] + np.float32(1e-7):  # it was not cut
                 continue
             right_sum = total - left_sum[f]
             gain = left_sum[f] * left_sum[f] / left_weight[f] + right_sum * right_sum / (all_weight - left_weight[f])
             if gain > best:
-                best, feature[node], threshold[node] = gain, f, cut[f]
+                best = gain
+                feature[node] = f
+                threshold[node] = cut[f]
         if feature[node] < 0:
             continue
         split(node, X[:, feature[node]], threshold[node], rows, spare, bounds)
 
+    # Predictions for the rows outside the bag.
     for i in range(N):
         if weight[i] == 0:
             counts[i] += 1
