@@ -253,16 +253,20 @@ class HDF5(Prior):
 
     def stored_spec(self, number: int, first: int, wanted: TableSpec) -> TableSpec:
         """Return the sizes of the table with this number in a run; see Prior.stored_spec."""
+        # Which stored tables the stage passes, and whether they suffice.
         if first not in self.passes_by_stage:
             self.passes_by_stage[first] = self.pass_of(first)
         base, start, stop = self.passes_by_stage[first]
         if number - base >= self.passes * (stop - start):
             stored = f"{stop - start:,} tables from number {base:,} on"
             raise PriorError(f"{self.file} has {stored}, to be used {self.passes} times; number {number:,} is missing")
+
+        # Missing values were kept or filled when the tables were dumped.
         attributes = self.files[0].attributes
         if attributes is not None and attributes["keeps_missing"] != str(wanted.keeps_missing):
             needs = "keeps missing values" if wanted.keeps_missing else "needs missing values filled"
             raise PriorError(f"{self.file} was dumped for another network, and this one {needs}: dump again")
+
         times, within = divmod(number - base, stop - start)
         table = start + within
         rows, labeled, features = self.stored_sizes[table].tolist()
@@ -342,6 +346,8 @@ class HDF5(Prior):
         """Read the table that `stored_spec` has named; see Prior.sample."""
         if not isinstance(spec, StoredSpec):
             raise PriorError("stored tables have sizes of their own; ask for one by stored_spec(number, first, spec)")
+
+        # The values, which match their checksum if the file has one.
         X, y, contents, number = self.read(spec.table)
         X = X.astype(np.float32, copy=False)
         name = f"table {number} of {contents.path}"
@@ -349,6 +355,8 @@ class HDF5(Prior):
             missing = contents.missing[number]
             if checksum(X, y, spec.train_size, missing) != contents.crc32[number]:
                 raise PriorError(f"{name} is damaged (it does not match its checksum): delete the file, and dump again")
+
+        # Labels or numbers; tables of other programs are standardized here.
         if spec.max_classes == 0:
             target = numbers(y, name)
             num_classes = 0
@@ -553,7 +561,14 @@ def needed(file: Any, name: str, path: str, count: int | None = None) -> Any:
 
 
 def contents_of(file: Any, path: str) -> Contents:
-    """Check an open file; see `read_contents`."""
+    """Read what an open file says about its tables, and check it.
+
+    Raises
+    ------
+    PriorError
+        With the first problem. Whatever is read later lies inside the datasets, and fits in memory.
+    """
+    # The cells and labels: one after the other in a file of `dump`, otherwise padded.
     X = needed(file, "X", path)
     y = needed(file, "y", path)
     attributes = own_attributes(file, path)
@@ -566,45 +581,16 @@ def contents_of(file: Any, path: str) -> Contents:
         )
     if is_flat and not (y.ndim == 1 and 0 < T <= len(y)):
         raise PriorError(f"X of {path} has the shape {X.shape}, and y {y.shape}, of {T} tables")
+
+    # A file of a few bytes may claim any size, which would be allocated.
     for name, dataset in {"X": X, "y": y}.items() if is_flat else [("X", X)]:
         stored = dataset.id.get_storage_size()
         if math.prod(dataset.shape) * dataset.dtype.itemsize > MOST_COMPRESSED * stored:
             raise PriorError(f"{name} of {path} has the shape {dataset.shape}, but only {stored:,} bytes are stored")
 
-    # The sizes of tables.
-    splits = {name: values for name in SPLITS if (values := whole_numbers(file, name, path, T)) is not None}
-    if not splits:
-        raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
-    labeled = splits[min(splits)]
-    other = splits[max(splits)]  # the same one, if there are not both
-    if (labeled != other).any():
-        number = int(np.argmax(labeled != other))
-        raise PriorError(
-            f"{min(splits)} and {max(splits)} of {path} contradict each other: {labeled[number]} and {other[number]} "
-            f"labeled rows of table {number}"
-        )
     most_rows, most_features = (len(y), len(X)) if is_flat else X.shape[1:]
-    rows = whole_numbers(file, "num_datapoints", path, T)
-    features = whole_numbers(file, "num_features", path, T)
-    rows = np.full(T, most_rows) if rows is None else rows
-    features = np.full(T, most_features) if features is None else features
-    sizes = np.stack([rows, labeled, features], axis=1)
-    is_possible = (rows >= MIN_ROWS) & (rows <= most_rows)
-    is_possible &= (labeled >= 1) & (labeled < rows)
-    is_possible &= (features >= 1) & (features <= most_features)
-    if not is_possible.all():
-        number = int(np.argmin(is_possible))
-        N, n, M = sizes[number]
-        raise PriorError(
-            f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
-            f"{MIN_ROWS}..{most_rows} rows, some of them labeled and some not, and 1..{most_features} features"
-        )
-    starts = None
-    if is_flat:
-        stops = np.cumsum(np.stack([rows * features, rows], axis=1), axis=0)
-        if stops[-1].tolist() != [len(X), len(y)]:
-            raise PriorError(f"{path} has {len(X)} cells and {len(y)} labels; its tables have {stops[-1].tolist()}")
-        starts = np.concatenate([np.zeros((1, 2), np.int64), stops[:-1]])
+    sizes = sizes_of_tables(file, path, T, most_rows, most_features)
+    starts = starts_of_tables(sizes, X, y, path) if is_flat else None
 
     # Their targets, and what is known of tables of ours.
     most_classes = stored_classes(file, path)
@@ -628,6 +614,66 @@ def contents_of(file: Any, path: str) -> Contents:
         crc32=crc32,
         fingerprint=fingerprint(file, sizes, crc32),
     )
+
+
+def sizes_of_tables(file: Any, path: str, T: int, most_rows: int, most_features: int) -> np.ndarray:
+    """Return the rows, labeled rows and features of T tables, int64 (T, 3).
+
+    Parameters
+    ----------
+    file : h5py.File
+        The open file.
+    path : str
+        What messages call it.
+    T : int
+        How many tables it has.
+    most_rows, most_features : int
+        Limits of their sizes, which are those of tables of which the file does not say them.
+
+    Raises
+    ------
+    PriorError
+        If the labeled rows are not known, or a table is impossible.
+    """
+    # Labeled rows, under one name or two, which must then agree.
+    splits = {name: values for name in SPLITS if (values := whole_numbers(file, name, path, T)) is not None}
+    if not splits:
+        raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
+    labeled = splits[min(splits)]
+    other = splits[max(splits)]  # the same one, if there are not both
+    if (labeled != other).any():
+        number = int(np.argmax(labeled != other))
+        raise PriorError(
+            f"{min(splits)} and {max(splits)} of {path} contradict each other: {labeled[number]} and {other[number]} "
+            f"labeled rows of table {number}"
+        )
+
+    rows = whole_numbers(file, "num_datapoints", path, T)
+    features = whole_numbers(file, "num_features", path, T)
+    rows = np.full(T, most_rows) if rows is None else rows
+    features = np.full(T, most_features) if features is None else features
+    sizes = np.stack([rows, labeled, features], axis=1)
+
+    is_possible = (rows >= MIN_ROWS) & (rows <= most_rows)
+    is_possible &= (labeled >= 1) & (labeled < rows)
+    is_possible &= (features >= 1) & (features <= most_features)
+    if not is_possible.all():
+        number = int(np.argmin(is_possible))
+        N, n, M = sizes[number]
+        raise PriorError(
+            f"table {number} of {path} has {N} rows, {n} of them labeled, and {M} features; there must be "
+            f"{MIN_ROWS}..{most_rows} rows, some of them labeled and some not, and 1..{most_features} features"
+        )
+    return sizes
+
+
+def starts_of_tables(sizes: np.ndarray, X: Any, y: Any, path: str) -> np.ndarray:
+    """Return where the cells and the labels of each table begin, int64 (T, 2); raises PriorError for other sums."""
+    rows, _, features = sizes.T
+    stops = np.cumsum(np.stack([rows * features, rows], axis=1), axis=0)
+    if stops[-1].tolist() != [len(X), len(y)]:
+        raise PriorError(f"{path} has {len(X)} cells and {len(y)} labels; its tables have {stops[-1].tolist()}")
+    return np.concatenate([np.zeros((1, 2), np.int64), stops[:-1]])
 
 
 def own_attributes(file: Any, path: str) -> dict[str, str] | None:
