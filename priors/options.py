@@ -186,7 +186,32 @@ def read(cls: Any, values: Any, key: str = "", keys: Iterable[str] = (), base: A
 def convert(
     value: Any, kind: Any, key: str, chosen: Callable | None = None, keys: Iterable[str] = (), default: Any = None
 ) -> tuple[Any, list[str]]:
-    """Return a value as the type of its option, or WRONG, and the problems with it; see `read`."""
+    """Convert a value to the type of its option.
+
+    Parameters
+    ----------
+    value : Any
+        The value, as it was read.
+    kind : Any
+        The type, as the option declares it.
+    key : str
+        The dotted name of the option, for messages.
+    chosen : callable, optional
+        Of an option that is a choice, such as a prior: it returns the dataclass that plain values belong to, or a
+        message.
+    keys : iterable of str
+        Names to suggest for unknown ones.
+    default : Any
+        What the option has without the value.
+
+    Returns
+    -------
+    Any
+        The value, or WRONG.
+    list of str
+        The problems with it.
+    """
+    # A choice, whose class depends on the value.
     if chosen is not None and not is_dataclass(value):
         if plain(value) is None and default is None:
             return None, []
@@ -201,11 +226,14 @@ def convert(
             built, problems = read(cls, options, key, keys)
             return plain(built) | {"name": plain(value["name"])}, problems
         kind = cls
+
+    # A dataclass of options.
     if isinstance(kind, type) and is_dataclass(kind):
         if isinstance(value, kind):
             return value, []
         return read(kind, value, key, keys, default if type(default) is kind else None)
 
+    # One of several types, lists and dictionaries, with the types of what they hold.
     origin = get_origin(kind) or kind
     if origin in (Union, types.UnionType):
         return convert_to_one(value, get_args(kind), key, keys)
