@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tabicl_train.doors import register
 from tabicl_train.model.averaging import attend_averaging, attend_plain
-from tabicl_train.model.pack import Spans, TakeRows
+from tabicl_train.model.pack import EqualSequences, Spans, TakeRows
 from tabicl_train.model.scaling import SSA, Scaling
 
 CUDA_GRID = 65_535  # largest batch of a kernel's launch, which is the number of sequences
@@ -147,32 +147,58 @@ def launch(
 def attend_by_run(
     q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """`attend` as one call of `attention`, of q (count, H, L, d) to k, v (count, H, K, d), for each run."""
+    """Compute `attend` with one call of `attention` for each run of equal sequences.
+
+    Parameters
+    ----------
+    q : Tensor
+        (Q, H, d), the queries of all sequences one after the other, or (P, L, H, d) if all sequences share L queries:
+        P is the number of tables if a factor of the table belongs to them, else 1.
+    k, v : Tensor
+        (K, H, d), the keys and values of all sequences one after the other.
+    spans : Spans
+        The runs.
+    attention : callable
+        From q (count, H, L, d), k and v (count, H, keys, d) to (count, H, L, d), for `count` equal sequences.
+
+    Returns
+    -------
+    Tensor
+        (Q, H, d), in the order of the sequences.
+
+    Raises
+    ------
+    RuntimeError
+        While a CUDA graph is captured.
+    """
     refuse_capture()
-    runs = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
-    # Labeled and query rows may use the same keys, one run after the other: then the runs of the first use suffice.
+    numbers = spans.runs if isinstance(spans.runs, list) else spans.runs.tolist()
+    runs = [EqualSequences(*numbers_of_run) for numbers_of_run in numbers]
+
+    # Keys and values of each run. If labeled and query rows use the same ones, the second half of the runs repeats the
+    # keys of the first half, which are split once.
     distinct = len(runs) // spans.uses
-    num_keys = [count * keys for count, _, keys, *_ in runs[:distinct]]
+    num_keys = [run.number * run.keys for run in runs[:distinct]]
     keys_of_runs = []
     values_of_runs = []
     for run, k_of_run, v_of_run in zip(runs, k.split(num_keys), v.split(num_keys), strict=False):
-        count, _, keys, *_ = run
-        keys_of_runs.append(k_of_run.unflatten(0, (count, keys)).transpose(1, 2))  # (count, H, K, d)
-        values_of_runs.append(v_of_run.unflatten(0, (count, keys)).transpose(1, 2))
+        sizes = (run.number, run.keys)
+        keys_of_runs.append(k_of_run.unflatten(0, sizes).transpose(1, 2))  # (count, H, keys, d)
+        values_of_runs.append(v_of_run.unflatten(0, sizes).transpose(1, 2))
 
     shares_queries = q.dim() == 4
     if not shares_queries:
-        queries_of_runs = q.split([count * length for count, length, *_ in runs])
+        queries_of_runs = q.split([run.number * run.queries for run in runs])  # (count * L, H, d) each
+
     outs = []
-    for number, (count, length, _, _, table) in enumerate(runs):
+    for i, run in enumerate(runs):
         if shares_queries:
-            queries = q[table if len(q) > 1 else 0].expand(count, -1, -1, -1)
+            table = run.table if len(q) > 1 else 0
+            q_of_run = q[table].expand(run.number, -1, -1, -1)
         else:
-            queries = queries_of_runs[number].unflatten(0, (count, length))  # (count, L, H, d)
-        keys = keys_of_runs[number % distinct]
-        values = values_of_runs[number % distinct]
-        out = attention(queries.transpose(1, 2), keys, values)  # (count, H, L, d)
-        outs.append(out.transpose(1, 2).flatten(0, 1))
+            q_of_run = queries_of_runs[i].unflatten(0, (run.number, run.queries))  # (count, L, H, d)
+        out = attention(q_of_run.transpose(1, 2), keys_of_runs[i % distinct], values_of_runs[i % distinct])
+        outs.append(out.transpose(1, 2).flatten(0, 1))  # (count * L, H, d)
     return torch.cat(outs)
 
 
