@@ -137,8 +137,29 @@ def last_of_each(overrides: list[str]) -> list[str]:
 
 
 def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
-    """Make the plan of a command line; raises ConfigError with every problem."""
-    # All points of a grid are checked; for a search, whose points are unknown, points that cover every value.
+    """Make the plan of a command line, with the configuration of each of its points.
+
+    All points of a grid are composed and checked. Those of a search are not known in advance, so points that together
+    have every choice, and both ends of each range, stand for them.
+
+    Parameters
+    ----------
+    overrides : list of str
+        The arguments of tabicl-sweep: settings of the sweep, such as ``sweep.trials=20``, and of its runs, which may
+        have several values, such as ``model.embed_dim=32,64``.
+    config_dir : str, optional
+        A folder of configurations that Hydra searches, too.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ConfigError
+        With every problem, each once.
+    """
+    # Read the command line. Where settings of the sweep are wrong, its default ones help to find what else is wrong.
     overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
     composer = Composer(config_dir)
     problems: list[str] = []
@@ -148,9 +169,9 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
         sweep = SweepConfig()
         problems += error.problems
     plan = read_settings(sweep, [text for text in overrides if not is_of_sweep(text)], composer, problems)
-    if sweep.sampler != "grid" and not plan.axes:
-        problems.append(f"sweep.sampler is {sweep.sampler!r}, but nothing varies; set sweep.space")
-    if sweep.sampler == "grid":
+
+    # A grid needs lists of values, not too many; a search needs something to search.
+    if plan.sweep.sampler == "grid":
         for axis in plan.axes:
             if not axis.settings:
                 problems.append(f"{axis.key} is a range; sweep.sampler=grid needs a list of values")
@@ -158,6 +179,10 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
         if runs > MOST_RUNS:
             problems.append(f"the grid has {runs:,} runs; name fewer values, at most {MOST_RUNS:,} runs")
             raise ConfigError(problems)  # composing its points would take hours
+    elif not plan.axes:
+        problems.append(f"sweep.sampler is {plan.sweep.sampler!r}, but nothing varies; set sweep.space")
+
+    # Compose the points. What concerns all of them is checked once each of them is valid.
     for point in plan.points:
         try:
             plan.configs.append(composer.compose(plan.overrides(point, plan.sweep.seeds[0])))
@@ -166,13 +191,32 @@ def make_plan(overrides: list[str], config_dir: str | None = None) -> Plan:
     if len(plan.configs) == len(plan.points):
         check_configs(plan, problems)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(list(dict.fromkeys(problems)))  # points share most of theirs
+
     plan.incomparable = incomparable(plan.configs)
     return plan
 
 
 def read_settings(sweep: SweepConfig, command_line: list[str], composer: Composer, problems: list[str]) -> Plan:
-    """Make the plan without its configurations; adds to the problems."""
+    """Read what varies in a sweep, and what all of its runs share.
+
+    Parameters
+    ----------
+    sweep : SweepConfig
+        The settings ``sweep.*``.
+    command_line : list of str
+        The other settings of the command line.
+    composer : Composer
+        It parses settings.
+    problems : list of str
+        Problems are added to it.
+
+    Returns
+    -------
+    Plan
+        Without the configurations of its points.
+    """
+    # Axes from sweep.space.
     axes: dict[str, Axis] = {}
     for key, entry in sweep.space.items():
         try:
@@ -182,6 +226,9 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
     for key, instead in RESERVED.items():
         if axes.pop(key, None):
             problems.append(f"sweep.space has {key}; use {instead}")
+
+    # Axes and single values from sweep.settings, then from the command line, which wins. Several values are an axis,
+    # instead of an earlier one of the same key; a single value removes that. Of an axis with labels, values choose.
     folder = f"runs/{sweep.name}"
     seeds = list(sweep.seeds)
     of_sweep, problems_of_sweep = composer.read(sweep.settings)
@@ -189,7 +236,6 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
     problems += problems_of_sweep + problems_of_command
     plain_of_sweep: list[str] = []  # settings with one value
     plain_of_command: list[str] = []
-    # In this order, so that the command line wins.
     for index, (text, override) in enumerate(of_sweep + of_command):
         plain = plain_of_sweep if index < len(of_sweep) else plain_of_command
         key = override.key_or_group
@@ -223,6 +269,7 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
         else:
             axes.pop(key, None)
             plain.append(text)
+
     sweep = dataclasses.replace(sweep, seeds=list(dict.fromkeys(seeds)))
     try:
         folder = expand_home(folder)
