@@ -20,6 +20,7 @@ from tabicl_train.lab.folder import Folder
 from tabicl_train.lab.instruments import multipliers, sites, weight_statistics
 from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
 from tabicl_train.model.attention import Attention
+from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.recording import LABELED, Sequence, exponents, logits, recorded
 from tabicl_train.model.tabicl import TabICL
@@ -202,15 +203,31 @@ def scene_of(options: Options, network: TabICL) -> Scene:
 
 @torch.no_grad()
 def explain(scene: Scene, layer: int, head: int) -> Explanation:
-    """Predict the rows of a scene, and explain what one head does with the first query row.
+    """Predict the query rows of a scene, and explain what one head does with the first of them.
 
-    Raises ConfigError if the network has no such layer or head.
+    Scores are computed again in float64, one step of the head after the other: q . k, divided by the root of d, with
+    each factor of the scaling rule, and the logits, whose softmax are the weights.
+
+    Parameters
+    ----------
+    scene : Scene
+        The table and the classifier.
+    layer : int
+        A layer of in-context learning; negative numbers count from the last.
+    head : int
+        A head of the layer.
+
+    Returns
+    -------
+    Explanation
+
+    Raises
+    ------
+    ConfigError
+        If the network has no such layer or head.
     """
     classifier = scene.classifier
-    layers = [site.attention for site in sites(classifier.network_) if site.stage == "icl"]
-    if not layers:
-        name = type(classifier.network_).__name__
-        raise ConfigError([f"{name} names no layers of in-context learning whose keys are the labeled rows alone"])
+    layers = icl_layers(classifier.network_)
     if not -len(layers) <= layer < len(layers):
         raise ConfigError([f"layer is {layer}; the network has the layers 0..{len(layers) - 1}"])
     attention = layers[layer]
@@ -218,45 +235,40 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         raise ConfigError([f"head is {head}; the layer has the heads 0..{attention.num_heads - 1}"])
     sequence, prediction = predict_and_record(scene, attention)
 
-    # The first query: its vectors in this head, and its scores (K,) after each step
-    q = sequence.q[:1]  # (1, H, d), with both factors
-    projected = sequence.projected[:1]  # (1, H, d), without
-    k = sequence.k[:, head].double()  # (K, d)
-    v = sequence.v[:, head].double()
+    # The vectors of this head: n keys, and the query before, between and after the factors of the scaling rule.
+    q = sequence.q[:1]  # (1, H, d), of all heads, with both factors
+    k = sequence.k[:, head].double()  # (n, d)
+    v = sequence.v[:, head].double()  # (n, d)
     n, d = k.shape
     root = math.sqrt(d)
+    projected = sequence.projected[:1]  # (1, H, d), without factors
     base, gate = multipliers(attention, projected, n)
     plain_q = projected[0, head].double()  # (d,)
     based_q = plain_q if base is None else plain_q * base[head].double()
     scaled_q = q[0, head].double()
-    scores = k @ plain_q
-    divided = k @ plain_q / root
-    based = k @ based_q / root
-    scaled = k @ scaled_q / root
+
+    # What each key has after each step, (n,), by the fields of KeyRow.
     logit = logits(attention, q, sequence.k)[head, 0]
     weights = torch.softmax(logit, -1)
+    steps = {
+        "score": k @ plain_q,
+        "divided": k @ plain_q / root,
+        "based": k @ based_q / root,
+        "scaled": k @ scaled_q / root,
+        "logit": logit,
+        "weight": weights,
+    }
 
-    # The keys with the largest weights, the one in the middle of the others, and the last one
+    # The keys with the largest weights, the one in the middle of the others, and the last one; the others together.
     order = weights.argsort(descending=True, stable=True).tolist()
     shown = order
     if n > LARGEST + 2:
         shown = [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
     keys = []
     for j in shown:
-        keys.append(
-            KeyRow(
-                **shown_row(scene, scene.labeled[j]),
-                token=plain(sequence.context[j]),
-                k=plain(k[j]),
-                v=plain(v[j]),
-                score=scores[j].item(),
-                divided=divided[j].item(),
-                based=based[j].item(),
-                scaled=scaled[j].item(),
-                logit=logit[j].item(),
-                weight=weights[j].item(),
-            )
-        )
+        vectors = {"token": plain(sequence.context[j]), "k": plain(k[j]), "v": plain(v[j])}
+        numbers = {name: values[j].item() for name, values in steps.items()}
+        keys.append(KeyRow(**shown_row(scene, scene.labeled[j]), **vectors, **numbers))
     rest = None
     if len(shown) < n:
         left = torch.tensor([j for j in order if j not in shown], device=weights.device)
@@ -270,7 +282,14 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         gate=None if gate is None else plain(gate[0, head].expand(d)),
         scaled=plain(q[0, head]),
     )
+
+    entropy = None  # with one key, log n is 0
+    if n > 1:
+        entropy = weight_statistics(attention, q, sequence.k).entropy[0, head].item()
     exponents_of_heads = exponents(attention)
+    probabilities = []
+    for name, p in zip(classifier.classes_, prediction, strict=True):
+        probabilities.append({"label": str(name), "p": float(p)})
     return Explanation(
         table=scene.name,
         row=query.row,
@@ -289,15 +308,22 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         rest=rest,
         by_label=by_label(scene.y[scene.labeled], weights.tolist()),
         context=plain(weights @ v),
-        entropy=weight_statistics(attention, q, sequence.k).entropy[0, head].item() if n > 1 else None,
+        entropy=entropy,
         columns=[str(name) for name in scene.X.columns[:CELLS]],
         features=scene.X.shape[1],
         hidden=[HiddenRow(**shown_row(scene, row)) for row in scene.queries],
         unlabeled=len(scene.queries),
-        prediction=[
-            {"label": str(name), "p": float(p)} for name, p in zip(classifier.classes_, prediction, strict=True)
-        ],
+        prediction=probabilities,
     )
+
+
+def icl_layers(network: Network) -> list[Attention]:
+    """Return the attention of each layer of in-context learning; raises ConfigError if the network names none."""
+    layers = [site.attention for site in sites(network) if site.stage == "icl"]
+    if not layers:
+        name = type(network).__name__
+        raise ConfigError([f"{name} names no layers of in-context learning whose keys are the labeled rows alone"])
+    return layers
 
 
 def predict_and_record(scene: Scene, attention: Attention) -> tuple[Sequence, list[float]]:
