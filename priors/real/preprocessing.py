@@ -58,8 +58,8 @@ class FeatureEncoder:
     Columns that can be read as numbers, and times, keep their values; missing ones become the mean. Other values are
     categories, numbered in sorted order, or in that of a pandas category. A category that no labeled row has becomes
     the mean; so does what is not a number or time in a column of them. `transform` warns of such values, and if most
-    known values of a column are categories that no labeled row has. If a column has no
-    value of a kind that a labeled row has, such as texts instead of numbers, it raises ValueError.
+    known values of a column are categories that no labeled row has. If a column has no value of a kind that a labeled
+    row has, such as texts instead of numbers, it raises ValueError.
 
     If `fit` is given the target, these columns follow:
 
@@ -71,7 +71,10 @@ class FeatureEncoder:
 
     Ordered categories of pandas have no copies.
 
-    keeps_missing: missing and unknown values, and missing categories, are NaN instead, and there are no indicators
+    Parameters
+    ----------
+    keeps_missing : bool
+        Whether missing and unknown values, and missing categories, are NaN instead, and there are no indicators.
     """
 
     def __init__(self, keeps_missing: bool = False):
@@ -79,42 +82,73 @@ class FeatureEncoder:
 
     @np.errstate(under="ignore")
     def fit(self, X: pd.DataFrame, target: np.ndarray | None = None) -> FeatureEncoder:
-        """Fit on X (rows, columns); raises TypeError for a column of values without order, ValueError for infinity."""
-        # target: float64 (rows, outputs), one column for each class
+        """Learn from the labeled rows how columns are read, which of them vary, and which tell the target.
+
+        Parameters
+        ----------
+        X : DataFrame
+            The labeled rows.
+        target : ndarray, optional
+            float64 (rows, outputs): numbers, or for classes a column of 0 and 1 for each class. Without it there are
+            neither copies of columns nor indicators.
+
+        Returns
+        -------
+        FeatureEncoder
+            The encoder itself.
+
+        Raises
+        ------
+        TypeError
+            For a column of values without an order.
+        ValueError
+            For infinity.
+        """
+        # How each column is read.
         self.kinds = [column_kind(column) for _, column in X.items()]
-        self.categories: list[pd.Index | None] = []
-        for kind, (_, column) in zip(self.kinds, X.items(), strict=True):  # None for numbers and times
+        self.categories: list[pd.Index | None] = []  # None for numbers and times
+        for kind, (_, column) in zip(self.kinds, X.items(), strict=True):
             self.categories.append(categories(column) if kind == CATEGORY else None)
         self.value_kinds = [value_kinds(column) for _, column in X.items()]
         self.lacking = X.isna().to_numpy().any(axis=0) & (not self.keeps_missing)
-        numbers = self.encode(X, range(X.shape[1]), {})
-        self.often_new = [
-            kind == CATEGORY and often_new(codes) for kind, codes in zip(self.kinds, numbers.T, strict=True)
-        ]
+
+        # The columns as numbers, NaN where missing. `transform` does not warn of new categories where they are usual.
+        numbers = self.encode(X, range(X.shape[1]), {})  # float64 (rows, columns)
+        self.often_new = []
+        for kind, codes in zip(self.kinds, numbers.T, strict=True):
+            self.often_new.append(kind == CATEGORY and often_new(codes))
+
+        # Columns with a single value say nothing, and are left out; the others have means for missing values.
         known = ~np.isnan(numbers)
-        means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-        first = numbers[known.argmax(axis=0), range(numbers.shape[1])]
+        first = numbers[known.argmax(axis=0), range(numbers.shape[1])]  # the first known value of each column
         varies = (known & (numbers != first)).any(axis=0)
         if self.keeps_missing:
             varies |= (known != known[0]).any(axis=0)  # the network sees which values are missing
+        means = np.where(known, numbers, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         self.varying = np.flatnonzero(varies)
         self.means = means[self.varying]
-        self.ranks: dict[int, CategoryRanks] = {}  # of a varying column
-        self.effects: dict[int, LevelEffects] = {}
+
+        self.ranks: dict[int, CategoryRanks] = {}  # by the place of a column among the varying ones
+        self.effects: dict[int, LevelEffects] = {}  # likewise
         self.indicators: list[int] = []  # columns of X
-        if target is None:
-            return self
+        if target is not None:
+            self._fit_to_target(X, numbers, target)
+        return self
+
+    def _fit_to_target(self, X: pd.DataFrame, numbers: np.ndarray, target: np.ndarray) -> None:
+        """Choose the copies of categories and the indicators of missing values; numbers: X as `encode` reads it."""
         for i, j in enumerate(self.varying):
-            if self.kinds[j] == CATEGORY and not getattr(X.dtypes.iloc[j], "ordered", False):
-                ranks = CategoryRanks(numbers[:, j], target)
-                if ranks.is_useful:
-                    self.ranks[i] = ranks
-                effects = LevelEffects(numbers[:, j], target)
-                if effects.is_useful:
-                    self.effects[i] = effects
+            is_ordered = getattr(X.dtypes.iloc[j], "ordered", False)  # its codes are in order already
+            if self.kinds[j] != CATEGORY or is_ordered:
+                continue
+            ranks = CategoryRanks(numbers[:, j], target)
+            if ranks.is_useful:
+                self.ranks[i] = ranks
+            effects = LevelEffects(numbers[:, j], target)
+            if effects.is_useful:
+                self.effects[i] = effects
         if not self.keeps_missing:
             self.indicators = telling_gaps(X.isna().to_numpy(), target)
-        return self
 
     @np.errstate(under="ignore")
     def crossfitted(self, numbers: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -195,7 +229,28 @@ class FeatureEncoder:
         return numbers
 
     def codes(self, column: pd.Series, j: int, unreadable: dict[Hashable, str]) -> np.ndarray:
-        """Return column j of X as numbers, float64 (rows,)."""
+        """Return a column as numbers, NaN for values that are missing or not known.
+
+        Parameters
+        ----------
+        column : Series
+            Column j of X.
+        j : int
+            Its number in `fit`.
+        unreadable : dict
+            See `encode`.
+
+        Returns
+        -------
+        ndarray
+            float64 (rows,); a missing category is MISSING if a labeled row lacks one.
+
+        Raises
+        ------
+        ValueError
+            If no value is of a kind that the labeled rows have.
+        """
+        # Numbers and times.
         categories = self.categories[j]
         if categories is None:
             if (self.value_kinds[j] == {"durations"}) != (column.dtype.kind == "m"):  # read as numbers of microseconds
@@ -211,7 +266,8 @@ class FeatureEncoder:
                 why = f": {YEARS}" if EARLY_OR_LATE.fullmatch(str(first)) else ""
                 unreadable[column.name] = f"{first!r} among {self.kinds[j]}s{why}"
             return numbers
-        # scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples
+
+        # Categories. scikit-learn's OrdinalEncoder refuses pandas categories of several types, bytes and tuples.
         codes = categories.get_indexer(column.astype(object)).astype(float)
         codes[codes < 0] = np.nan
         is_new = np.isnan(codes)
@@ -649,8 +705,25 @@ def draw_members(
     views: Sequence[np.ndarray],
     num_classes: int,
 ) -> list[Member]:
-    """Draw `count` members; the first one keeps the order of columns and labels, and methods and views take turns."""
-    # views: columns of the table; num_classes: 0 for numbers, which are not shifted
+    """Draw the members of an ensemble.
+
+    Parameters
+    ----------
+    rng : numpy.random.RandomState
+        The source of randomness.
+    count : int
+        How many. The first one keeps the order of columns and labels.
+    norm_methods : sequence of str
+        Names of NORM_METHODS, which take turns.
+    views : sequence of ndarray
+        Columns of the table, see `FeatureEncoder.views`. They take turns, one for each round of the methods.
+    num_classes : int
+        0 for numbers, which are not shifted.
+
+    Returns
+    -------
+    list of Member
+    """
     shifts = np.append(0, 1 + rng.permutation(max(num_classes - 1, 0)))
     members = []
     for i in range(count):
