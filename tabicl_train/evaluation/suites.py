@@ -122,8 +122,24 @@ Methods = dict[str, Callable[[], BaseEstimator]]  # by name, what makes an estim
 
 
 def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0) -> list[dict]:
-    """Score methods on splits of a task, with numbers standardized by the labeled rows."""
-    # first: the number of the first score that counts, of those of `splits` splits
+    """Score methods on splits of a task, with numbers standardized by the labeled rows.
+
+    Parameters
+    ----------
+    task : Task
+        The task.
+    methods : dict of str to callable
+        What makes an estimator, by the name of the method.
+    splits : int, optional
+        Number of splits; by default as the task has it.
+    first : int
+        The number of the first score that counts.
+
+    Returns
+    -------
+    list of dict
+        A row for each score and method; scores.py describes their columns.
+    """
     rows = []
     for index, together in enumerate(task.scored_together(splits)):
         if index < first:
@@ -176,8 +192,15 @@ class Protocol:
     published: str = ""  # "a random forest has 0.8 (arXiv 1234.56789)"
 
     def remark(self, splits: int | None, rows: int | None, scored: int, number: int) -> str:
-        """Return a line on whether scores can be compared with those of others."""
-        # splits, rows: as the user has set them; scored: tasks that have scores, of `number`
+        """Return a line on whether scores can be compared with those of others.
+
+        Parameters
+        ----------
+        splits, rows : int, optional
+            As the user has set them.
+        scored, number : int
+            Tasks that have scores, and tasks of the suite.
+        """
         reasons = []
         if splits not in (None, self.splits):
             reasons.append(f"splits is {splits}, not {self.splits}")
@@ -260,8 +283,31 @@ def sources(
     form: CsvFormat = USUAL_FORMAT,
     tasks: str | None = None,
 ) -> list[Source]:
-    """List the tasks of a suite, unread; suite=folder has the same tasks for classes and numbers."""
-    # form: of the CSV files of suite=folder; tasks: for suites with such a parameter, as openml
+    """List the tasks of a suite, which are read when they are scored.
+
+    Parameters
+    ----------
+    suite : str
+        A name that `register.suite` knows.
+    folder : str, optional
+        The folder of the suites that read one.
+    numbers : bool
+        Whether numbers are predicted, not classes. The tasks of suite=folder are the same for both.
+    form : CsvFormat
+        How the CSV files of suite=folder are written.
+    tasks : str, optional
+        Which tasks, for suites with such a parameter, as openml.
+
+    Returns
+    -------
+    list of Source
+
+    Raises
+    ------
+    ConfigError
+        If the suite does not have such an option, or has two tasks of the same name.
+    """
+    # Options go to the suites that have them, and are refused by the others.
     list_tasks = register.suite[suite]
     if suite == "folder":
         list_tasks = partial(folder_files, form=form)
@@ -271,14 +317,16 @@ def sources(
         if "tasks" not in inspect.signature(list_tasks).parameters:
             raise ConfigError([f"tasks is {tasks!r}, which suite={suite} does not take; suite=openml does"])
         list_tasks = partial(list_tasks, tasks=tasks)
-    found = []
-    for source in list_tasks(folder, numbers):
+
+    found = list(list_tasks(folder, numbers))
+    for source in found:
         source.numbers = numbers
-        found.append(source)
+
+    # Scores are continued, and averaged, by the names of tasks.
     names = Counter(source.name for source in found)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:  # scores are continued, and averaged, by the names of tasks
-        raise ConfigError([f"suite={suite} has two tasks of the name {twice[0]!r}"])
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise ConfigError([f"suite={suite} has two tasks of the name {repeated[0]!r}"])
     return found
 
 
@@ -413,10 +461,29 @@ def folder_files(folder: str | None, numbers: bool, form: CsvFormat = USUAL_FORM
 def sources_of_table(
     table: Path, read: Callable[[str, str], pd.DataFrame], numbers: bool, is_folder: bool = False
 ) -> list[Source]:
-    """List the sources in a table of tasks; raises ConfigError. Columns of own files may be misread: of these it warns.
+    """List the sources in a table of tasks.
 
-    read: of an item and its target; is_folder: whether the items are files beside the table
+    Parameters
+    ----------
+    table : Path
+        A CSV file with a row for each task.
+    read : callable
+        ``read(item, target)`` returns the data frame of a row.
+    numbers : bool
+        Whether the targets are numbers.
+    is_folder : bool
+        Whether the items are files beside the table. Their columns may be misread, of which the sources warn.
+
+    Returns
+    -------
+    list of Source
+
+    Raises
+    ------
+    ConfigError
+        If the table cannot be read, or a package that reads its items is missing.
     """
+    # The rows of the table.
     if not table.is_file():
         raise ConfigError([f"{table}: there is no such file"])
     try:
@@ -429,6 +496,7 @@ def sources_of_table(
         except MissingLibrary as error:  # now, since a task that cannot be read later is left out of the means
             raise ConfigError([f"{table.parent / item} cannot be used: {error}"]) from None
 
+    # How each of them is called and read, later.
     count = Counter(row["item"] for row in rows)
 
     def task_name(row: dict[str, str]) -> str:
