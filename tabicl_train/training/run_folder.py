@@ -34,7 +34,8 @@ from tabicl_train.training.callbacks.callback import Callbacks, Reason, RunConte
 from tabicl_train.training.callbacks.final_test import TEST, is_test_missing
 from tabicl_train.training.callbacks.guard import failure_of
 from tabicl_train.training.callbacks.tensorboard_logger import TensorBoardLogger
-from tabicl_train.training.callbacks.validation import VALIDATION, end_by_patience, is_validation_missing
+from tabicl_train.training.callbacks.validation import end_by_patience, is_validation_missing
+from tabicl_train.training.callbacks.validation_history import VALIDATION
 from tabicl_train.training.callbacks.wandb_logger import WandbLogger
 from tabicl_train.training.distributed.processes import shares_store, start_command
 from tabicl_train.training.distributed.ranks import Ranks

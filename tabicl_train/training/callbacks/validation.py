@@ -26,15 +26,12 @@ guess_loss      of predicting the quantiles of the labeled rows
 from __future__ import annotations
 
 import copy
-import math
 import statistics
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from priors import Prior
 from priors.real import real_tables
@@ -54,31 +51,26 @@ from tabicl_train.config.schema import (
 )
 from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.outputs import save_atomically
-from tabicl_train.run.checkpoint import FORMAT_VERSION
 from tabicl_train.run.curves import INSIDE, OUTSIDE, counts
 from tabicl_train.run.records import Records
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import StopRequested
-from tabicl_train.training.callbacks.averages import Averages
-from tabicl_train.training.callbacks.callback import Callback, Reason, state_name
-from tabicl_train.training.callbacks.checkpoints import check_ranks, to_host
-from tabicl_train.training.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
+from tabicl_train.training.callbacks.best_weights import BestWeights
+from tabicl_train.training.callbacks.callback import Callback, Reason
+from tabicl_train.training.callbacks.checkpoints import check_ranks
+from tabicl_train.training.callbacks.scores import Scored, score_network, suite_tasks
 from tabicl_train.training.callbacks.validation_history import (
+    VALIDATION,
     History,
     falling,
-    is_improvement,
     read_history,
     read_scores,
     real_score,
-    tables_of,
 )
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.state import TrainState
 from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
-from tabicl_train.weights.reader import read_weights
 
-VALIDATION = "validation.csv"
 # Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
 PACK_TOKENS = 100_000  # few, since tables may be long: 0.84 instead of 0.90 GB after validation at step 20 of demo_long
@@ -158,25 +150,25 @@ class Validation(Callback):
     """Validate on rank 0, while the other ranks wait for up to 24 hours.
 
     It uses a copy of the network and does not change random states, so a run is bit-identical with and without it.
-    After a stop signal to any rank, it is left to the next start of the run.
-
-    checkpoints/best.ckpt holds the best weights and averages so far. It is written before the rows, so a run that is
-    killed in between validates again. In a run that starts from given weights, these are the first best ones, and
-    checkpoints/start.ckpt keeps them. With `best` own or synthetic, later ones replace them only if the mean difference
-    to the start over the clusters exceeds its standard error.
+    After a stop signal to any rank, it is left to the next start of the run. Which weights are the best, and where they
+    are kept, is in best_weights.py.
     """
 
     on_all_ranks = True
 
     def __init__(self) -> None:
         self.has_ended = False  # whether the last validation found no gain within validation.patience; on all ranks
-        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights that the run started from
 
     @cached_property
     def streams(self) -> dict[str, StepStream]:
         """The validation tables, by the parts of the prior."""
         config = self.context.config
         return validation_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
+
+    @cached_property
+    def best(self) -> BestWeights:
+        """The best weights so far."""
+        return BestWeights(self.context, self.score)
 
     def start(self, state: TrainState) -> None:
         """Validate given weights, or after a kill between save and validation."""
@@ -236,15 +228,11 @@ class Validation(Callback):
         scored = self.score(copy.deepcopy(module.model).eval(), module)
         columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
         rows = [row_of(one, step, columns) for one in scored]
-        losses = cluster_means(scored, self.context.config.validation.best)
-        if step == 0:
-            self.start_losses = losses
 
         # The weights are saved before the rows, so that a run that is killed in between validates again.
-        if self.is_best(step, rows, losses, module):
+        if self.best.keep_if_best(step, module, rows, scored):
             for row in rows:
                 row["is_best"] = 1
-            self.save(step, module)
         records.append_rows(VALIDATION, *rows)
 
         means = read_scores(rows)[step]
@@ -327,59 +315,6 @@ class Validation(Callback):
         """Raise StopRequested if any rank is asked to stop."""
         if self.context.ranks.still_working(self.context.stop.asked):
             raise StopRequested
-
-    def is_best(self, step: int, rows: list[dict], losses: dict[Hashable, float], module: TrainedNetwork) -> bool:
-        """Whether weights are the best so far."""
-        # They are if
-        # - the run starts from them, or
-        # - their score beats that of the best so far (any does if best.ckpt is gone or the tables have changed), and,
-        #   where those of the start are kept, the gain over the start exceeds its standard error.
-        if step == 0:
-            return True
-        settings = self.context.config.validation
-        best_step = self.history(step).best_step if self.context.best_file.exists() else None
-        rows_of_best = [row for row in self.context.records.rows(VALIDATION) if int(row["step"]) == best_step]
-        if not is_improvement(rows, rows_of_best, settings):
-            return False
-        start = self.losses_of_start(module)
-        if start is not None and all(map(math.isfinite, start.values())):
-            before = np.array(list(start.values()))
-            after = np.array([losses[cluster] for cluster in start])
-            from tabicl_train.evaluation.statistics import paired_gain  # imports scipy.stats, a second
-
-            if not paired_gain(before, after).exceeds_error:
-                return False
-        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
-            info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
-        return True
-
-    def losses_of_start(self, module: TrainedNetwork) -> dict[Hashable, float] | None:
-        """Return the losses of the weights of the start, if later ones are compared with them."""
-        best = self.context.config.validation.best
-        if best == REAL or not self.context.start_file.exists():
-            return None
-        if self.start_losses is None:  # the run was resumed
-            weights = read_weights(str(self.context.start_file)).tensors
-            network = copy.deepcopy(module.model).eval()
-            network.load_state_dict(weights)
-            self.start_losses = cluster_means(self.score(network, module), best)
-        return self.start_losses
-
-    def save(self, step: int, module: TrainedNetwork) -> None:
-        """Write best.ckpt and, before the first step, start.ckpt."""
-        averages = self.context.find(Averages)
-        content = {
-            "state_dict": module.state_dict(),
-            "global_step": step,
-            "format_version": FORMAT_VERSION,
-            "config": self.context.values,
-            "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
-            "largest_tables": self.context.largest_tables,
-            "inherited_range": module.inherited_range,
-        }
-        if step == 0:
-            save_atomically(to_host(content), self.context.start_file)
-        save_atomically(to_host(content), self.context.best_file)
 
 
 def row_of(scored: Scored, step: int, columns: Iterable[str]) -> dict[str, Any]:

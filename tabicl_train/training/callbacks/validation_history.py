@@ -13,6 +13,7 @@ from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConf
 from tabicl_train.console import counted
 from tabicl_train.run.curves import counts
 
+VALIDATION = "validation.csv"
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
 ValidationRow = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers

@@ -1,0 +1,125 @@
+"""Which weights of a run are the best by validation, and the two checkpoints that keep such weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from tabicl_train.config.schema import REAL
+from tabicl_train.console import info
+from tabicl_train.model.family import Network
+from tabicl_train.outputs import save_atomically
+from tabicl_train.run.checkpoint import FORMAT_VERSION
+from tabicl_train.training.callbacks.averages import Averages
+from tabicl_train.training.callbacks.callback import RunContext, state_name
+from tabicl_train.training.callbacks.checkpoints import to_host
+from tabicl_train.training.callbacks.scores import Scored, cluster_means
+from tabicl_train.training.callbacks.validation_history import VALIDATION, is_improvement, read_history, tables_of
+from tabicl_train.training.module import TrainedNetwork
+from tabicl_train.weights.reader import read_weights
+
+
+class BestWeights:
+    """Keeps the best weights so far, and their averages, in checkpoints/best.ckpt.
+
+    In a run that starts from given weights, those are the first best ones, and checkpoints/start.ckpt keeps them, too.
+    With ``validation.best`` own or synthetic, later ones replace them only if the mean gain over the start, over the
+    clusters of tables or rows, exceeds its standard error.
+
+    Parameters
+    ----------
+    context : RunContext
+        The run.
+    score : callable
+        ``score(network, module)`` returns the scores of a network in evaluation mode on the validation tables.
+    """
+
+    def __init__(self, context: RunContext, score: Callable[[Network, TrainedNetwork], list[Scored]]) -> None:
+        self.context = context
+        self.score = score
+        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights of the start
+
+    def keep_if_best(self, step: int, module: TrainedNetwork, rows: list[dict], scored: list[Scored]) -> bool:
+        """Save the weights if they are the best so far.
+
+        Parameters
+        ----------
+        step : int
+            Optimizer steps done.
+        module : TrainedNetwork
+            The weights.
+        rows : list of dict
+            Their rows of validation.csv, which are not written yet.
+        scored : list of Scored
+            The scores from which the rows were made.
+
+        Returns
+        -------
+        bool
+            Whether they are the best.
+        """
+        losses = cluster_means(scored, self.context.config.validation.best)
+        if step == 0:
+            self.start_losses = losses
+        elif not self.is_best(step, module, rows, losses):
+            return False
+        self.save(step, module)
+        return True
+
+    def is_best(self, step: int, module: TrainedNetwork, rows: list[dict], losses: dict[Hashable, float]) -> bool:
+        """Whether weights beat the best so far and, where those of the start are kept, these, too."""
+        # Any score beats the best one if best.ckpt is gone, or its rows are of other tables.
+        settings = self.context.config.validation
+        rows_so_far = self.context.records.rows(VALIDATION)
+        best_step = None
+        if self.context.best_file.exists():
+            best_step = read_history(rows_so_far, settings, step).best_step
+        rows_of_best = [row for row in rows_so_far if int(row["step"]) == best_step]
+        if not is_improvement(rows, rows_of_best, settings):
+            return False
+        if not self.gains_over_start(losses, module):
+            return False
+        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
+            info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
+        return True
+
+    def gains_over_start(self, losses: dict[Hashable, float], module: TrainedNetwork) -> bool:
+        """Whether the mean gain over the start exceeds its standard error; True if there is nothing to compare with."""
+        # Real data has no losses by cluster. A start whose losses are not finite is always beaten.
+        if self.context.config.validation.best == REAL or not self.context.start_file.exists():
+            return True
+        start = self.losses_of_start(module)
+        if not all(map(math.isfinite, start.values())):
+            return True
+        before = np.array(list(start.values()))
+        after = np.array([losses[cluster] for cluster in start])
+        from tabicl_train.evaluation.statistics import paired_gain  # imports scipy.stats, a second
+
+        return paired_gain(before, after).exceeds_error
+
+    def losses_of_start(self, module: TrainedNetwork) -> dict[Hashable, float]:
+        """Return the mean loss of the weights of the start by cluster, which a resumed run computes again."""
+        if self.start_losses is None:
+            network = copy.deepcopy(module.model).eval()
+            network.load_state_dict(read_weights(str(self.context.start_file)).tensors)
+            self.start_losses = cluster_means(self.score(network, module), self.context.config.validation.best)
+        return self.start_losses
+
+    def save(self, step: int, module: TrainedNetwork) -> None:
+        """Write best.ckpt and, before the first step, start.ckpt."""
+        averages = self.context.find(Averages)
+        content = {
+            "state_dict": module.state_dict(),
+            "global_step": step,
+            "format_version": FORMAT_VERSION,
+            "config": self.context.values,
+            "callbacks": {} if averages is None else {state_name(averages): averages.state_dict()},
+            "largest_tables": self.context.largest_tables,
+            "inherited_range": module.inherited_range,
+        }
+        if step == 0:
+            save_atomically(to_host(content), self.context.start_file)
+        save_atomically(to_host(content), self.context.best_file)
