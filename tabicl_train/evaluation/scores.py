@@ -69,8 +69,20 @@ def weights_of_first(results: pd.DataFrame) -> str | None:
 
 
 def differing_members(networks: Mapping[str, pd.DataFrame]) -> str:
-    """Say with how many ensemble members each network was scored; "" if it is the same number, or no table says it."""
-    # networks: the rows of each one. Eight members against one would look like a difference of the networks.
+    """Warn of networks that were scored with other numbers of ensemble members than others.
+
+    Eight members against one would look like a difference of the networks.
+
+    Parameters
+    ----------
+    networks : mapping of str to DataFrame
+        The rows of each network.
+
+    Returns
+    -------
+    str
+        A line with the numbers; "" if all are the same, or no table says it.
+    """
     members = {}
     for name, rows in networks.items():
         members[name] = "not recorded"
@@ -97,7 +109,10 @@ def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def calibration_error(y: np.ndarray, p: np.ndarray) -> float:
-    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence."""
+    """Compute the expected calibration error (arXiv 1706.04599) over equal bins of the confidence.
+
+    It is the sum over bins of |sum of (confidence - correctness)| / n, for probabilities p (n, C) and labels y (n,).
+    """
     # torchmetrics agrees to 1e-7, but takes 0.6 s to import, and applies a softmax if rounding has made a probability
     # larger than 1.
     confidence = p.max(axis=1)
@@ -116,14 +131,28 @@ def standardize(y: np.ndarray, labeled: np.ndarray) -> np.ndarray:
 
 
 def score_numbers(y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray | None) -> dict[str, float]:
-    """Compute NUMBER_METRICS of predictions of `standardize`d targets y (rows,)."""
-    # r2 and rmse are of the mean (rows,), the others of quantiles (rows, levels) at LEVELS: pinball is the mean over
-    # them, coverage the share of targets from the first to the last one, width the mean distance between these two.
-    # They are nan without quantiles.
+    """Compute NUMBER_METRICS of predictions.
+
+    Parameters
+    ----------
+    y : ndarray
+        (rows,), targets as `standardize` returns them.
+    mean : ndarray
+        (rows,), the predicted means.
+    quantiles : ndarray, optional
+        (rows, levels), the predicted quantiles at LEVELS.
+
+    Returns
+    -------
+    dict of str to float
+        r2 and rmse of the mean. Of the quantiles, nan without them: pinball, the mean over them; coverage, the share of
+        targets from the first to the last one; width, the mean distance between these two.
+    """
     scores = dict.fromkeys(NUMBER_METRICS, float("nan"))
     scores |= {"r2": float(r2_score(y, mean)), "rmse": float(root_mean_squared_error(y, mean))}
     if quantiles is not None:
-        low, high = quantiles[:, 0], quantiles[:, -1]
+        low = quantiles[:, 0]
+        high = quantiles[:, -1]
         scores["pinball"] = pinball(torch.from_numpy(quantiles), torch.from_numpy(y)).mean().item()
         scores["coverage"] = float(np.mean((low <= y) & (y <= high)))
         scores["width"] = float(np.mean(high - low))
@@ -239,12 +268,29 @@ def as_text(
     elsewhere: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     kind: str = "real task",
 ) -> str:
-    """Format tables of tasks, of means by rows, features and classes, and of the means of each method."""
-    # elsewhere: the other suites in which a task is; with such tasks the means without them are given, too
+    """Format scores for the terminal.
 
-    # Tasks outside the range that the network was trained on are in a separate table, and do not count in the means by
-    # size. The means at the end are of all tasks, then of those inside; the last line is the standing of the first
-    # method.
+    Tasks outside the range that the network was trained on are in a separate table, and do not count in the means by
+    size. The means at the end are of all tasks, then of those inside; the last line is the standing of the first
+    method.
+
+    Parameters
+    ----------
+    results : DataFrame
+        As described at the top.
+    trained : TrainedRange, optional
+        The range, for the headings.
+    elsewhere : mapping of str to tuple of str
+        The other suites in which a task is; with such tasks the means without them are given, too.
+    kind : str
+        What a task is called.
+
+    Returns
+    -------
+    str
+        Tables of tasks, of means by rows, features and classes, and of the means of each method.
+    """
+    # A table of the tasks inside, and one of those outside.
     headings = {
         UNKNOWN: "The checkpoint does not record which tables its network was trained on; that of a run does.",
         INSIDE: f"Inside the trained range ({trained}):",
@@ -255,11 +301,15 @@ def as_text(
     for name, heading in headings.items():
         if name in groups:
             parts += [heading, tasks_text(groups[name])]
+
+    # Means by size.
     has_both = len(groups) > 1
     which = " inside" if has_both else ""
     for quantity in BUCKETS:
         if quantity in results:
             parts.append(bucket_text(groups[INSIDE] if has_both else results, quantity, which))
+
+    # Means of all tasks.
     parts.append(summary_text(results))
     if has_both:
         parts.append(summary_text(groups[INSIDE], which))
@@ -273,6 +323,7 @@ def as_text(
 
 def tasks_text(results: pd.DataFrame) -> str:
     """Format the TASK_SCORES of each task and method, and their means, in which R2 below 0 counts as 0."""
+    # The numbers.
     by = judged_by(results)
     tables = {}  # of each score: a row per task, a column per method
     means = {}  # of each score, by method
@@ -285,6 +336,7 @@ def tasks_text(results: pd.DataFrame) -> str:
         headings.append(heading)
         formats.append(form)
 
+    # A line for each task and method, then the means.
     tasks = tables[by].index
     methods = tables[by].columns
     lines = []

@@ -175,13 +175,34 @@ def rows_that_count(config: RunConfig) -> list[int]:
 
 
 def differing(values: Sequence[Any], name: str = "") -> list[str]:
-    """Return the dotted names of the settings that nested values do not share; of different choices, the group's."""
+    """Return the names of the settings in which values differ.
+
+    For example, [{"prior": {"name": "mlp_scm", "layers": 2}}, {"prior": {"name": "mlp_scm", "layers": 3}}] differ in
+    ["prior.layers"]; if the second prior had another name, they would differ in ["prior"], since the settings of
+    different choices are not the same settings.
+
+    Parameters
+    ----------
+    values : sequence
+        The values to compare, one of each run: dictionaries, which may be nested, or plain values.
+    name : str
+        The dotted name of the values themselves, with which the returned names begin.
+
+    Returns
+    -------
+    list of str
+        In the order of the dictionaries; empty if all values are equal.
+    """
     first, *others = values
     if all(other == first for other in others):
         return []
-    if not all(isinstance(value, dict) for value in values) or len({value.get("name") for value in values}) > 1:
+    # A difference without parts: of plain values, or of different choices, such as priors.
+    if not all(isinstance(value, dict) for value in values):
         return [name]
-    keys = dict.fromkeys(itertools.chain(*values))  # without duplicates, in order
+    if len({value.get("name") for value in values}) > 1:
+        return [name]
+    # A difference inside dictionaries, which need not have the same keys.
+    keys = dict.fromkeys(itertools.chain(*values))  # each once, in order
     names = []
     for key in keys:
         dotted = f"{name}.{key}" if name else key

@@ -95,30 +95,63 @@ def compare_validations(sweep: Sweep, options: CompareOptions) -> Compared:
 def compare_on_tasks(
     words: Sequence[str], sweeps: Mapping[str, Sweep], options: CompareOptions, output: Path
 ) -> Compared:
-    """Compare arms of any kind by their scores on tasks."""
-    # All words are looked up before anything is scored, which may take hours.
-    arms: list[Arm] = []
-    word_of_arm: list[str] = []
-    for word in words:
-        if word in sweeps:
-            from tabicl_train.sweep.arms import arms_of_sweep
+    """Compare arms of any kind by their scores on tasks.
 
-            arms_of_word = arms_of_sweep(sweeps[word], options.by)
-            if len(sweeps) > 1:
-                arms_of_word = [replace(arm, name=f"{word}: {arm.name}") for arm in arms_of_word]
-        else:
-            arms_of_word = arms_of(word, is_alone=len(words) == 1)
-        arms += arms_of_word
-        word_of_arm += [word] * len(arms_of_word)
+    Parameters
+    ----------
+    words : sequence of str
+        What to compare, as on the command line: networks, runs, sweeps, baselines and CSV files of scores.
+    sweeps : mapping
+        The sweeps among the words.
+    options : CompareOptions
+        The suite, and how networks are scored on it.
+    output : Path
+        The folder in which scores are kept. Networks that have none there are scored, which may take hours.
+
+    Returns
+    -------
+    Compared
+
+    Raises
+    ------
+    ConfigError
+        Before anything is scored, if a word names nothing, or the arms cannot be compared.
+    """
+    arms, word_of_arm = find_arms(words, sweeps, options.by)
     check(arms, options)
     arms = with_scores(distinct(arms, word_of_arm), options, output)
-    paired, comparisons = compare_all(arms, chosen(options) or default_metrics(arms), options)
+
+    metrics = chosen(options) or default_metrics(arms)
+    paired, comparisons = compare_all(arms, metrics, options)
+
+    # Only for the points of one sweep, whose configurations are known.
     shared = None
     if len(words) == 1 and sweeps:
         from tabicl_train.sweep.arms import shared_of_runs
 
         shared = shared_of_runs(sweeps[words[0]])
     return Compared(paired, comparisons, shared)
+
+
+def find_arms(words: Sequence[str], sweeps: Mapping[str, Sweep], by: str | None) -> tuple[list[Arm], list[str]]:
+    """Return the arms that the words name, without their scores, and the word of each arm.
+
+    Beside another sweep, the points of a sweep begin with its word, since both may have points of the same name.
+    """
+    arms: list[Arm] = []
+    word_of_arm: list[str] = []
+    for word in words:
+        if word in sweeps:
+            from tabicl_train.sweep.arms import arms_of_sweep
+
+            arms_of_word = arms_of_sweep(sweeps[word], by)
+            if len(sweeps) > 1:
+                arms_of_word = [replace(arm, name=f"{word}: {arm.name}") for arm in arms_of_word]
+        else:
+            arms_of_word = arms_of(word, is_alone=len(words) == 1)
+        arms += arms_of_word
+        word_of_arm += [word] * len(arms_of_word)
+    return arms, word_of_arm
 
 
 def check(arms: Sequence[Arm], options: CompareOptions) -> None:
