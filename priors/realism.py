@@ -24,7 +24,7 @@ class Realism:
     missing: float = option(0.0, at_least=0, at_most=1)
     """Probability that cells of a table are missing: at random, by value, or in blocks."""
     strength: float | None = option(None, at_least=0, at_most=1)
-    """How many are missing, from 0 (few) to 1; null draws the strength for each table."""
+    """How many are missing, from 0 (few) to 1. Default: drawn for each table."""
 
     def draw_strength(self, seed: tuple[int, ...]) -> float | None:
         """Draw how strong the change of a table is; None if its cells are all there."""

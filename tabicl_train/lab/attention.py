@@ -62,14 +62,14 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     table: str = option()
     """CSV file, of which at most 1,000 random rows are labeled."""
     row: int | None = None
-    """Row to look at, counted from 0; null takes the last one."""
+    """Row to look at, counted from 0. Default: the last one."""
     target: str | None = None
-    """Column of the file with the classes; null takes the last one."""
+    """Column of the file with the classes. Default: the last one."""
     layer: int = -1
     """Layer of in-context learning; negative numbers count from the last."""
     head: int = 0

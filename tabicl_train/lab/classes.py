@@ -57,8 +57,8 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     members: int = option(1, at_least=1)
     """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes, in
     the order of the columns, or in both."""

@@ -49,8 +49,8 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     classes: list[int] = option([10, 20, 57, 100, 300, 1000], at_least=2)
     """Numbers of classes; a thousand take 111 passes over 8,000 rows for each table."""
     small: bool = False

@@ -48,8 +48,8 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     prior: str = "graph_scm"
     """Prior that draws the tables, with its default options."""
     rows: list[int] = option([100, 300, 1000, 3000], at_least=10)

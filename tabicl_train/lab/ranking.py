@@ -65,8 +65,8 @@ class Options:
     checkpoint: str | None = None
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     small: bool = False
     """Fewer values of n, and two tables."""
 

