@@ -45,6 +45,9 @@ Groups of settings, chosen by GROUP=NAME:
 Options:
 {options}
 
+Other commands, each with --help:
+{commands}
+
 All settings: python -m tabicl_train.config.documentation"""
 
 OFTEN_CHANGED = (
@@ -67,6 +70,21 @@ TRAIN_OPTIONS = {
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
     "plugins=[A,./b.py]": ABOUT_PLUGINS,
     "--version": "Print versions, commit and device.",
+}
+
+OTHER_COMMANDS = {
+    "tabicl-runs": "List the runs in a folder and their status.",
+    "tabicl-report": "Write a page about one run or several.",
+    "tabicl-export": "Write the weights of a run in a format that others load.",
+    "tabicl-predict": "Predict a column of a table.",
+    "tabicl-evaluate": "Score a checkpoint and baselines on real data.",
+    "tabicl-compare": "Compare runs, checkpoints or sweeps on the same tasks, with intervals.",
+    "tabicl-sweep": "Run one training for each point of a space.",
+    "tabicl-submit": "Submit a run to SLURM.",
+    "tabicl-prior": "Look at the tables of a prior, or store them.",
+    "tabicl-replay": "Repeat one step of a run and print the loss of each table.",
+    "tabicl-gpu-check": "Check results, speed and memory of a GPU.",
+    "tabicl-lab": "Run an experiment with attention.",
 }
 
 # Options whose help also names what plug-ins have registered.
@@ -201,6 +219,7 @@ def train_help(config_dir: str | None) -> str:
         settings="\n".join(settings),
         groups="\n".join(groups),
         options="\n".join(options),
+        commands="\n".join(option_line(name, text) for name, text in OTHER_COMMANDS.items()),
     )
 
 

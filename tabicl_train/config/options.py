@@ -339,10 +339,11 @@ class SweepConfig:
     seeds: list[int] = option([0], at_least=0, at_most=LARGEST_SEED)
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
-    """Score by which points are compared: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
-    (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
-    synthetic/r2 and own/r2, but neither ROC AUC nor accuracy. Scores on public data are means over the data sets inside
-    the trained range of all runs. Default: real/loss, or loss if the runs do not validate on public data."""
+    """Score by which points are compared: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation
+    tables (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also
+    real/r2, synthetic/r2 and own/r2, but neither ROC AUC nor accuracy. Scores on public data are means over the data
+    sets inside the trained range of all runs. Default: real/loss, or loss if the runs do not validate on
+    public data."""
     pruner: str = option("none", choices=("none", "median"))
     """Optuna's pruner: none, or median, which stops points whose first seed is worse than the median after as many
     steps."""

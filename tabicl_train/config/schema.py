@@ -95,8 +95,8 @@ class StageConfig:
     """Range of the labeled share of the rows, drawn uniformly; both ends lie inside (0, 1)."""
     features: list[int] = option([1, 100], at_least=1)
     """Range [lowest, highest] of the number of features, drawn uniformly. Long tables have fewer features, as in
-    tabicl 2.2.0: at most 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with more
-    than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
+    tabicl 2.2.0: at most 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with
+    more than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
     tables: int = option(64, at_least=1)
     """Tables of one optimizer step, over all processes."""
     group_size: int = option(4, at_least=1)
@@ -574,8 +574,8 @@ class RunConfig:
     curriculum: CurriculumConfig = option(CurriculumConfig)
     optimizer: Any = option(OptimizerConfig, chosen=options_of_optimizer)
     objective: Any = option(None, chosen=options_of_objective, resume="refused")
-    """Training objective: its name and its options. Default: the loss of the network (cross entropy for classes, pinball
-    loss for quantiles), which validation reports in any case."""
+    """Training objective: its name and its options. Default: the loss of the network (cross entropy for classes,
+    pinball loss for quantiles), which validation reports in any case."""
     auxiliary_losses: dict[str, float] = option({}, resume="refused")
     """Weights of the auxiliary losses that a network returns with its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = option(TrainerConfig)
