@@ -201,7 +201,7 @@ def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missin
 
 
 @dataclass
-class Rows:
+class SourceRows:
     """The rows of a table with their targets."""
 
     X: pd.DataFrame
@@ -296,7 +296,7 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 
 
 def split_by_content(
-    rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
+    rows: SourceRows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the numbers of the rows for training, for validation and for the final test, each in order."""
     # A hash of a row's features and target decides, so that copies of a row are on the same side, and a row stays on
@@ -348,7 +348,7 @@ def values_of(column: pd.Series) -> Column:
 class OwnRows:
     """The rows of a file that have a target, their numbers in the file, and rows by TRAINING, VALIDATION, TEST."""
 
-    rows: Rows
+    rows: SourceRows
     numbers: np.ndarray
     sides: dict[str, np.ndarray]
 
@@ -367,6 +367,6 @@ def own_rows(
         names, y = np.unique(np.asarray(values), return_inverse=True)
     features = [facts.name for facts in task.columns if facts.name != task.target]
     X = frame_of(task, columns, features, numbers)
-    rows = Rows(X, y, len(names))
+    rows = SourceRows(X, y, len(names))
     sides = split_by_content(rows, validation_fraction, test_fraction, names.tolist())
     return OwnRows(rows, numbers, dict(zip((TRAINING, VALIDATION, TEST), sides, strict=True)))

@@ -191,7 +191,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class MeanRanks:
     """Mean ranks of three or more arms over tasks, and which of them are not shown to differ."""
 
     means: pd.Series  # by arm, the best first; 1 is the best
@@ -208,7 +208,7 @@ class Comparison:
     names: list[str]  # of the arms, the reference first
     pairs: list[Pair]  # the reference with each of the others
     values: pd.DataFrame  # see Paired.values
-    ranks: Ranks | None  # of three or more arms on six or more tasks
+    ranks: MeanRanks | None  # of three or more arms on six or more tasks
     warnings: list[str]  # why arms may differ, or seem to, for another reason; the table and the figures have them, too
 
     @property
@@ -392,7 +392,7 @@ def spread_of_seeds(values: np.ndarray) -> float:
     return float(values.mean(1).std(ddof=1))
 
 
-def rank(table: pd.DataFrame, metric: str) -> Ranks:
+def rank(table: pd.DataFrame, metric: str) -> MeanRanks:
     """Rank the columns (arms) of a table with a row per task, and group those that are not shown to differ."""
     # Friedman's test and mean ranks as in Demsar (JMLR 7, 2006); groups by signed-rank tests of all pairs with Holm's
     # correction instead of Nemenyi's, as Benavoli et al. (JMLR 17(5), 2016) recommend, since whether two arms differ
@@ -400,12 +400,12 @@ def rank(table: pd.DataFrame, metric: str) -> Ranks:
     ranks = table.rank(axis=1, ascending=is_lower_better(metric))
     means = ranks.mean().sort_values(kind="stable")
     if (table.nunique(axis=1) == 1).all():  # scipy divides by zero
-        return Ranks(means, 1.0, [list(means.index)], len(table))
+        return MeanRanks(means, 1.0, [list(means.index)], len(table))
     friedman = float(stats.friedmanchisquare(*(table[name] for name in table)).pvalue)
     all_pairs = list(itertools.combinations(means.index, 2))
     p_values = holm([signed_rank_test((table[a] - table[b]).to_numpy()) for a, b in all_pairs])
     alike = {frozenset(names) for names, p in zip(all_pairs, p_values, strict=True) if p > 0.05}
-    return Ranks(means, friedman, groups_of(list(means.index), alike), len(table))
+    return MeanRanks(means, friedman, groups_of(list(means.index), alike), len(table))
 
 
 def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:

@@ -40,12 +40,12 @@ SMALLEST = 1e-6  # added to the probabilities of many classes before their logar
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB fit into its cache, 1.3 to 1.7 times faster
 
 
-class Node(NamedTuple):
+class ClassNode(NamedTuple):
     """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table."""
 
     counts: list[int]  # the labeled rows n of each table
     keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
-    children: list[Node]  # with more classes than the network has, the node of each group of classes
+    children: list[ClassNode]  # with more classes than the network has, the node of each group of classes
     sizes: list[int]  # classes of each group; all 1 in a node without children
 
 
@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
 
     num_classes: int  # 0 for regression
     columns: list[list[Tensor]]  # keys and values of inducing points by label digit and block, (columns * I, 2, H, d)
-    nodes: list[Node]  # one for all tables; with more classes than the network has, one for each table
+    nodes: list[ClassNode]  # one for all tables; with more classes than the network has, one for each table
 
 
 class ColumnPart(NamedTuple):
@@ -163,7 +163,7 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
     return represent_rows(network, embedded, layout, size)
 
 
-class Layout(NamedTuple):
+class PackColumns(NamedTuple):
     """The sizes of the tables of a pack, and the layout of their columns."""
 
     sizes: Tensor  # int64 (B, 3), N, n and G of each table
@@ -171,9 +171,9 @@ class Layout(NamedTuple):
     columns: Columns
 
 
-def layout_of(network: Any, pack: Pack) -> Layout:
+def layout_of(network: Any, pack: Pack) -> PackColumns:
     sizes, shapes = network.groups(network.config, pack)
-    return Layout(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
+    return PackColumns(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
 
 
 def part_size(network: Any, pack: Pack, tokens: int) -> int:
@@ -221,7 +221,7 @@ def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
     return parts
 
 
-def represent_rows(network: Any, embedded: Tensor, layout: Layout, size: int) -> Tensor:
+def represent_rows(network: Any, embedded: Tensor, layout: PackColumns, size: int) -> Tensor:
     """Embeddings of cells (tokens, E) -> representations of rows (rows, D), in the order of the tables."""
     rows = row_layout(layout.sizes, layout.shapes, network.config.row_num_cls, layout.columns)
     return interact(network, embedded, rows, size).index_select(0, rows.order)
@@ -264,25 +264,25 @@ def split_classes(num_classes: int, most: int) -> list[int]:
     return [size + 1] * larger + [size] * (groups - larger)
 
 
-def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
+def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> ClassNode:
     """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
     shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
     sizes = torch.tensor(shapes, device=rows.device)
     keys = learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes))
-    return Node(counts, keys, children=[], sizes=[])
+    return ClassNode(counts, keys, children=[], sizes=[])
 
 
-def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
+def ask(learner: InContextLearner, node: ClassNode, queries: Tensor, counts: list[int]) -> Tensor:
     """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
     shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
     sizes = torch.tensor(shapes, device=queries.device)
     return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
 
 
-def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
+def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> ClassNode:
     """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
     if num_classes == 1:
-        return Node([len(rows)], keys=[], children=[], sizes=[])
+        return ClassNode([len(rows)], keys=[], children=[], sizes=[])
     if num_classes <= learner.config.max_classes:
         return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
     sizes = split_classes(num_classes, learner.config.max_classes)
@@ -295,7 +295,7 @@ def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -
     return leaf(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
 
 
-def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
+def class_probabilities(learner: InContextLearner, node: ClassNode, queries: Tensor, temperature: float) -> Tensor:
     """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
     # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
     if not node.keys:

@@ -27,7 +27,7 @@ TOLERANCE = 1e-4  # of the difference between both ways, relative to the largest
 PERTURBATION = 0.02  # standard deviation that is added to weights: layers that start at zero hide differences
 
 
-class Context(NamedTuple):
+class LabeledRows(NamedTuple):
     """What is kept of the labeled rows for a network without `encode`: the rows themselves."""
 
     num_classes: int
@@ -65,7 +65,7 @@ def encode(network: Network, context: Pack, num_classes: int, tokens: int = TOKE
     if num_classes > most:
         problem = f"the table has {num_classes} classes, and the network predicts at most {most}"
         raise ConfigError([f"{problem}; a network with the methods encode and decode can predict more"])
-    return Context(num_classes, context)
+    return LabeledRows(num_classes, context)
 
 
 @torch.no_grad()

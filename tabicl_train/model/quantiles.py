@@ -17,10 +17,10 @@ def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
     """Compute the mean pinball loss of quantiles (rows, Q) for targets y (rows,), float32 (rows,) in any precision."""
     # For a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
-    return Pinball.apply(quantiles, y)
+    return PinballFunction.apply(quantiles, y)
 
 
-class Pinball(torch.autograd.Function):
+class PinballFunction(torch.autograd.Function):
     """Keeps only the quantiles for the backward pass; in parts of rows, as fp32 takes four times the memory of bf16."""
 
     PART = 2**20  # values, 4 MB in fp32
@@ -29,7 +29,7 @@ class Pinball(torch.autograd.Function):
     def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(quantiles, y)
         a = levels(quantiles.shape[1], y.device)
-        size = max(1, Pinball.PART // len(a))
+        size = max(1, PinballFunction.PART // len(a))
         losses = []
         for q, targets in zip(quantiles.split(size), y[:, None].split(size), strict=True):
             losses.append(slopes(q > targets, a).mul_(q - targets).mean(1))
@@ -39,7 +39,7 @@ class Pinball(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         quantiles, y = ctx.saved_tensors
         a = levels(quantiles.shape[1], y.device)
-        size = max(1, Pinball.PART // len(a))
+        size = max(1, PinballFunction.PART // len(a))
         grad_of_quantiles = torch.empty_like(quantiles)
         weights = grad[:, None] / len(a)  # (rows, 1)
         parts = (x.split(size) for x in (grad_of_quantiles, quantiles, y[:, None], weights))
