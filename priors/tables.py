@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and onl
     from priors.real.files import Entry
     from priors.real.tasks import RealTask
 
-__all__ = ["Tables"]
+__all__ = ["FolderOfTables"]
 
 NAME = "tables"
 CACHE_BYTES = 2**30  # of the tables that were used last, in each process that draws
 
 
 @dataclass
-class Tables(Prior, DividedTables):
+class FolderOfTables(Prior, DividedTables):
     """Real tables: each draw takes some rows and columns of one of them.
 
     Only tables with enough rows for a draw take part in it, each with a probability proportional to the square root of
