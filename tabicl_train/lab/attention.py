@@ -50,7 +50,7 @@ prediction.
 
 
 @dataclass
-class Options:
+class AttentionOptions:
     """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N KEY=VALUE ...
 
     Writes attention.html: how one row of a table looks at the labeled rows in one attention head of in-context
@@ -174,7 +174,7 @@ class Explanation:
     prediction: list[dict[str, Any]]  # label and p, the probability, of each class
 
 
-def run(options: Options) -> None:
+def run(options: AttentionOptions) -> None:
     scene = scene_of(options, load_classifier(options.checkpoint, options.weights))
     explanation = explain(scene, options.layer, options.head)
     folder = Folder("attention", options)
@@ -183,7 +183,7 @@ def run(options: Options) -> None:
     folder.page("One row through one attention head", question, "[attention.html](attention.html)")
 
 
-def scene_of(options: Options, network: TabICL) -> Scene:
+def scene_of(options: AttentionOptions, network: TabICL) -> Scene:
     """A row of a CSV file; the other rows are labeled, but for a few that are query rows like it."""
     X, y = read_table(options.table, options.target)
     if options.row is not None and options.row not in X.index:

@@ -46,7 +46,7 @@ along the way are multiplied. What does that cost, and how much is lost?
 
 
 @dataclass
-class Options:
+class ClassesOptions:
     """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [members=8] [small=true]
 
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
@@ -66,7 +66,7 @@ class Options:
     """A small and a larger number of classes, one table for each, and no real data."""
 
 
-def run(options: Options) -> None:
+def run(options: ClassesOptions) -> None:
     network = load_classifier(options.checkpoint, options.weights)
     most = network.config.max_classes
     folder = Folder("classes", options)

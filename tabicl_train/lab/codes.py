@@ -38,7 +38,7 @@ codes are also scored with as few passes as the groups have levels, which read a
 
 
 @dataclass
-class Options:
+class CodesOptions:
     """tabicl-lab codes folder=DIR checkpoint=RUN_DIR_OR_FILE [classes=[20,100]]
 
     Accuracy and time of a checkpoint for 10 to 1,000 classes: digits and groups, and error-correcting output codes.
@@ -57,7 +57,7 @@ class Options:
     """Two small numbers of classes, one table for each."""
 
 
-def run(options: Options) -> None:
+def run(options: CodesOptions) -> None:
     if not options.classes:
         raise ConfigError(["classes is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)

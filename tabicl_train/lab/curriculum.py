@@ -66,7 +66,7 @@ was never trained. Scores are log losses: lower is better.
 
 
 @dataclass
-class Options:
+class CurriculumOptions:
     """tabicl-lab curriculum folder=DIR [small=true]
 
     Trains networks of three scoring rules on tables of a fixed length and of growing lengths, and tests them on tables
@@ -83,7 +83,7 @@ SMALL = ["seed=0", *(f"curriculum.stages.{stage}.{value}" for stage in ("first",
                      for value in ("steps=1", "tables=2", "group_size=2"))]  # fmt: skip
 
 
-def run(options: Options) -> None:
+def run(options: CurriculumOptions) -> None:
     folder = Folder("curriculum", options)
     settings = SMALL if options.small else []
     runs = trained_runs(["sweep=row_curriculum", *settings], folder.path / "runs")

@@ -37,7 +37,7 @@ Networks with a scalable softmax multiply their queries by a learned number that
 
 
 @dataclass
-class Options:
+class EntropyOptions:
     """tabicl-lab entropy folder=DIR checkpoint=RUN_DIR_OR_FILE [prior=NAME] [rows=[100,1000]]
 
     How even the attention of a network is on tables of more and more labeled rows, in each layer and head.
@@ -64,7 +64,7 @@ class Options:
         return problems
 
 
-def run(options: Options) -> None:
+def run(options: EntropyOptions) -> None:
     from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
 
     network = load_model(options.checkpoint, options.weights)

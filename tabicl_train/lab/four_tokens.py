@@ -32,7 +32,7 @@ random numbers, with seed 7: the page shows the arithmetic, not a language.
 
 
 @dataclass
-class Options:
+class FourTokensOptions:
     """tabicl-lab four_tokens folder=DIR
 
     Causal attention of four tokens, each step in numbers; and the variance of scores by the length of a key.
@@ -67,7 +67,7 @@ class HeadSteps:
     context: np.ndarray
 
 
-def run(options: Options) -> None:
+def run(options: FourTokensOptions) -> None:
     folder = Folder("four_tokens", options)
     steps = compute_steps()
     folder.csv("weights", pd.DataFrame(steps.weights, index=TOKENS, columns=TOKENS).rename_axis("query").reset_index())

@@ -59,7 +59,7 @@ the same form on the output of attention, after its weights are chosen.
 
 
 @dataclass
-class Options:
+class HaystackOptions:
     """tabicl-lab haystack folder=DIR [small=true]
 
     Trains small networks of five rules on queries of different sharpness, and tests them among 100,000 negatives. It
@@ -74,7 +74,7 @@ class Options:
     """Two steps of training, one seed, and two short tables."""
 
 
-def run(options: Options) -> None:
+def run(options: HaystackOptions) -> None:
     folder = Folder("haystack", options)
     settings = SMALL if options.small else [f"curriculum.stages.stage1.steps={options.steps}"]
     runs = trained_runs(["sweep=haystack", *settings], folder.path / "runs")

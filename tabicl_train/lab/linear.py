@@ -55,7 +55,7 @@ larger, or of which one point is. Whose error stays small?
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class LinearOptions(sequences.SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
@@ -66,7 +66,7 @@ class Options(sequences.SequenceOptions):
     """Also train networks that consist of attention alone."""
 
 
-def run(options: Options) -> None:
+def run(options: LinearOptions) -> None:
     folder = Folder("linear", options)
     variations = {"with MLP": ["model.ff_factor=4"]}
     if options.without_mlp:

@@ -65,7 +65,7 @@ frequencies of the labeled rows; and the entropy of attention over log n, which 
 
 
 @dataclass
-class Options:
+class LongRowsOptions:
     """tabicl-lab long_rows folder=DIR ['curricula=[growing_long,fixed_short]'] ['rules=[softmax,QASSMax]']
 
     Trains networks of four scoring rules on up to 2,048 rows, fixed or growing, and tests them on up to 32,768. It
@@ -85,7 +85,7 @@ class Options:
     """One step of training in each stage, one seed and two short tables."""
 
 
-def run(options: Options) -> None:
+def run(options: LongRowsOptions) -> None:
     if not (options.curricula and options.rules):
         raise ConfigError(["curricula or rules is empty; name at least one of each"])
     folder = Folder("long_rows", options)

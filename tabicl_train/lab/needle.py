@@ -53,7 +53,7 @@ the negatives, and is right in one case of four.
 
 
 @dataclass
-class Options:
+class NeedleOptions:
     """tabicl-lab needle folder=DIR [small=true]
 
     Trains small networks of each scoring rule to find one row among few negatives, and tests them on many. It takes
@@ -69,7 +69,7 @@ class Options:
 SMALL = ["seed=0", *(f"curriculum.stages.stage1.{value}" for value in ("steps=2", "rows=[20,40]", "tables=2"))]
 
 
-def run(options: Options) -> None:
+def run(options: NeedleOptions) -> None:
     folder = Folder("needle", options)
     if options.small:
         runs = trained_runs(["sweep=needle", *SMALL], folder.path / "runs")

@@ -54,7 +54,7 @@ largest number are wrong in half of these cases.
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class QuantifiersOptions(sequences.SequenceOptions):
     """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]]
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
@@ -66,7 +66,7 @@ class Options(sequences.SequenceOptions):
     """The sentences: every (number is positive), some."""
 
 
-def run(options: Options) -> None:
+def run(options: QuantifiersOptions) -> None:
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 

@@ -53,7 +53,7 @@ rule multiplies the first by 1 + 0.1 log n and the second by s log n, as MLPs of
 
 
 @dataclass
-class Options:
+class RankingOptions:
     """tabicl-lab ranking folder=DIR [checkpoint=RUN_DIR_OR_FILE]
 
     Two keys under scalar and element-wise scaling of the query, for n from 10 to a million, in closed form; of a
@@ -71,7 +71,7 @@ class Options:
     """Fewer values of n, and two tables."""
 
 
-def run(options: Options) -> None:
+def run(options: RankingOptions) -> None:
     network = load_network(options)
     folder = Folder("ranking", options)
     frame = curves(6 if options.small else 51)
@@ -86,7 +86,7 @@ def run(options: Options) -> None:
     folder.page("Scaling and the ranking of keys", QUESTION, text)
 
 
-def load_network(options: Options) -> TabICL | None:
+def load_network(options: RankingOptions) -> TabICL | None:
     """Load the network of the options, if they name one; raises ConfigError without attention layers."""
     if options.checkpoint is None:
         if options.weights is not None:

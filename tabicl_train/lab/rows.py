@@ -37,7 +37,7 @@ first 1,000, 10,000 and 60,000 rows of the same labeled ones.
 
 
 @dataclass
-class Options:
+class RowsOptions:
     """tabicl-lab rows folder=DIR checkpoint=RUN_DIR_OR_FILE [table=FILE.csv]
 
     Time, memory and scores of a checkpoint with more and more labeled rows.
@@ -62,7 +62,7 @@ class Options:
     """One choice of rows, and at most 10 query rows and 40 labeled rows."""
 
 
-def run(options: Options) -> None:
+def run(options: RowsOptions) -> None:
     if not options.rows:
         raise ConfigError(["rows is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
@@ -152,7 +152,7 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def findings(frame: pd.DataFrame, X: pd.DataFrame, options: Options) -> str:
+def findings(frame: pd.DataFrame, X: pd.DataFrame, options: RowsOptions) -> str:
     of_size = frame.groupby("rows")
     columns = {}
     for name, form in (("accuracy", ".4f"), ("log_loss", ".4f"), ("roc_auc", ".4f"), ("cpu_seconds", ".1f")):

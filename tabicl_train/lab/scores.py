@@ -72,7 +72,7 @@ standard deviation 10, which should help with deviant points and be worse near z
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class ScoresOptions(sequences.SequenceOptions):
     """tabicl-lab scores folder=DIR ['variations=[outputs times 8]'] [rules=[softmax,SSA]] [steps=12000]
 
     Trains small transformers with five scoring functions on linear functions, in four variations. A network takes about
@@ -89,7 +89,7 @@ class Options(sequences.SequenceOptions):
     """Steps of training of each network."""
 
 
-def run(options: Options) -> None:
+def run(options: ScoresOptions) -> None:
     if not (options.variations and options.rules):
         raise ConfigError(["variations or rules is empty; name at least one of each"])
     folder = Folder("scores", options)

@@ -242,7 +242,7 @@ def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks(
     assert torch.allclose(scales[:, 0], torch.tensor(20.0))
     assert not torch.equal(pack.X, sequences.draw(3, 1, test, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError, match="each value must be one of every, some"):
-        quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))
+        quantifiers.run(quantifiers.QuantifiersOptions(folder="x", quantifiers=["evry"]))
 
 
 def test_no_output_of_a_network_exceeds_its_bound():
