@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.folders import without_folders
 from priors.hdf5 import (
     FIRST_TABLE,
@@ -268,7 +268,7 @@ def writing(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
     except OSError as error:
-        raise PriorError(f"{path} cannot be written ({first_line(error)}); whole files stay") from None
+        raise PriorError(f"{path} cannot be written ({message_line(error)}); whole files stay") from None
 
 
 def create(path: Path, attributes: Mapping[str, str], max_classes: int, padded: tuple[int, int] | None = None) -> Any:

@@ -48,7 +48,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.nesting import read_json
 from priors.options import option
@@ -488,7 +488,7 @@ def reading(path: str) -> Iterator[None]:
     except PriorError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # h5py raises any of them
-        raise PriorError(f"{path} cannot be read as an HDF5 file ({first_line(error)})") from None
+        raise PriorError(f"{path} cannot be read as an HDF5 file ({message_line(error)})") from None
 
 
 def read_contents(path: str) -> Contents:

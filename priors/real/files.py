@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.nesting import read_json
 from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
@@ -250,7 +250,7 @@ def read_entry(
     except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        message = first_line(error) or "no message"
+        message = message_line(error) or "no message"
         reason = f"it cannot be read ({type(error).__name__}: {message})"
     return Entry(path, size, modified, reason=reason, form=form, targets=targets)
 
@@ -397,7 +397,7 @@ def read_file(
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        raise PriorError(f"{path} cannot be read: {first_line(error) or type(error).__name__}") from None
+        raise PriorError(f"{path} cannot be read: {message_line(error) or type(error).__name__}") from None
 
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:

@@ -186,7 +186,7 @@ def summary_table(results: pd.DataFrame) -> pd.DataFrame:
     for name, (heading, form) in FORMATS.items():
         if name not in summary:
             continue
-        texts = [cell(value, form) for value in summary[name]]
+        texts = [score_cell(value, form) for value in summary[name]]
         if f"{name}_low" in summary:
             ends = zip(summary[f"{name}_low"], summary[f"{name}_high"], strict=True)
             intervals = ["" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]" for low, high in ends]
@@ -291,14 +291,14 @@ def tasks_text(results: pd.DataFrame) -> str:
     for task in tasks:
         for method in methods:
             values = [table.loc[task, method] for table in tables.values()]
-            lines.append([task, method, *map(cell, values, formats)])
+            lines.append([task, method, *map(score_cell, values, formats)])
     for method in methods:
         values = [means_of_score[method] for means_of_score in means.values()]
-        lines.append(["mean", method, *map(cell, values, formats)])
+        lines.append(["mean", method, *map(score_cell, values, formats)])
     return text_table(["task", "method", *headings], lines)
 
 
-def cell(value: float, form: str) -> str:
+def score_cell(value: float, form: str) -> str:
     """Format a number, nan as a dash, and a long one with few digits, since an R2 may be -1e30."""
     if math.isnan(value):
         return "-"

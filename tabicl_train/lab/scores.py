@@ -165,7 +165,7 @@ def findings(scores: pd.DataFrame) -> str:
         for rule, of_rule in own.groupby("rule", sort=False):
             cells = []
             for test in TESTS:
-                cells.append(cell(by_seed_and_table(at(of_rule, test), "error", "block")))
+                cells.append(interval_cell(by_seed_and_table(at(of_rule, test), "error", "block")))
             rows.append([rule, *cells])
         title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
@@ -233,16 +233,16 @@ def facts_of_far(scores: pd.DataFrame) -> str:
         far = at(of_rule, FAR)
         cells = []
         for column in ("largest_value", "largest", "bound", "least", "within"):
-            cells.append(cell(by_seed_and_table(far, column, "block")))
-        cells.append(cell(by_seed_and_table(at(of_rule, STEEP), "within", "block")))
-        cells.append(cell(weights_by_seed(far)))
+            cells.append(interval_cell(by_seed_and_table(far, column, "block")))
+        cells.append(interval_cell(by_seed_and_table(at(of_rule, STEEP), "within", "block")))
+        cells.append(interval_cell(weights_by_seed(far)))
         rows.append([rule, *cells])
     within = f"error within {WITHIN:g}"
     columns = ["largest value", "largest output", "bound", "least error", within, f"{within}, points 0.3", "weights"]
     return markdown(pd.DataFrame(rows, columns=[f"network, {FAR}", *columns]))
 
 
-def cell(values: np.ndarray, is_difference: bool = False) -> str:
+def interval_cell(values: np.ndarray, is_difference: bool = False) -> str:
     """Format the mean with its interval, which ends at 0 except for a difference; none if no value is finite."""
     if not np.isfinite(values).any():
         return "none"
@@ -265,7 +265,7 @@ def contrasts(scores: pd.DataFrame) -> str:
         for test in TESTS:
             own = at(scores, test)
             values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
-            cells.append(cell(values[rule] - values[rules[0]], is_difference=True))
+            cells.append(interval_cell(values[rule] - values[rules[0]], is_difference=True))
         rows.append([f"{rule} minus {rules[0]}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
 
@@ -281,8 +281,8 @@ def changes(scores: pd.DataFrame) -> str:
                 own = at(of_rule, test)
                 before = by_seed_and_table(sequences.where(own, variation=first), "error", "block")
                 after = by_seed_and_table(sequences.where(own, variation=variation), "error", "block")
-                cells.append(cell(after - before, is_difference=True))
+                cells.append(interval_cell(after - before, is_difference=True))
             weights = [weights_by_seed(sequences.where(of_rule, variation=name)) for name in (first, variation)]
-            cells.append(cell(weights[1] - weights[0], is_difference=True))
+            cells.append(interval_cell(weights[1] - weights[0], is_difference=True))
             rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

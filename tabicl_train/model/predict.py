@@ -180,7 +180,7 @@ def predict(network: Network, pack: Pack) -> Tensor:
     return predict_logits(network, pack, network.config.max_classes)
 
 
-def disagreement(network: Network, perturbed: bool = False) -> str | None:
+def forward_differs(network: Network, perturbed: bool = False) -> str | None:
     """Compare `forward` with `encode` and `decode` on three small tables.
 
     Parameters

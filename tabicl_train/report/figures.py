@@ -199,7 +199,7 @@ def draw_validation(runs: Runs) -> list[Figure]:
 
 def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
     """Draw the mean score over the probes inside the trained range for each run, and the mean of what is possible."""
-    titles = dict.fromkeys(score_name(rows) for rows in probes.values())
+    titles = dict.fromkeys(real_score_name(rows) for rows in probes.values())
     for name, rows in probes.items():
         means = rows.groupby("step")[[judged_by(rows), "possible"]].mean()
         color = f"C{names.index(name)}"
@@ -329,7 +329,7 @@ def draw_standing(results: pd.DataFrame) -> Figure:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(left=False)
-    figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
+    figure.suptitle(f"mean {real_score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
     return figure
 
 
@@ -370,7 +370,9 @@ def draw_probes(results: pd.DataFrame) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     panels[0].set_ylim(GUESSING[by] - 0.05, 1.02)
     figure.supxlabel("labeled rows (log scale)", fontsize="medium")
-    figure.supylabel(f"mean {score_name(results)} of {counted(results['split'].nunique(), 'draw')}", fontsize="medium")
+    figure.supylabel(
+        f"mean {real_score_name(results)} of {counted(results['split'].nunique(), 'draw')}", fontsize="medium"
+    )
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize="small")
     return figure
 
@@ -393,7 +395,7 @@ def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
     return results.assign(method=[textwrap.fill(str(name), NAME_WIDTH) for name in results["method"]])
 
 
-def score_name(results: pd.DataFrame) -> str:
+def real_score_name(results: pd.DataFrame) -> str:
     return REAL_SCORES[judged_by(results)]
 
 
@@ -405,4 +407,4 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     labels = [f"{bucket}\n({counted(count, 'task')})" for bucket, count in tasks.items()]
     axes.set_xticks(range(len(table)), labels, fontsize="small")
     axes.margins(x=0.12)
-    axes.set_title(f"mean {score_name(results)} by {quantity}")
+    axes.set_title(f"mean {real_score_name(results)} by {quantity}")

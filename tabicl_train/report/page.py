@@ -513,7 +513,7 @@ def fill(template: Path, **variables: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "png": png, "command": shlex.join}
+    environment.filters |= {"cell": page_cell, "png": png, "command": shlex.join}
     written = time.strftime("%Y-%m-%d %H:%M")
     return environment.get_template(template.name).render(written=written, **variables)
 
@@ -525,7 +525,7 @@ def png(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def cell(value: Any, decimals: int | None = None) -> str:
+def page_cell(value: Any, decimals: int | None = None) -> str:
     """Format the value of a cell, an empty one for None and nan.
 
     Parameters

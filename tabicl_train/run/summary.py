@@ -51,7 +51,7 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         name = status["status"]
         step = f"{status['step']:,}"
         try:
-            total = total_steps(run)
+            total = steps_of_run(run)
             if total:
                 step += f"/{total:,}"
         except ConfigError as error:
@@ -94,7 +94,7 @@ def age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def total_steps(run_dir: Path) -> int | None:
+def steps_of_run(run_dir: Path) -> int | None:
     """Return the steps of a run by its configuration; None if it has not begun. Raises ConfigError if it is damaged."""
     records = Records(run_dir)
     config = records.config()

@@ -12,7 +12,7 @@ from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
-from tabicl_train.model.predict import disagreement
+from tabicl_train.model.predict import forward_differs
 from tabicl_train.run import checkpoint
 from tabicl_train.signals import Stop
 from tabicl_train.stream.steps import StepStream
@@ -176,7 +176,7 @@ def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
                 return [f"{type(module.model).__name__}: {problem}"]
         shapes = shapes_of_weights(module.model)
         found = [
-            disagreement(module.model, perturbed=True),
+            forward_differs(module.model, perturbed=True),
             mixing_problem(module.model, module.objective, module.auxiliary),
         ]
         problems = [problem for problem in found if problem is not None]

@@ -29,8 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.predict import disagreement as different_functions
-from tabicl_train.model.predict import outputs_of
+from tabicl_train.model.predict import forward_differs, outputs_of
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import (
     expand_home,
@@ -123,7 +122,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
     chosen = register.export_format[format]
     network = build_network(pretrained)
-    problem = different_functions(network)
+    problem = forward_differs(network)
     if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
@@ -133,7 +132,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
         nonlocal checked
         checked = True
         try:
-            problem = disagreement(network, chosen.predictor(path), chosen.tolerance)
+            problem = export_differs(network, chosen.predictor(path), chosen.tolerance)
         except ConfigError as error:  # names the temporary file
             problem = "; ".join(error.problems).replace(f"{path}: ", "").replace(str(path), "it")
         if problem:
@@ -330,7 +329,7 @@ def alternatives(texts: list[str]) -> str:
 
 
 @torch.no_grad()
-def disagreement(network: Network, predict: Predictor, tolerance: float) -> str | None:
+def export_differs(network: Network, predict: Predictor, tolerance: float) -> str | None:
     """Describe how logits or quantiles of an export differ from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)

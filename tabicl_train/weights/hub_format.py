@@ -131,7 +131,7 @@ def model_card(name: str, pretrained: Pretrained) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "interval": interval, "weighted": weighted_names, "command": shlex.join}
+    environment.filters |= {"cell": card_cell, "interval": interval, "weighted": weighted_names, "command": shlex.join}
     card = environment.get_template("model_card.md.j2").render(
         name=name,
         library=LIBRARY,
@@ -199,7 +199,7 @@ def mean_score(pretrained: Pretrained) -> dict[str, Any] | None:
     for row in mean_scores(pretrained):
         is_inside = row["method"] == THIS_MODEL and row["trained_range"] == INSIDE
         if is_inside and row.get("weights") == pretrained.name:
-            return {"type": score, "title": title, "value": cell(row[score]), "tasks": row["tasks"]}
+            return {"type": score, "title": title, "value": card_cell(row[score]), "tasks": row["tasks"]}
     return None
 
 
@@ -213,7 +213,7 @@ def interval(bounds: list) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def cell(value: Any) -> str:
+def card_cell(value: Any) -> str:
     """Format a value for a table in Markdown, with four digits for fractions."""
     if value == "nan":  # as run_checkpoint.py writes it
         return ""
