@@ -40,7 +40,7 @@ from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run.checkpoint import is_run_checkpoint
 from tabicl_train.run.curves import THIS_MODEL
 from tabicl_train.run.records import Records, number
-from tabicl_train.weights.choice import load, say_once
+from tabicl_train.weights.choice import load_checkpoint, say_once
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
 from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
@@ -230,7 +230,7 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
         if read_weights(tabicl_weights).config.is_regression != numbers:
             kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
             raise ConfigError([f"tabicl_weights is {tabicl_weights!r}; it predicts {kinds}"])
-        if is_run_checkpoint(load(tabicl_weights)[1]):
+        if is_run_checkpoint(load_checkpoint(tabicl_weights)[1]):
             export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
             advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
             raise ConfigError([f"tabicl_weights {advice}"])

@@ -99,7 +99,7 @@ def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, que
 
 
 @torch.library.custom_op("tabicl_train::attend_averaging_backward", mutates_args=())
-def backward(
+def averaging_backward(
     grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     H, d = q.shape[-2:]
@@ -148,7 +148,7 @@ def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> T
     return q.new_empty(queries, *q.shape[-2:])
 
 
-@backward.register_fake
+@averaging_backward.register_fake
 def _(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dkv = torch.empty_like(kv, memory_format=torch.contiguous_format)
@@ -162,5 +162,5 @@ def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 attend_averaging.register_autograd(
-    lambda ctx, grad: (*backward(grad, *ctx.saved_tensors), None, None), setup_context=keep
+    lambda ctx, grad: (*averaging_backward(grad, *ctx.saved_tensors), None, None), setup_context=keep
 )

@@ -79,7 +79,7 @@ def encoded_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: 
 
 
 @torch.no_grad()
-def encode(network: Any, context: Pack, num_classes: int, tokens: int) -> Encoded:
+def encode_labeled(network: Any, context: Pack, num_classes: int, tokens: int) -> Encoded:
     """Compute the keys and values of the labeled rows of tables; see `TabICL.encode`."""
     represented, columns = represent_labeled(network, context, num_classes, tokens)  # (labeled rows, D)
     learner = network.icl_predictor
@@ -93,13 +93,13 @@ def encode(network: Any, context: Pack, num_classes: int, tokens: int) -> Encode
 
 
 @torch.no_grad()
-def decode(network: Any, encoded: Encoded, queries: Pack, temperature: float, tokens: int) -> Tensor:
+def decode_queries(network: Any, encoded: Encoded, queries: Pack, temperature: float, tokens: int) -> Tensor:
     """Predict the query rows of tables, (query rows, C) or (query rows, Q); see `TabICL.decode`."""
     represented = represent_queries(network, queries, encoded.columns, tokens)  # (query rows, D)
     learner = network.icl_predictor
     counts = [N for N, _, _ in queries.shapes]
     if encoded.num_classes <= network.config.max_classes:
-        predicted = ask(learner, encoded.nodes[0], represented, counts)
+        predicted = answer_at_node(learner, encoded.nodes[0], represented, counts)
         if encoded.num_classes == 0:
             return predicted  # quantiles
         return predicted[:, : encoded.num_classes] / temperature
@@ -272,7 +272,7 @@ def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) 
     return ClassNode(counts, keys, children=[], sizes=[])
 
 
-def ask(learner: InContextLearner, node: ClassNode, queries: Tensor, counts: list[int]) -> Tensor:
+def answer_at_node(learner: InContextLearner, node: ClassNode, queries: Tensor, counts: list[int]) -> Tensor:
     """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
     shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
     sizes = torch.tensor(shapes, device=queries.device)
@@ -300,7 +300,7 @@ def class_probabilities(learner: InContextLearner, node: ClassNode, queries: Ten
     # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
     if not node.keys:
         return queries.new_ones(len(queries), 1)
-    logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
+    logits = answer_at_node(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
     p = torch.softmax(logits / temperature, dim=-1)  # (query rows, children)
     if not node.children:
         return p

@@ -131,10 +131,10 @@ def predict_logits(
 
     With more than max_classes classes, each must occur in every table, and logarithms of probabilities are returned.
     """
-    return torch.cat(list(predictions(network, pack, num_classes, temperature, tokens)))
+    return torch.cat(list(predict_parts(network, pack, num_classes, temperature, tokens)))
 
 
-def predictions(network: Network, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
+def predict_parts(network: Network, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
     """Yield what `predict_logits` returns for some query rows at a time."""
     for tables in groups_of_tables(pack, tokens):
         context = Pack.of((X[:n], y[:n], n) for X, y, n in tables)

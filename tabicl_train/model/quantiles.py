@@ -9,7 +9,7 @@ from torch import Tensor
 NUM_QUANTILES = 999  # of the labels, which predict without features; TabICLv2 predicts as many
 
 
-def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
+def quantile_levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
     """Return the levels of quantiles, float32 (Q,), evenly spaced in (0, 1) without its ends."""
     return torch.arange(1, num_quantiles + 1, dtype=torch.float32, device=device) / (num_quantiles + 1)
 
@@ -28,7 +28,7 @@ class PinballFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(quantiles, y)
-        a = levels(quantiles.shape[1], y.device)
+        a = quantile_levels(quantiles.shape[1], y.device)
         size = max(1, PinballFunction.PART // len(a))
         losses = []
         for q, targets in zip(quantiles.split(size), y[:, None].split(size), strict=True):
@@ -38,7 +38,7 @@ class PinballFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         quantiles, y = ctx.saved_tensors
-        a = levels(quantiles.shape[1], y.device)
+        a = quantile_levels(quantiles.shape[1], y.device)
         size = max(1, PinballFunction.PART // len(a))
         grad_of_quantiles = torch.empty_like(quantiles)
         weights = grad[:, None] / len(a)  # (rows, 1)
@@ -69,7 +69,7 @@ def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
     """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
     # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries, which has 12 million
     # values for a table of stage 3, with 64 such tables in a step.
-    a = levels(NUM_QUANTILES).double()
+    a = quantile_levels(NUM_QUANTILES).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
     # Loss of a query y, with sums over the quantiles below it and over the rest:

@@ -31,7 +31,7 @@ from tabicl_train.model.costs import (
     row_flops,
     token_groups,
 )
-from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes, represent_queries
+from tabicl_train.model.encoding import Encoded, decode_queries, encode_labeled, encoded_bytes, represent_queries
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import (
     Columns,
@@ -46,7 +46,7 @@ from tabicl_train.model.pack import (
     row_layout,
     with_programs,
 )
-from tabicl_train.model.padding import Size, pad_columns, pad_context, pad_rows, round_up, totals_of, typical_size
+from tabicl_train.model.padding import Size, mean_size, pad_columns, pad_context, pad_rows, round_up, totals_of
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import SSA, Scaling
 from tabicl_train.model.stages import (
@@ -158,7 +158,7 @@ class TabICL(Network):
         -------
         Encoded
         """
-        return encode(self, context, num_classes, tokens)
+        return encode_labeled(self, context, num_classes, tokens)
 
     def decode(self, state: Encoded, queries: Pack, *, temperature: float, tokens: int) -> Tensor:
         """Predict query rows from the keys and values of labeled rows.
@@ -180,7 +180,7 @@ class TabICL(Network):
             Logits (query rows, C), quantiles (query rows, Q), or with more than max_classes classes logarithms of
             probabilities (query rows, C).
         """
-        return decode(self, state, queries, temperature, tokens)
+        return decode_queries(self, state, queries, temperature, tokens)
 
     @torch.no_grad()
     def represent(self, state: Encoded, queries: Pack, *, tokens: int) -> Tensor:
@@ -242,7 +242,7 @@ class TabICL(Network):
         is_own = cls is TabICL and not any(register.scaling.plugin(rule) for rule in rules)
         if not is_own or config.col_grouping == "disjoint" or any(register.scaling[rule].averages for rule in rules):
             return None
-        return typical_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
+        return mean_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
 
     @classmethod
     def padded(cls, config: TabICLConfig, pack: Pack, typical: Size) -> Pack | None:

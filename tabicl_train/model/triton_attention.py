@@ -57,7 +57,7 @@ def _exponentials(q, k, seen, scale):
 
 
 @triton.jit
-def _weights(q, k, seen, log_sum, scale):
+def _softmax_weights(q, k, seen, log_sum, scale):
     """The weights of softmax (M, N) in a tile of the keys, by the logarithms of the sums over all keys, (M,)."""
     scores = tl.where(seen, _dot(q, tl.trans(k)), UNSEEN)
     return tl.exp2(scores * (scale * LOG2E) - log_sum[:, None])
@@ -79,7 +79,7 @@ def _gradients(weights, dweights, delta, q, k, g, scale):
 
 
 @triton.jit
-def _place(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def _value_offsets(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """Offsets (TOKENS, P) of the values of a head, and which of them exist: D values of the first `count` tokens."""
     # Offsets count from the first token, whose address is one number of 64 bits: an array may have more than 2^31
     # values, but an offset of 64 bits would take two registers for each value.
@@ -95,14 +95,14 @@ def _place(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P
 @triton.jit
 def _load(first, count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """Load the values of a head of adjacent tokens, (TOKENS, P), zeros where there are none; first: a pointer."""
-    at, exists = _place(count, STRIDE, TOKENS, D, P)
+    at, exists = _value_offsets(count, STRIDE, TOKENS, D, P)
     return tl.load(first + at, mask=exists, other=0.0)
 
 
 @triton.jit
 def _store(first, x, count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """Store what `_load` loads, in the dtype of the array."""
-    at, exists = _place(count, STRIDE, TOKENS, D, P)
+    at, exists = _value_offsets(count, STRIDE, TOKENS, D, P)
     tl.store(first + at, x.to(first.dtype.element_ty), mask=exists)
 
 
@@ -368,14 +368,14 @@ def points_read_tokens_backward(
         k = _load(kv + at, tokens - start, 2 * H * D, TILE, D, P)
         v = _load(kv + at + H * D, tokens - start, 2 * H * D, TILE, D, P)
         seen = (start + tl.arange(0, TILE) < tokens)[None, :]
-        weights = _weights(x, k, seen, log_sum, scale)
+        weights = _softmax_weights(x, k, seen, log_sum, scale)
         delta += tl.sum(weights * _dot(g, tl.trans(v)), 1)
     for start in range(0, tokens, TILE):
         at = start * (2 * H * D) + h * D
         k = _load(kv + at, tokens - start, 2 * H * D, TILE, D, P)
         v = _load(kv + at + H * D, tokens - start, 2 * H * D, TILE, D, P)
         seen = (start + tl.arange(0, TILE) < tokens)[None, :]
-        weights = _weights(x, k, seen, log_sum, scale)
+        weights = _softmax_weights(x, k, seen, log_sum, scale)
         dx_here, dk, dv = _gradients(weights, _dot(g, tl.trans(v)), delta, x, k, g, scale)
         dx += dx_here
         _store(dkv + at, dk, tokens - start, 2 * H * D, TILE, D, P)

@@ -50,7 +50,7 @@ def _gate(q, w1, b1, w2, b2, P: tl.constexpr, GATES: tl.constexpr):
 
 
 @triton.jit
-def _weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constexpr, HIDDEN: tl.constexpr):
+def _gate_weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constexpr, HIDDEN: tl.constexpr):
     """The gate's MLP: w1 (64, P), b1 (64,), w2 (P or 1, 64), b2 (P or 1,), zero from element D on."""
     i, j = tl.arange(0, P), tl.arange(0, HIDDEN)
     first = tl.load(w1 + j[:, None] * D + i[None, :], mask=(i < D)[None, :], other=0.0)
@@ -60,7 +60,9 @@ def _weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constex
 
 
 @triton.jit
-def _place(start, tokens, TOKENS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def _query_offsets(
+    start, tokens, TOKENS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr
+):
     """Tokens (TOKENS,), offsets of their queries (TOKENS, HP, P) and which of these exist."""
     token = start + tl.arange(0, TOKENS)
     head, i = tl.arange(0, HP), tl.arange(0, P)
@@ -83,14 +85,14 @@ def forward_kernel(
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """chunk: tokens of a program."""
-    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     total = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
     square = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
     first = tl.program_id(0) * chunk
     last = tl.minimum(first + chunk, tokens)
     for start in range(first, last, TOKENS):
-        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         _, _, gate = _gate(tl.reshape(x, (VECTORS, P)), w1, b1, w2, b2, P, GATES)
         if GATES == 1:
@@ -114,7 +116,7 @@ def backward_kernel(
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """dbase and the gradients of the weights: one of each for each program, dbase filled with zeros."""
-    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     G: tl.constexpr = 1 if GATES == 1 else P
     B: tl.constexpr = 1 if BASES == 1 else P
@@ -128,7 +130,7 @@ def backward_kernel(
     head, b = tl.arange(0, HP), tl.arange(0, B)
     dbase += program.to(tl.int64) * segments * (H * BASES) + head[:, None] * BASES + b[None, :]
     for start in range(first, last, TOKENS):
-        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         slope = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
         flat = tl.reshape(x, (VECTORS, P))
@@ -196,7 +198,7 @@ def scale_queries(
 
 
 @torch.library.custom_op("tabicl_train::scale_queries_backward", mutates_args=())
-def backward(
+def scaling_backward(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of q, base, w1, b1, w2 and b2 from grad (N, H, d), that of `scaled`."""
@@ -225,7 +227,7 @@ def _(q: Tensor, base: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), base.new_empty(2)
 
 
-@backward.register_fake
+@scaling_backward.register_fake
 def _(q: Tensor, base: Tensor, segment: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     given = (q, base, *others[:-1])
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
@@ -237,7 +239,7 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
-    dq, dbase, *rest = backward(*ctx.saved_tensors, grad)
+    dq, dbase, *rest = scaling_backward(*ctx.saved_tensors, grad)
     return dq, dbase, None, *rest
 
 

@@ -60,7 +60,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
 
     # A file
     if not path.is_dir():
-        file, content = load(str(path))
+        file, content = load_checkpoint(str(path))
         if kind == BEST and is_run_checkpoint(content):
             raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         return file, content, kind or TRAINED
@@ -69,7 +69,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     if kind is None:
         kind = BEST if keeps_best(path) else TRAINED
     source = best_file(path) if kind == BEST else path
-    file, content = load(str(source))
+    file, content = load_checkpoint(str(source))
     if kind == EMA and not averaged(content):
         raise ConfigError([no_average(file)])
 
@@ -86,7 +86,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     return file, content, kind
 
 
-def load(checkpoint: str) -> tuple[Path, dict]:
+def load_checkpoint(checkpoint: str) -> tuple[Path, dict]:
     """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
     path = Path(checkpoint)
     if path.is_dir():

@@ -91,7 +91,7 @@ def export(
     """
     load_plugins(plugins)
     output = expand_home(output)
-    chosen = check_output(output, format)  # before weights are read, which takes longer
+    chosen = check_format(output, format)  # before weights are read, which takes longer
     inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
     problems = input_problems("output", output, inputs)
     if problems:
@@ -289,7 +289,7 @@ register.export_format(
 )
 
 
-def check_output(output: str, format: str | None) -> str:
+def check_format(output: str, format: str | None) -> str:
     """Return the format to write; raises ConfigError with all problems of the arguments."""
     formats = register.export_format
     suffix = Path(output).suffix
@@ -318,11 +318,11 @@ def names_of_formats() -> str:
     described = []
     for name, each in register.export_format.items():
         suffixes = [suffix for suffix in each.suffixes if suffix]
-        described.append(f"FILE{alternatives(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
-    return alternatives(described)
+        described.append(f"FILE{joined_by_or(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
+    return joined_by_or(described)
 
 
-def alternatives(texts: list[str]) -> str:
+def joined_by_or(texts: list[str]) -> str:
     """Join texts as in `A, B or C`."""
     *others, last = texts
     return f"{', '.join(others)} or {last}" if others else last

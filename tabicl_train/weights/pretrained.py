@@ -118,7 +118,7 @@ class Pretrained:
     def trained_range(self) -> TrainedRange | None:
         """The sizes of the tables that the network was trained on; None if unknown."""
         sizes = self.origin.get("trained_range")
-        return as_range(sizes, self.config.max_classes) if sizes else None
+        return recorded_range(sizes, self.config.max_classes) if sizes else None
 
     @property
     def name(self) -> str:
@@ -309,7 +309,7 @@ def trained_range(content: dict) -> TrainedRange:
     inherited = content.get("inherited_range")
     if inherited is None:
         return range_of_run
-    inherited_range = as_range(inherited, max_classes)
+    inherited_range = recorded_range(inherited, max_classes)
     if content["global_step"] == 0:  # the weights as they were taken over
         return inherited_range
     return range_of_run.with_those_of(inherited_range)
@@ -352,7 +352,7 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     return TrainedRange(widest_bounds([labeled]), widest_bounds(features), classes or None)
 
 
-def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
+def recorded_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
     classes = min(recorded.get("classes", max_classes), max_classes)

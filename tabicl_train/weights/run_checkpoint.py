@@ -74,7 +74,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "validation": validation_rows(records, step),
         "evaluation": evaluation_means(records),
     }
-    return plain(origin)
+    return json_values(origin)
 
 
 def start_before(step: int, starts: list[dict]) -> dict:
@@ -123,12 +123,12 @@ def evaluation_means(records: Records) -> list[dict]:
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 
-def plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

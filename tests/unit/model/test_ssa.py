@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_the_square_of_the_rows():
         with Largest() as forward:
             out = attend_averaging._init_fn(q, kv, exponents, runs, queries)
         with Largest() as backward:
-            averaging.backward._init_fn(out, q, kv, exponents, runs, out)
+            averaging.averaging_backward._init_fn(out, q, kv, exponents, runs, out)
         # with 3,000 rows there are 18 million scores
         assert max(forward.elements, backward.elements) <= max(averaging.SCORES_OF_CHUNK["cpu"], q.numel(), kv.numel())
         assert min(forward.elements, backward.elements) > n
