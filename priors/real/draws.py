@@ -117,7 +117,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
     frame = frame_of(task, columns, features, rows)
     norm_method = str(rng.choice(NORM_METHODS))
-    X = torch.from_numpy(prepare(frame, train_size, norm_method, spec.keeps_missing))
+    X = torch.from_numpy(prepare_columns(frame, train_size, norm_method, spec.keeps_missing))
     plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
     missing = float(frame.isna().to_numpy().mean())
     return Table(X, y, train_size, num_classes, plan=plan, missing=missing)
@@ -185,7 +185,7 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     return number[labels]
 
 
-def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
+def prepare_columns(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
     """Prepare columns as an estimator does, float32 (rows, columns that vary among the labeled rows)."""
     # With `keeps_missing`, missing values are NaN instead of the mean. Raises Rejected("constant") if no column varies.
     with warnings.catch_warnings():
@@ -229,7 +229,7 @@ class SourceRows:
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(NORM_METHODS))
         frame = self.X.iloc[rows, chosen]
-        X = prepare(frame, len(labeled), method, self.keeps_missing)
+        X = prepare_columns(frame, len(labeled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])
         shift = int(rng.integers(max(self.num_classes, 1)))
         member = Member(method, features, shift)
@@ -333,11 +333,11 @@ def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     """Hash rows, uint64 (rows,); rows with equal values have equal hashes."""
     hashes = value_hashes(np.asarray(y, dtype=float))
     for _, column in X.items():
-        hashes = mix_bits(hashes ^ value_hashes(values_of(column)))
+        hashes = mix_bits(hashes ^ value_hashes(column_values(column)))
     return hashes
 
 
-def values_of(column: pd.Series) -> Column:
+def column_values(column: pd.Series) -> Column:
     """Return a column as numbers, or as categories of text."""
     if reads_as_numbers(column):
         return as_numbers(column)

@@ -22,7 +22,7 @@ from priors.real.files import (
     Reading,
     advice_on_decimal,
     as_column,
-    facts_of,
+    column_facts,
     nested_type,
     read_file,
     read_texts,
@@ -204,7 +204,7 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
         column, kind = as_column(y)
     except LeftOut as error:
         raise ConfigError([f"{name}: {error}"]) from None
-    facts = facts_of(options.target, kind, column)
+    facts = column_facts(options.target, kind, column)
     if kind == "time":
         raise ConfigError([f"{name} has times, which are not predicted"])
     if kind == "category" and options.task == "regression":
