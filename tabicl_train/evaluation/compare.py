@@ -259,11 +259,11 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     if index.empty:
         advice = "; outside=true takes those outside a trained range, too" if found else ""
         reasons = "; ".join(left_out) or "there are none"
-        raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
+        raise ConfigError([f"no task is left on which {joined_names(arms)} can be compared: {reasons}{advice}"])
     return Paired(list(arms), seeds, index, of, left_out, num_outside=len(beyond) if outside else 0)
 
 
-def names_of(arms: Sequence[Arm]) -> str:
+def joined_names(arms: Sequence[Arm]) -> str:
     return ", ".join(arm.name for arm in arms)
 
 
@@ -313,14 +313,14 @@ def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
                     raise ConfigError([f"{what}; compare scores with the same suite, rows and version of the data"])
 
 
-def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
+def compare_arms(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
     """Compare the arm `reference`, by default the first, with each of the others by a metric."""
     # by_seed: the interval is over seeds, for scores whose tasks are no sample of anything, such as validation tables
     if metric in WITHOUT_DIRECTION:
         raise ConfigError([f"metric is {metric!r}, of which neither more nor less is better"])
     values = paired.values(metric)
     if values.empty:
-        raise ConfigError([f"metric is {metric!r}, which no task has for {names_of(paired.arms)}"])
+        raise ConfigError([f"metric is {metric!r}, which no task has for {joined_names(paired.arms)}"])
     names = [arm.name for arm in paired.arms]
     if reference is not None:
         if reference not in names:
@@ -439,7 +439,7 @@ def table_of_tasks(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
+def comparisons_as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     """Format what is compared, a table for each metric, and a sentence for each pair."""
     parts = [scope(paired, comparisons)]
     parts += [text_table(*table_in_words(each)) for each in comparisons]

@@ -82,7 +82,7 @@ def differing_members(networks: Mapping[str, pd.DataFrame]) -> str:
     return f"the networks were not scored with the same number of ensemble members (n_estimators): {listed}"
 
 
-def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
+def class_scores(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
     """Compute CLASS_METRICS of probabilities p (n, C) for labels y (n,), all of which occur.
 
     ROC AUC is one versus rest.
@@ -233,7 +233,7 @@ def bucket_name(low: float | None, high: float) -> str:
     return f"{low + 1} or more" if high == math.inf else f"{low + 1} to {high}"
 
 
-def as_text(
+def scores_as_text(
     results: pd.DataFrame,
     trained: TrainedRange | None,
     elsewhere: Mapping[str, tuple[str, ...]] = MappingProxyType({}),

@@ -346,10 +346,10 @@ def text_of(value: Any) -> str:
 
 def page(explanation: Explanation) -> str:
     """The page of what `explain` returns."""
-    from tabicl_train.report.page import fill  # imports jinja2, which the help does not need
+    from tabicl_train.report.page import fill_template  # imports jinja2, which the help does not need
 
     rule = RULES[explanation.rule]
-    return fill(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
+    return fill_template(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
 
 
 def table_of_keys(explanation: Explanation) -> pd.DataFrame:

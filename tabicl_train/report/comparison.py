@@ -31,7 +31,7 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
         if comparison.warnings:
             add_warnings(figure, comparison.warnings)
         for ending in FORMATS:
-            save(figure, folder / f"{name}.{ending}")
+            save_figure(figure, folder / f"{name}.{ending}")
     return list(figures)
 
 
@@ -44,7 +44,7 @@ def add_warnings(figure: Figure, warnings: list[str]) -> None:
     figure.supxlabel(text, fontsize="x-small")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's ending."""
     ending = path.suffix.removeprefix(".")
     metadata = {"CreationDate": None} if ending == "pdf" else {}  # the same figure is the same file

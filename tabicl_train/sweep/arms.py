@@ -64,10 +64,10 @@ def finished_points(sweep: Sweep) -> list[SweepPoint]:
     finished = [point for point in sweep.points if point.trial.state == TrialState.COMPLETE]
     if len(finished) < 2:
         raise ConfigError([f"{sweep.folder}: {counted(len(finished), 'point')} finished; two are needed"])
-    return sorted(finished, key=lambda point: place(point.trial))
+    return sorted(finished, key=lambda point: grid_place(point.trial))
 
 
-def place(trial: FrozenTrial) -> tuple:
+def grid_place(trial: FrozenTrial) -> tuple:
     """Return the place of a point among the values of a grid; in the order of trials if there are ranges."""
     places = []
     for key, distribution in trial.distributions.items():

@@ -124,7 +124,7 @@ class LocalProcess:
         return self.process.poll() is not None
 
 
-def find(run_dir: Path, cluster: str) -> Job | None:
+def running_job(run_dir: Path, cluster: str) -> Job | None:
     """Return the job of a run that still runs after an earlier call of the sweep, or None."""
     job = Job(run_dir, cluster)
     if job.has_ended():

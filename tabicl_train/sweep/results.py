@@ -24,14 +24,14 @@ from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.doors import plugins
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.outputs import write_atomically
-from tabicl_train.report.comparison import save as save_figure
-from tabicl_train.report.page import fill
+from tabicl_train.report.comparison import save_figure
+from tabicl_train.report.page import fill_template
 from tabicl_train.run.records import Records
 from tabicl_train.run.removed import words_as_of_now
 from tabicl_train.run.status import written_status
 from tabicl_train.sweep.comparable import INCOMPARABLE, warning_of
 from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
-from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
+from tabicl_train.sweep.space import MOST_RUNS, rounded_text, short_names
 from tabicl_train.sweep.study import RUNS, load_study
 
 RESULTS = "results.csv"
@@ -139,7 +139,7 @@ class Sweep:
 
     def params(self, trial: FrozenTrial) -> dict[str, str]:
         """Return the formatted values of a trial by their short names."""
-        return {name: value_text(trial.params[key]) for key, name in self.parameters.items()}
+        return {name: rounded_text(trial.params[key]) for key, name in self.parameters.items()}
 
     def table_of_runs(self) -> pd.DataFrame:
         """Return a row for each run, with the latest value of the metric."""
@@ -257,7 +257,7 @@ def write_page(sweep: Sweep) -> None:
     """Replace the page, and its figures as PDF files in the folder `figures`."""
     with pyplot.rc_context({"savefig.bbox": "tight"}):
         drawn = figures(sweep)
-        text = fill(TEMPLATE, sweep=sweep, figures=drawn, wide=PARALLEL)
+        text = fill_template(TEMPLATE, sweep=sweep, figures=drawn, wide=PARALLEL)
         folder = sweep.folder / FIGURES
         for title, panels in drawn.items():
             folder.mkdir(exist_ok=True)

@@ -25,8 +25,8 @@ from tabicl_train.sweep.compare import write as write_comparison
 from tabicl_train.sweep.metric import counted_data_sets, curve, last
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.space import short_names, value_text
-from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
+from tabicl_train.sweep.space import rounded_text, short_names
+from tabicl_train.sweep.study import RUNS, has_more, open_study, start_trial
 from tabicl_train.training.distributed.processes import start_command
 
 POLL = 0.5  # seconds between checks of the jobs
@@ -93,10 +93,10 @@ class Controller:
         """Run all trials; returns whether all of them have ended."""
         # Trials of an earlier call, some of whose runs may still be running
         for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            active = ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder)
+            active = ActiveTrial(start_trial(self.plan, self.study, frozen), self.plan.folder)
             self.active.append(active)
             for run in active.runs:
-                job = jobs.find(run.folder, self.plan.sweep.submit.cluster)
+                job = jobs.running_job(run.folder, self.plan.sweep.submit.cluster)
                 if job is not None:
                     info(f"adopt     {run.folder.name}, which an earlier call has started")
                     self.begin(run, job)
@@ -150,7 +150,7 @@ class Controller:
                     return active, run
         if not has_more(self.plan, self.study):
             return None
-        active = ActiveTrial(ask(self.plan, self.study), self.plan.folder)
+        active = ActiveTrial(start_trial(self.plan, self.study), self.plan.folder)
         self.active.append(active)
         return active, active.runs[0]
 
@@ -287,7 +287,7 @@ def shared_of_plan(plan: Plan) -> str | None:
     short = short_names([axis.key for axis in plan.axes])
     names = []
     for point in plan.points:
-        settings = [f"{short[key]}={value_text(value)}" for key, value in point.items()]
+        settings = [f"{short[key]}={rounded_text(value)}" for key, value in point.items()]
         names.append(", ".join(settings))
     return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
 
