@@ -433,8 +433,7 @@ def prior() -> None:
 def lab() -> None:
     """tabicl-lab EXPERIMENT KEY=VALUE ..."""
     try:
-        from tabicl_train.lab.experiments import Failed, Preempted
-        from tabicl_train.lab.experiments import run as run_experiment
+        from tabicl_train.lab.experiments import Failed, Preempted, run_experiment
     except ModuleNotFoundError as error:
         raise ConfigError([f"tabicl-lab is not installed: {error}"]) from None
 

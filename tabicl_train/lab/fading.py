@@ -47,7 +47,7 @@ class FadingOptions:
 
 def run(options: FadingOptions) -> None:
     folder = Folder("fading", options)
-    frame = curves(options)
+    frame = fading_curves(options)
     folder.csv("fading", frame)
     folder.figure("fading", draw(frame, options.gap))
     folder.page("Attention fading", QUESTION, findings(frame, options))
@@ -74,7 +74,7 @@ def ssa_score(z: float, exponent: float, b: float) -> float:
     return (1 + b * abs(z)) ** math.copysign(exponent, z)
 
 
-def curves(options: FadingOptions) -> pd.DataFrame:
+def fading_curves(options: FadingOptions) -> pd.DataFrame:
     """A row for each rule and n: rule, n, weight."""
     n = np.unique(np.geomspace(10, 1e6, 6 if options.small else 51).round())
     multiplier = SCALE * np.log(n)

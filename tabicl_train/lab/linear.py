@@ -100,7 +100,7 @@ def run(options: LinearOptions) -> None:
             "bound": limit,
         }
 
-    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
     folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
     folder.figure("boundary", boundary(scores))
@@ -155,7 +155,7 @@ Mean squared error over all points after the second, by sigma of the functions (
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, PLACES, columns, ".3g")}
+{sequences.comparison_table(scores, PLACES, columns, ".3g")}
 
 Does a network have boundary values, which its outputs never exceed? The figure has the largest output in a block of
 sequences by scale, in gray the largest of the values that it should predict, and dotted a bound that follows from the

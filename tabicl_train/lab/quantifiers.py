@@ -95,7 +95,7 @@ def run(options: QuantifiersOptions) -> None:
         deviants = sequences.DEVIANTS
     tests = list(itertools.product(sigmas, lengths, [1]))  # values of KEYS
     tests += [(1, sequences.TRAINED, factor) for factor in deviants]
-    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
@@ -128,12 +128,12 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, PLACES, KINDS, ".3f", 1.0)}
+{sequences.comparison_table(scores, PLACES, KINDS, ".3f", 1.0)}
 
 Weight of the last layer, mean over heads, from the last number to the one that the factor multiplies: the last number
 itself, or the first one where the last number decides.
 
-{sequences.comparison(scores, WEIGHED, WEIGHTS, ".3f", 1.0)}
+{sequences.comparison_table(scores, WEIGHED, WEIGHTS, ".3f", 1.0)}
 
 {verdict(scores)}
 

@@ -18,7 +18,7 @@ from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
-from tabicl_train.lab.tables import load_classifier, read_table
+from tabicl_train.lab.tables import load_classifier, read_classes
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -66,7 +66,7 @@ def run(options: RowsOptions) -> None:
     if not options.rows:
         raise ConfigError(["rows is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
-    X, y = read_table(options.table, options.target) if options.table else flights()
+    X, y = read_classes(options.table, options.target) if options.table else flights()
     sizes = sorted(set(options.rows))
     draws, queries = DRAWS, QUERIES
     if options.small:
@@ -81,7 +81,7 @@ def run(options: RowsOptions) -> None:
     for size in sizes:
         for draw in range(draws):
             info(f"{size:,} labeled rows, choice {draw}")
-            scores.append(score(network, X, y, size, queries, draw, options.memory_gb))
+            scores.append(score_size(network, X, y, size, queries, draw, options.memory_gb))
             folder.csv("rows", pd.DataFrame(scores))
     frame = pd.DataFrame(scores)
     folder.figure("rows", draw_figure(frame))
@@ -100,7 +100,7 @@ def flights() -> tuple[pd.DataFrame, np.ndarray]:
     return frame[KNOWN_BEFORE], y
 
 
-def score(
+def score_size(
     network: TabICL, X: pd.DataFrame, y: np.ndarray, size: int, queries: int, draw: int, memory_gb: float
 ) -> dict[str, float]:
     """Predict the query rows of a random choice from its first `size` labeled rows."""

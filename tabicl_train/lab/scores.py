@@ -116,7 +116,7 @@ def run(options: ScoresOptions) -> None:
             "weights": query_and_key_weights(network),
         }
 
-    scores = sequences.scored(folder, options, variations, KEYS, list(TESTS.values()), errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, list(TESTS.values()), errors)
     folder.figure("scores", draw_errors(scores))
     folder.page("Scoring functions on linear functions", QUESTION, findings(scores))
 
@@ -176,7 +176,11 @@ def findings(scores: pd.DataFrame) -> str:
             parts.append(answer)
         parts.append(facts_of_far(own))
     if scores["variation"].nunique() > 1:
-        parts += ["## Between variations", "On the same sequences, a row for each network:", changes(scores)]
+        parts += [
+            "## Between variations",
+            "On the same sequences, a row for each network:",
+            changes_by_variation(scores),
+        ]
     text = "\n\n".join(parts)
     paper = ", ".join(f"{rule} {error:g}" for rule, error in PAPER.items())
     blocks = counted(scores["block"].nunique(), "block")
@@ -270,7 +274,7 @@ def contrasts(scores: pd.DataFrame) -> str:
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
 
 
-def changes(scores: pd.DataFrame) -> str:
+def changes_by_variation(scores: pd.DataFrame) -> str:
     """Return the errors of each variation minus those of the first one on the same sequences, for each rule."""
     first, *others = scores["variation"].unique()
     rows = []

@@ -57,7 +57,7 @@ class SequenceOptions:
     """Two steps of training, one seed, and a few test sequences."""
 
 
-def scored(
+def scored_networks(
     folder: Folder,
     options: SequenceOptions,
     variations: dict[str, list[str]],
@@ -125,7 +125,7 @@ def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
     return mean_interval(ssa - share * softmax)
 
 
-def comparison(
+def comparison_table(
     scores: pd.DataFrame, places: dict[str, dict[str, int]], columns: dict[str, str], form: str, highest: float = np.inf
 ) -> str:
     """Mean errors with intervals, a row for each variation, column and rule, and one for the rules' difference.

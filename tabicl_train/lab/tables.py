@@ -21,7 +21,7 @@ def load_classifier(checkpoint: str, weights: str | None = None) -> TabICL:
     return network
 
 
-def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
+def read_classes(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
     """The columns of a file and the classes in its column `target`, as text; by default, the last column.
 
     Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
