@@ -45,12 +45,12 @@ class DamagedCheckpoint(Exception):
     """A file that is truncated, altered, or not a checkpoint."""
 
 
-def read(path: Path) -> dict:
+def read_checkpoint(path: Path) -> dict:
     """Read a run's checkpoint or an export, with tensors on the CPU."""
     # Raises DamagedCheckpoint if it was altered, ConfigError for another format version, and OSError or MemoryError if
     # it cannot be read for another reason.
     verify(path)
-    with damage(path):
+    with checkpoint_damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_too_nested(content, path.stat().st_size):
         raise DamagedCheckpoint(
@@ -128,10 +128,10 @@ def check_version(path: Path | str, content: dict, known: int) -> None:
 
 def verify(path: Path) -> None:
     """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
-    with damage(path), open(path, "rb") as file:
+    with checkpoint_damage(path), open(path, "rb") as file:
         if file.read(2) != b"PK":  # the start of a zip archive, truncated or not
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
-    with damage(path), zipfile.ZipFile(path) as archive:
+    with checkpoint_damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
         # torch.save neither compresses nor stores a record twice, so that reading takes no more memory than the file.
@@ -147,7 +147,7 @@ def verify(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def damage(path: Path) -> Iterator[None]:
+def checkpoint_damage(path: Path) -> Iterator[None]:
     """Turn the various errors that zipfile and torch raise for a damaged file into DamagedCheckpoint."""
     try:
         yield
@@ -220,7 +220,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
             break
         path = untried[-1]
         try:
-            content = read(path)
+            content = read_checkpoint(path)
             if not is_run_checkpoint(content):
                 raise DamagedCheckpoint(f"{path} is not a checkpoint of a run")
             return path, content
@@ -260,7 +260,7 @@ def newest_good(folder: Path) -> Path | None:
     """Find the newest checkpoint whose weights are finite, and were not yet those of skipped steps."""
     for path in reversed(saved(folder)):
         try:
-            content = read(path)
+            content = read_checkpoint(path)
         except (DamagedCheckpoint, ConfigError, OSError, MemoryError):
             continue
         was_skipping = content["callbacks"].get("Guard", {}).get("in_a_row", 0) > 0
@@ -269,7 +269,7 @@ def newest_good(folder: Path) -> Path | None:
     return None
 
 
-def sweep(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files, and folders of exports, that killed processes have left."""
     for leftover in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError), locked(leftover) as is_abandoned:

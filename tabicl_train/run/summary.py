@@ -63,7 +63,7 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         name,
         step,
         "-" if loss is None else f"{loss:.3f}",
-        score(run) or "-",
+        score_in_words(run) or "-",
         age(time.time() - changed) if changed else "-",
     ]
 
@@ -107,7 +107,7 @@ def steps_of_run(run_dir: Path) -> int | None:
         raise ConfigError([f"{records.folder / CONFIG} is not the configuration of a run"]) from None
 
 
-def score(run_dir: Path) -> str | None:
+def score_in_words(run_dir: Path) -> str | None:
     """Format the mean of the last validation, on real data if possible, otherwise on tables like those of training."""
     for metric, name in SCORES.items():
         validations = curve(run_dir, metric)
@@ -124,7 +124,7 @@ def result(run_dir: Path) -> str:
     loss = training_loss(run_dir)
     if loss is not None:
         texts.append(f"loss {loss:.3f}")
-    last_score = score(run_dir)
+    last_score = score_in_words(run_dir)
     if last_score is not None:
         texts.append(last_score)
     return ", ".join(texts)

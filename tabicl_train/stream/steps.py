@@ -84,7 +84,9 @@ class StepStream:
         stage, settings, _ = stage_at(self.curriculum, step)
         if self.pads and len(pack) == settings.tables:
             if stage not in self.typical_sizes:
-                self.typical_sizes[stage] = typical_size(self.curriculum, self.model, self.seed, step, self.prior)
+                self.typical_sizes[stage] = typical_size_of_stage(
+                    self.curriculum, self.model, self.seed, step, self.prior
+                )
             typical = self.typical_sizes[stage]
             padded = None if typical is None else family.padded(self.model, pack, typical)
             if padded is not None:
@@ -94,7 +96,7 @@ class StepStream:
         return pack
 
 
-def typical_size(
+def typical_size_of_stage(
     curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int, prior: Prior | None = None
 ) -> Size | None:
     """Return the size of a typical pack in the stage of a step, from the plan of its first steps; see padding.py."""

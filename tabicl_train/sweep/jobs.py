@@ -19,7 +19,7 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
 from tabicl_train.run.status import is_in_use
 from tabicl_train.sweep.plan import Plan
-from tabicl_train.training.distributed.submit import GPU_WORKERS, PROGRAM, submit
+from tabicl_train.training.distributed.submit import GPU_WORKERS, PROGRAM, submit_job
 from tabicl_train.training.precision import uses_cuda
 
 LOOK = 10.0  # seconds between calls of squeue
@@ -59,7 +59,7 @@ class Job:
     def __init__(self, run_dir: Path, cluster: str, submitted: Any = None) -> None:
         self.run_dir = run_dir
         self.cluster = cluster
-        self.submitted = submitted  # what `submit` or LocalProcess returned; None for a job of an earlier call
+        self.submitted = submitted  # what `submit_job` or LocalProcess returned; None for a job of an earlier call
 
     @property
     def number(self) -> str | None:
@@ -151,7 +151,7 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     if is_local:
         submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
     else:
-        submitted = submit(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
+        submitted = submit_job(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
         queue.looked = -math.inf  # since the last answer lacks this one
     return Job(run_dir, options.cluster, submitted)
 

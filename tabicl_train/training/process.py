@@ -72,7 +72,7 @@ class Process:
 
     def connect(self) -> Ranks:
         """Open the process groups."""
-        connect(self.settings, self.launch, self.ranks)
+        open_process_groups(self.settings, self.launch, self.ranks)
         return self.ranks
 
 
@@ -93,7 +93,7 @@ def set_up_process(settings: TrainerConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def connect(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
+def open_process_groups(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
     """Open the process group of several ranks, by the variables of torchrun, and the groups of `ranks`."""
     if launch.size == 1:
         return

@@ -12,7 +12,7 @@ from tabicl_train.run.checkpoint import (
     averaged,
     is_run_checkpoint,
     newest_valid,
-    read,
+    read_checkpoint,
     saved,
     step_of,
 )
@@ -95,7 +95,7 @@ def load_checkpoint(checkpoint: str) -> tuple[Path, dict]:
             raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
         return newest
     try:
-        return path, read(path)
+        return path, read_checkpoint(path)
     except FileNotFoundError:
         raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
     except DamagedCheckpoint as error:

@@ -37,7 +37,7 @@ from tabicl_train.outputs import (
     output_problems,
     owner_problem,
     remove_leftovers,
-    save,
+    save_tensors,
     write_atomically,
 )
 from tabicl_train.run.curves import OUTSIDE
@@ -181,7 +181,7 @@ def save_public(
             metadata = with_checksum({"format": "pt"} | texts, arrays)
             file.write(safetensors.torch.save(tensors, metadata))
         else:
-            save(public | {"state_dict": weights}, file)
+            save_tensors(public | {"state_dict": weights}, file)
         file.flush()
         check(Path(file.name))
 

@@ -24,7 +24,7 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import Diverged
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
-from tabicl_train.run.checkpoint import DamagedCheckpoint, how_to_begin_again, read, saved, step_of
+from tabicl_train.run.checkpoint import DamagedCheckpoint, how_to_begin_again, read_checkpoint, saved, step_of
 from tabicl_train.run.curves import rows_by_step, value
 from tabicl_train.run.records import Records
 from tabicl_train.stream.curriculum import plan_step
@@ -223,7 +223,7 @@ class Guard(Callback):
             if any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
-                content = read(paths[done])
+                content = read_checkpoint(paths[done])
             except (DamagedCheckpoint, OSError) as error:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue

@@ -66,12 +66,12 @@ from tabicl_train.training.callbacks.checkpoints import check_ranks, to_host
 from tabicl_train.training.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
 from tabicl_train.training.callbacks.validation_history import (
     History,
+    counted_tables,
     falling,
     is_improvement,
     read_history,
     read_scores,
     real_score,
-    tables_of,
 )
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.state import TrainState
@@ -349,7 +349,7 @@ class Validation(Callback):
 
             if not paired_gain(before, after).exceeds_error:
                 return False
-        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
+        if rows_of_best and counted_tables(rows_of_best, settings.best) != counted_tables(rows, settings.best):
             info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 

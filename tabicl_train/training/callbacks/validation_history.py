@@ -42,7 +42,7 @@ def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, unti
             continue
         score = scores_of_step[settings.best]
         rows_of_step = [row for row in rows if int(row["step"]) == step]
-        tables_of_step = tables_of(rows_of_step, settings.best)
+        tables_of_step = counted_tables(rows_of_step, settings.best)
         if tables_of_step != tables:
             tables = tables_of_step
             best_score = math.nan
@@ -92,7 +92,7 @@ def is_improvement(rows: list[ValidationRow], rows_of_best: list[ValidationRow],
     """Whether the rows of a validation beat those of the best weights so far; always if the tables have changed."""
     score = score_of(rows, settings.best)
     best = math.nan
-    if tables_of(rows, settings.best) == tables_of(rows_of_best, settings.best):
+    if counted_tables(rows, settings.best) == counted_tables(rows_of_best, settings.best):
         best = score_of(rows_of_best, settings.best)
     return is_better(score, best, settings.best)
 
@@ -104,7 +104,7 @@ def score_of(rows: list[ValidationRow], kind: str) -> float:
     return math.nan
 
 
-def tables_of(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
+def counted_tables(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
     """Identify the tables of this kind that count in the rows of a validation."""
     # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {

@@ -154,7 +154,7 @@ def test_an_actor_on_another_machine_gets_the_contents_of_the_file_and_of_what_i
 def test_runs_of_a_sweep_and_jobs_get_absolute_paths_with_hashes(fresh, monkeypatch):
     start, submit = mock.Mock(), mock.Mock()
     monkeypatch.setattr(jobs, "LocalProcess", start)
-    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit", submit)
+    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit_job", submit)
     submit.return_value.paths.stdout = fresh / "log"
     plan = make_plan([*SMOKE, "prior=ring", "prior.radius=1.1,1.2"])
     (argument,) = plugins.arguments()

@@ -12,7 +12,7 @@ from tabicl_train.model import padding
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream.curriculum import plan_step
-from tabicl_train.stream.steps import typical_size
+from tabicl_train.stream.steps import typical_size_of_stage
 from tabicl_train.training.objectives import losses_of
 
 
@@ -54,7 +54,7 @@ def test_a_padded_pack_has_the_losses_and_gradients_of_its_tables(options, numbe
 
 def test_few_sizes_fit_all_packs_of_a_run():
     config = compose(["experiment=mini", "run_dir=x", "trainer.accelerator=cpu", "curriculum.stages.short.tables=64"])
-    typical = typical_size(config.curriculum, config.model, config.seed, 0)
+    typical = typical_size_of_stage(config.curriculum, config.model, config.seed, 0)
     sizes = Counter()
     padded = exact = 0
     for step in range(0, 400, 4):

@@ -16,7 +16,7 @@ from tabicl_train.training.precision import (
     ALLOCATOR,
     WORKSPACE,
     LossScale,
-    choose,
+    choose_precision,
     compute_capability,
     policy,
     set_up_gpu,
@@ -26,14 +26,17 @@ from tabicl_train.training.state import untrained_module
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
-    assert str(choose(TrainerConfig(accelerator="cpu"))) == "fp32 (the default on a CPU)"
-    assert str(choose(TrainerConfig(accelerator="cpu", precision="bf16"))) == "bf16 mixed, fp32 weights (as configured)"
-    assert choose(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
+    assert str(choose_precision(TrainerConfig(accelerator="cpu"))) == "fp32 (the default on a CPU)"
+    assert (
+        str(choose_precision(TrainerConfig(accelerator="cpu", precision="bf16")))
+        == "bf16 mixed, fp32 weights (as configured)"
+    )
+    assert choose_precision(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for supported, expected in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr("tabicl_train.training.precision.compute_capability", lambda s=supported: 8 if s else 7)
-        assert choose(TrainerConfig(accelerator="cuda")).name == expected
-    assert choose(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
+        assert choose_precision(TrainerConfig(accelerator="cuda")).name == expected
+    assert choose_precision(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
 
 
 def started(*arguments):

@@ -68,7 +68,7 @@ def check_faults(folder: str) -> None:
     process.set_up_process(config.trainer)
     launch = read_launch()
     ranks, found = Ranks(launch), {}
-    process.connect(config.trainer, launch, ranks)
+    process.open_process_groups(config.trainer, launch, ranks)
     prior = configured_prior(config.prior)
     own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
     for fault, patch in FAULTS.items():
