@@ -48,7 +48,7 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
         yield (plan.step, index), draw_table(prior, group.spec, config.seed, plan.step, index)
 
 
-def describe(config: RunConfig, args: Any) -> None:
+def print_description(config: RunConfig, args: Any) -> None:
     """Print a description of the real tables, if any, and distributions over the run's first tables."""
     from priors.inspection import describe_tables
 
@@ -218,7 +218,7 @@ def load_plugins() -> Callable[[], object]:
     return functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
+ACTIONS = {"describe": print_description, "gallery": gallery, "show": show, "dump": dump}
 
 
 def act(action: str, arguments: list[str], config_dir: str | None) -> None:

@@ -82,7 +82,7 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
             place.add("preflight", step=item.step, **row)
             if place.seconds_left() < 0:  # so few steps must do
                 break
-    problems = differences(*measures, precision.name)
+    problems = problems_beside_fp32(*measures, precision.name)
     expect(not problems, "; ".join(problems))
 
 
@@ -113,7 +113,7 @@ def measured(module: TrainedNetwork) -> Measured:
     return Measured(module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0))
 
 
-def differences(exact_steps: list[Measured], low_steps: list[Measured], name: str) -> list[str]:
+def problems_beside_fp32(exact_steps: list[Measured], low_steps: list[Measured], name: str) -> list[str]:
     """List the problems of a precision compared with fp32."""
     for step, (loss, norm, _) in enumerate(low_steps):
         # In fp16 infinite norms are normal until the loss scale is found.

@@ -119,7 +119,7 @@ def shapes_of(groups: Iterable[Group]) -> list[Shape]:
     return shapes
 
 
-def drawing(place: Place) -> None:
+def draw_stages(place: Place) -> None:
     """Draw tables of the three stages on one core, after others for which the loops of the priors are compiled."""
     config = config_of(place)
     prior = configured_prior(config.prior)
@@ -154,7 +154,7 @@ def step_of_variant(place: Place, variant: str) -> None:
         started = time.perf_counter()
         laps = time_steps(place, module, optimizer, shares)
         if exact is not None:
-            compare(place, variant, exact, laps)
+            compare_variant(place, variant, exact, laps)
             exact = None
         if not laps.times:
             unfinished.append(stage)
@@ -227,7 +227,7 @@ def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.
     return module.loss.clone(), module.gradients.flat.clone()
 
 
-def compare(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor], laps: Laps) -> None:
+def compare_variant(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor], laps: Laps) -> None:
     """Compare the first step of a variant with eager fp32."""
     loss, gradient = distance(laps.loss, exact[0]), distance(laps.gradient, exact[1])
     place.add("figures", figure=f"first step {variant}: error of the loss beside eager fp32", value=loss)
