@@ -21,7 +21,7 @@ from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader
 from tabicl_train.training.module import Gradients, TrainedNetwork
-from tabicl_train.training.process import device_of, set_up_process
+from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.state import build_module
 
 # What a run may need of plug-ins.

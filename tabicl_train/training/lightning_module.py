@@ -23,7 +23,7 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader, build_stream, check_predictions_and_losses, rank_problems
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import losses_of
-from tabicl_train.training.process import device_of, set_up_process
+from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.resume import refuse_changes
 from tabicl_train.training.state import load_initial_weights, module_arguments, set_up_module
 

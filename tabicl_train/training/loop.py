@@ -26,7 +26,7 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import mixing_problem
 from tabicl_train.training.planning import memory_problems
-from tabicl_train.training.process import Process
+from tabicl_train.training.rank_process import RankProcess
 from tabicl_train.training.run_folder import RunFolder
 from tabicl_train.training.state import TrainState, build_module
 
@@ -60,7 +60,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     """
     if problems := start_problems(config):
         raise ConfigError(problems)
-    with Process.open(config.trainer) as process:
+    with RankProcess.open(config.trainer) as process:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.

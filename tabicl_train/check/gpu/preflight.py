@@ -29,7 +29,7 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.precision import choose_precision, set_up_gpu
-from tabicl_train.training.process import set_up_process
+from tabicl_train.training.rank_process import set_up_process
 from tabicl_train.training.resume import refuse_changes
 from tabicl_train.training.state import build_module
 

@@ -21,7 +21,7 @@ from tabicl_train.training.precision import (
     policy,
     set_up_gpu,
 )
-from tabicl_train.training.process import Process
+from tabicl_train.training.rank_process import RankProcess
 from tabicl_train.training.state import untrained_module
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
 
 def test_predictions_after_a_run_have_the_settings_from_before(gpu, monkeypatch):
     monkeypatch.setenv(*WORKSPACE)
-    with Process.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
+    with RankProcess.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.get_float32_matmul_precision() == "high"
     assert not torch.are_deterministic_algorithms_enabled()

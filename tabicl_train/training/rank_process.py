@@ -20,7 +20,7 @@ from tabicl_train.training.distributed.processes import Launch, read_launch
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.precision import gpu_settings_kept, set_up_gpu, uses_cuda
 
-__all__ = ["Process"]
+__all__ = ["RankProcess"]
 
 # torch.cuda.is_available() then asks the driver's library NVML, and starts no CUDA, which workers would inherit.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -28,7 +28,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 T = TypeVar("T")
 
 
-class Process:
+class RankProcess:
     """One rank of a run.
 
     Attributes
@@ -53,7 +53,7 @@ class Process:
 
     @classmethod
     @contextmanager
-    def open(cls, settings: TrainerConfig) -> Iterator[Process]:
+    def open(cls, settings: TrainerConfig) -> Iterator[RankProcess]:
         """Watch stop signals and set up torch; there are no threads, process groups or CUDA contexts yet."""
         with watch_signals() as stop, ExitStack() as resources:
             if settings.max_hours is not None:
