@@ -119,7 +119,7 @@ def best_in_words(origin: dict) -> str:
 
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
-    """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
+    """Write weights to a file or folder in a format that `check_format` has returned; see `export`."""
     chosen = register.export_format[format]
     network = build_network(pretrained)
     problem = forward_differs(network)
