@@ -203,14 +203,14 @@ def holds(path: Path, attributes: Mapping[str, str], first_table: int, requests:
 
         with h5py.File(path, "r", locking=False) as file:
             stored = needed(file, "specs", str(path))[()]
-    asked = of_specs(requests)
+    asked = spec_checksums(requests)
     common = min(len(stored), len(asked))
     if contents.first_table != first_table or (stored[:common] != asked[:common]).any():
         raise PriorError(f"{path} belongs to another curriculum: other tables were asked for")
     return len(stored) >= len(asked)
 
 
-def of_specs(requests: Sequence[Request]) -> np.ndarray:
+def spec_checksums(requests: Sequence[Request]) -> np.ndarray:
     """Return the CRC-32 of each spec."""
     return np.array([zlib.crc32(json.dumps(asdict(spec)).encode()) for _, spec in requests], np.uint32)
 
@@ -302,7 +302,7 @@ def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> N
         "num_features": [X.shape[1] for X, _, _, _ in tables],
         **{name: labeled for name in SPLITS},
         "missing": np.array([missing for _, _, _, missing in tables], np.float32),
-        "specs": of_specs(requests),
+        "specs": spec_checksums(requests),
     }
     new["crc32"] = [
         table_checksum(X, y, n, missing) for (X, y, n, _), missing in zip(tables, new["missing"], strict=True)

@@ -209,7 +209,7 @@ class HDF5(Prior):
         first = self.files[0]
         if not self.is_folder or first.crc32 is None:
             return first.fingerprint
-        return hashlib.sha256(f"{of_dump(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{common_attributes(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
 
     def pass_of(self, first: int) -> tuple[int, int, int]:
         """Return the tables that a stage passes.
@@ -412,7 +412,7 @@ def read_folder(folder: Path) -> list[Contents]:
         raise PriorError(f"folder {folder} has no files steps-*.h5 of tabicl-prior dump{old}")
     files = sorted((read_contents(str(path)) for path in paths), key=lambda contents: contents.first_table)
     for contents, previous in zip(files, [files[0], *files], strict=False):
-        check_dump(contents, of_dump(previous))
+        check_dump(contents, common_attributes(previous))
         if contents is not previous and contents.first_table < previous.first_table + len(previous.sizes):
             raise PriorError(f"{contents.path} and {previous.path} hold the same tables of a run; delete one of them")
     return files
@@ -426,14 +426,14 @@ def check_dump(contents: Contents, expected: Mapping[str, str]) -> None:
             f"{contents.path} holds tables of stream version {found.get('stream_version')}, but the priors are at "
             f"stream version {STREAM_VERSION} and draw others: dump the tables again into another folder"
         )
-    for key in {**expected, **of_dump(contents)}:
+    for key in {**expected, **common_attributes(contents)}:
         if found.get(key) != expected.get(key):
             raise PriorError(
                 f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {expected.get(key)}"
             )
 
 
-def of_dump(contents: Contents) -> dict[str, str]:
+def common_attributes(contents: Contents) -> dict[str, str]:
     """Return the attributes that all files of a folder have."""
     return {key: value for key, value in sorted((contents.attributes or {}).items()) if key != FIRST_TABLE}
 
@@ -556,7 +556,7 @@ def contents_of(file: Any, path: str) -> Contents:
     """Check an open file; see `read_contents`."""
     X = needed(file, "X", path)
     y = needed(file, "y", path)
-    attributes = own_attributes(file, path)
+    attributes = dump_attributes(file, path)
     is_flat = X.ndim == 1 and attributes is not None
     T = math.prod(needed(file, "num_datapoints", path).shape) if is_flat else len(X)
     if not is_flat and (X.ndim != 3 or y.shape != X.shape[:2] or T == 0):
@@ -630,7 +630,7 @@ def contents_of(file: Any, path: str) -> Contents:
     )
 
 
-def own_attributes(file: Any, path: str) -> dict[str, str] | None:
+def dump_attributes(file: Any, path: str) -> dict[str, str] | None:
     """Return the attributes that `dump` has written; None for a file of another program. Raises PriorError."""
     found = file.attrs.get("format")
     if found is None:

@@ -101,11 +101,11 @@ class OneTable(Prior, DividedTables):
 
     def rows(self, numeric: bool) -> OwnRows:
         """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
-        from priors.real.draws import own_rows, read_columns
+        from priors.real.draws import divide_rows, read_columns
 
         if numeric not in self.rows_in_memory:
             columns = read_columns(Path(self.file).parent, self.task.entry)
-            self.rows_in_memory[numeric] = own_rows(
+            self.rows_in_memory[numeric] = divide_rows(
                 self.task, columns, numeric, self.validation_fraction, self.test_fraction
             )
         return self.rows_in_memory[numeric]

@@ -98,7 +98,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     """Draw a table of spec.num_rows rows of a task; raises Rejected."""
     target = draw_target(task, spec, rng)
     values = columns[target]
-    rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
+    rows = rng.choice(rows_with_value(values), spec.num_rows, replace=False)
     train_size = spec.train_size
     if spec.max_classes == 0:
         y = standardize_target(torch.from_numpy(values[rows]))
@@ -123,7 +123,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     return Table(X, y, train_size, num_classes, plan=plan, missing=missing)
 
 
-def known_rows(values: Column) -> np.ndarray:
+def rows_with_value(values: Column) -> np.ndarray:
     """Return the numbers of the rows in which a column has a value."""
     if isinstance(values, pd.Categorical):
         return np.flatnonzero(values.codes >= 0)
@@ -353,12 +353,12 @@ class OwnRows:
     sides: dict[str, np.ndarray]
 
 
-def own_rows(
+def divide_rows(
     task: RealTask, columns: dict[str, Column], numeric: bool, validation_fraction: float, test_fraction: float
 ) -> OwnRows:
     """Divide the rows of a table; numeric: whether the target is a number. Raises what split_by_content raises."""
     values = columns[task.target]
-    numbers = known_rows(values)
+    numbers = rows_with_value(values)
     values = values[numbers]
     if numeric:
         names = np.array([])

@@ -466,7 +466,7 @@ def table_in_words(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     title = NAMES.get(comparison.metric, comparison.metric)
     header = [title, "mean", f"lead of {reference}", "win rate", "p", "p (Holm)", "smallest shown"]
     lines = [[reference, f"{comparison.pairs[0].mean_a:.4f}", *[""] * 5]]
-    lines += [[found.b, f"{found.mean_b:.4f}", *cells(found)] for found in comparison.pairs]
+    lines += [[found.b, f"{found.mean_b:.4f}", *cells_of_pair(found)] for found in comparison.pairs]
     return header, lines
 
 
@@ -504,7 +504,7 @@ def lines_of_weights(paired: Paired) -> list[str]:
     return lines
 
 
-def cells(found: Pair) -> list[str]:
+def cells_of_pair(found: Pair) -> list[str]:
     """Return the cells of a pair: lead, win rate, p values, smallest difference."""
     smallest = "-" if math.isnan(found.smallest_shown) else f"{found.smallest_shown:.4f}"
     wins = f"{found.wins.mean:.2f}"
@@ -561,7 +561,7 @@ def as_latex(comparisons: Sequence[Comparison]) -> str:
             f"{reference} & {each.pairs[0].mean_a:.4f} & & & & \\\\",
         ]
         for found in each.pairs:
-            lead, wins, _, p, smallest = (text.replace("<", "$<$") for text in cells(found))
+            lead, wins, _, p, smallest = (text.replace("<", "$<$") for text in cells_of_pair(found))
             lead = lead.replace("-", "$-$").replace("+", "$+$")
             lines.append(f"{latex(found.b)} & {found.mean_b:.4f} & {lead} & {wins} & {p} & {smallest} \\\\")
         lines += ["\\bottomrule", "\\end{tabular}", f"% {each.pairs[0].where}; 95 % confidence intervals", ""]

@@ -106,7 +106,7 @@ def score_checkpoint(
     try:
         scores: list[dict] = []
         if output:
-            scores = begin(output, options, identity(options, pretrained, tasks, baselines))
+            scores = begin_output(output, options, identity(options, pretrained, tasks, baselines))
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
@@ -114,7 +114,7 @@ def score_checkpoint(
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
-                    task_rows += beside(task_rows, stored)
+                    task_rows += stored_rows(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
                     row["n_estimators"] = members_of_method(row["method"], options)
@@ -143,7 +143,7 @@ def members_of_method(method: str, options: EvaluateOptions) -> float:
     return options.n_estimators if method in (THIS_MODEL, TABICL_PACKAGE) else float("nan")
 
 
-def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
+def begin_output(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
     """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
     before = Records(output.parent).json(unfinished(output).name)
     if output.exists() and before == settings:
@@ -282,7 +282,7 @@ def name_of_checkpoint(checkpoint: str) -> str:
     return path.stem
 
 
-def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
+def stored_rows(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
     """Return the stored rows for the splits of a task, with its sizes."""
     sizes = pd.DataFrame(task_rows).filter(["data", "split", "rows", "labeled_rows", "features", "classes"])
     return sizes.drop_duplicates().merge(stored, on=["data", "split"]).to_dict("records")

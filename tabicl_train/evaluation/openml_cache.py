@@ -112,7 +112,7 @@ class OpenMLSource(Source):
         """Read it; None stands for the number of rows of the protocol. Raises ConfigError."""
         protocol = self.protocol
         frame, target = self.read()
-        y = labels(frame.pop(target), self.numbers)
+        y = target_values(frame.pop(target), self.numbers)
         limit = rows
         if rows is None and protocol is not None:
             limit = protocol.rows
@@ -341,7 +341,7 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
     return folds
 
 
-def labels(target: pd.Series, numbers: bool) -> np.ndarray:
+def target_values(target: pd.Series, numbers: bool) -> np.ndarray:
     """Return the target as numbers, float64 (rows,), or as classes in sorted order, int64 (rows,)."""
     if target.isna().any():
         raise ConfigError([f"{target.name} has missing values"])

@@ -106,8 +106,8 @@ def run(options: LinearOptions) -> None:
     folder.figure("boundary", boundary(scores))
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        panels[variation] = sequences.where(rows, input_sigma=1, sigma=1), "deviant", "error"
-    folder.figure("deviant", sequences.lines(panels, xscale="log", yscale="log", ylabel="squared error"))
+        panels[variation] = sequences.rows_where(rows, input_sigma=1, sigma=1), "deviant", "error"
+    folder.figure("deviant", sequences.lines_of_rules(panels, xscale="log", yscale="log", ylabel="squared error"))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 
 
@@ -128,10 +128,10 @@ def boundary(scores: pd.DataFrame) -> Figure:
     """The largest output by the scale of the functions, and of the points, with the largest value and the bounds."""
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        single_points = sequences.where(rows, deviant=1)
-        panels[f"{variation}, functions"] = sequences.where(single_points, input_sigma=1), "sigma", "largest"
-        panels[f"{variation}, points"] = sequences.where(single_points, sigma=1), "input_sigma", "largest"
-    figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
+        single_points = sequences.rows_where(rows, deviant=1)
+        panels[f"{variation}, functions"] = sequences.rows_where(single_points, input_sigma=1), "sigma", "largest"
+        panels[f"{variation}, points"] = sequences.rows_where(single_points, sigma=1), "input_sigma", "largest"
+    figure = sequences.lines_of_rules(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
     for axes, (rows, x, _) in zip(figure.axes, panels.values(), strict=True):
         axes.plot(rows.groupby(x)["largest_value"].mean(), color="0.5", label="largest value")
         for color, (_, rows_of_rule) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
@@ -149,7 +149,7 @@ def findings(scores: pd.DataFrame) -> str:
 
 Mean squared error over all points after the second, by sigma of the functions (points from N(0, 1)):
 
-{by_sigma(sequences.where(scores, input_sigma=1, deviant=1))}
+{by_sigma(sequences.rows_where(scores, input_sigma=1, deviant=1))}
 
 {verdict(scores)}
 
@@ -194,7 +194,7 @@ def verdict(scores: pd.DataFrame) -> str:
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     result = []
-    for variation, rows in sequences.where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
+    for variation, rows in sequences.rows_where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
         shifted = rows[rows["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
         # SSA's error minus the claimed share of softmax's, by sigma
         means = {sigma: sequences.contrast(some_rows, "error", CLAIM) for sigma, some_rows in shifted.groupby("sigma")}

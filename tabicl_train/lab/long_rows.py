@@ -26,8 +26,8 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
-    only,
     score_all,
+    setting_of_labels,
     trained_runs,
 )
 from tabicl_train.lab.instruments import predict_with_entropy
@@ -90,7 +90,7 @@ def run(options: LongRowsOptions) -> None:
         raise ConfigError(["curricula or rules is empty; name at least one of each"])
     folder = Folder("long_rows", options)
     curricula = "curriculum=" + ",".join(options.curricula)
-    rules = only("rule", options.rules)
+    rules = setting_of_labels("rule", options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
     trained = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
     # A single curriculum is a setting of the sweep, and not a parameter that its runs name.

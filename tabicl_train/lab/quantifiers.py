@@ -99,10 +99,10 @@ def run(options: QuantifiersOptions) -> None:
     folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        as_in_training = sequences.where(rows, sigma=1, length=sequences.TRAINED)
+        as_in_training = sequences.rows_where(rows, sigma=1, length=sequences.TRAINED)
         for kind, title in KINDS.items():
             panels[f"{variation}{title}"] = as_in_training, "deviant", kind
-    folder.figure("deviant", sequences.lines(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
+    folder.figure("deviant", sequences.lines_of_rules(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
@@ -155,15 +155,15 @@ def verdict(scores: pd.DataFrame) -> str:
     lines = [f"The claim: SSA has a lower error than softmax ({' and '.join(CLAIMS)}). By the difference:", ""]
     for variation, rows in scores.groupby("variation", sort=False):
         for (kind, title), place in itertools.product(KINDS.items(), CLAIMS):
-            rows_there = sequences.where(rows, **PLACES[place])
+            rows_there = sequences.rows_where(rows, **PLACES[place])
             gap = sequences.contrast(rows_there, kind)
-            not_learned = sequences.undecided(sequences.where(rows, **NORMAL), kind, LEARNED)
+            not_learned = sequences.undecided(sequences.rows_where(rows, **NORMAL), kind, LEARNED)
             if not_learned:
                 result = not_learned
             elif gap.excludes_zero:
                 result = f"{'reproduced' if gap.high < 0 else 'contradicted'} by {gap:+.3f}"
             else:
-                softmax = sequences.where(rows_there, rule="softmax")[kind].mean()
+                softmax = sequences.rows_where(rows_there, rule="softmax")[kind].mean()
                 result = f"not decided at this size by {gap:+.3f}, where softmax has an error of {softmax:.3f}"
             lines.append(f"- {variation}{title}, {place}: {result}.")
     return "\n".join(lines)

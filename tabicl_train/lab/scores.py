@@ -26,8 +26,8 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
-    only,
     plot_estimates,
+    setting_of_labels,
 )
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.family import Network
@@ -94,7 +94,7 @@ def run(options: ScoresOptions) -> None:
         raise ConfigError(["variations or rules is empty; name at least one of each"])
     folder = Folder("scores", options)
     steps = f"curriculum.stages.sequences.steps={options.steps}"
-    rules = only("rule", options.rules)
+    rules = setting_of_labels("rule", options.rules)
     variations = {name: [steps, rules, *VARIATIONS[name]] for name in options.variations}
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
@@ -134,9 +134,9 @@ def query_and_key_weights(network: Network) -> float:
     return torch.cat(weights).square().mean().sqrt().item() if weights else math.nan
 
 
-def at(scores: pd.DataFrame, test: str) -> pd.DataFrame:
+def rows_of_test(scores: pd.DataFrame, test: str) -> pd.DataFrame:
     """Return the rows of one of the TESTS."""
-    return sequences.where(scores, **dict(zip(KEYS, TESTS[test], strict=True)))
+    return sequences.rows_where(scores, **dict(zip(KEYS, TESTS[test], strict=True)))
 
 
 def draw_errors(scores: pd.DataFrame) -> Figure:
@@ -145,11 +145,11 @@ def draw_errors(scores: pd.DataFrame) -> Figure:
     variations = list(scores["variation"].unique())
     figure = Figure(figsize=(1 + 5 * len(variations), 4.4), layout="constrained")
     for axes, variation in zip(figure.subplots(1, len(variations), squeeze=False)[0], variations, strict=True):
-        of_variation = sequences.where(scores, variation=variation)
+        of_variation = sequences.rows_where(scores, variation=variation)
         for rule, rows in of_variation.groupby("rule", sort=False):
             means = {}
             for place, test in enumerate(TESTS):
-                means[place] = mean_interval(by_seed_and_table(at(rows, test), "error", "block"), 0.0)
+                means[place] = mean_interval(by_seed_and_table(rows_of_test(rows, test), "error", "block"), 0.0)
             plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
         axes.set_xticks(range(len(TESTS)), TESTS, rotation=35, ha="right")
         axes.set(title=variation, yscale="log", ylabel="squared error")
@@ -165,7 +165,7 @@ def findings(scores: pd.DataFrame) -> str:
         for rule, of_rule in own.groupby("rule", sort=False):
             cells = []
             for test in TESTS:
-                cells.append(interval_cell(by_seed_and_table(at(of_rule, test), "error", "block")))
+                cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, test), "error", "block")))
             rows.append([rule, *cells])
         title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
@@ -217,10 +217,10 @@ def verdict(scores: pd.DataFrame) -> str | None:
     if scores["rule"].nunique() < 2 or scores["seed"].nunique() < FEWEST_SEEDS:
         return None
     claim = f"The claim, that SSA has at most half of softmax's error with {FAR}, is"
-    not_learned = sequences.undecided(at(scores, "all 1"), "error", linear.LEARNED)
+    not_learned = sequences.undecided(rows_of_test(scores, "all 1"), "error", linear.LEARNED)
     if not_learned is not None:
         return f"{claim} {not_learned}."
-    excess = sequences.contrast(at(scores, FAR), "error", linear.CLAIM)
+    excess = sequences.contrast(rows_of_test(scores, FAR), "error", linear.CLAIM)
     if excess.high < 0:
         answer = "reproduced"
     elif excess.low > 0:
@@ -234,11 +234,11 @@ def facts_of_far(scores: pd.DataFrame) -> str:
     """Return what outputs are and could be where coefficients are far, and the weights of queries and keys."""
     rows = []
     for rule, of_rule in scores.groupby("rule", sort=False):
-        far = at(of_rule, FAR)
+        far = rows_of_test(of_rule, FAR)
         cells = []
         for column in ("largest_value", "largest", "bound", "least", "within"):
             cells.append(interval_cell(by_seed_and_table(far, column, "block")))
-        cells.append(interval_cell(by_seed_and_table(at(of_rule, STEEP), "within", "block")))
+        cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, STEEP), "within", "block")))
         cells.append(interval_cell(weights_by_seed(far)))
         rows.append([rule, *cells])
     within = f"error within {WITHIN:g}"
@@ -267,7 +267,7 @@ def contrasts(scores: pd.DataFrame) -> str:
     for rule in rules[1:]:
         cells = []
         for test in TESTS:
-            own = at(scores, test)
+            own = rows_of_test(scores, test)
             values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
             cells.append(interval_cell(values[rule] - values[rules[0]], is_difference=True))
         rows.append([f"{rule} minus {rules[0]}", *cells])
@@ -282,11 +282,11 @@ def changes_by_variation(scores: pd.DataFrame) -> str:
         for variation in others:
             cells = []
             for test in TESTS:
-                own = at(of_rule, test)
-                before = by_seed_and_table(sequences.where(own, variation=first), "error", "block")
-                after = by_seed_and_table(sequences.where(own, variation=variation), "error", "block")
+                own = rows_of_test(of_rule, test)
+                before = by_seed_and_table(sequences.rows_where(own, variation=first), "error", "block")
+                after = by_seed_and_table(sequences.rows_where(own, variation=variation), "error", "block")
                 cells.append(interval_cell(after - before, is_difference=True))
-            weights = [weights_by_seed(sequences.where(of_rule, variation=name)) for name in (first, variation)]
+            weights = [weights_by_seed(sequences.rows_where(of_rule, variation=name)) for name in (first, variation)]
             cells.append(interval_cell(weights[1] - weights[0], is_difference=True))
             rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

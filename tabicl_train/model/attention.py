@@ -341,9 +341,9 @@ class Attention(nn.Module):
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q, kv, spans, dropout)
         elif isinstance(spans, KernelRows):
-            from tabicl_train.model.triton_attention import rows  # needs Triton
+            from tabicl_train.model.triton_attention import attend_within_rows  # needs Triton
 
-            out = rows(q, kv, *spans)
+            out = attend_within_rows(q, kv, *spans)
         else:
             assert kv is not None
             q = self.scale(q, log_n, table, spans)

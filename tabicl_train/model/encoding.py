@@ -85,10 +85,10 @@ def encode_labeled(network: Any, context: Pack, num_classes: int, tokens: int) -
     learner = network.icl_predictor
     counts = [n for n, _, _ in context.shapes]
     if num_classes <= network.config.max_classes:
-        return Encoded(num_classes, columns, [leaf(learner, represented, context.y, counts)])
+        return Encoded(num_classes, columns, [leaf_node(learner, represented, context.y, counts)])
     nodes = []
     for rows, labels in zip(represented.split(counts), context.y.split(counts), strict=True):
-        nodes.append(tree(learner, rows, labels, num_classes))
+        nodes.append(class_tree(learner, rows, labels, num_classes))
     return Encoded(num_classes, columns, nodes)
 
 
@@ -264,7 +264,7 @@ def split_classes(num_classes: int, most: int) -> list[int]:
     return [size + 1] * larger + [size] * (groups - larger)
 
 
-def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> ClassNode:
+def leaf_node(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> ClassNode:
     """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
     shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
     sizes = torch.tensor(shapes, device=rows.device)
@@ -279,20 +279,20 @@ def answer_at_node(learner: InContextLearner, node: ClassNode, queries: Tensor, 
     return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
 
 
-def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> ClassNode:
+def class_tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> ClassNode:
     """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
     if num_classes == 1:
         return ClassNode([len(rows)], keys=[], children=[], sizes=[])
     if num_classes <= learner.config.max_classes:
-        return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
+        return leaf_node(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
     sizes = split_classes(num_classes, learner.config.max_classes)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]
     group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
     children = []
     for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         is_inside = group == number
-        children.append(tree(learner, rows[is_inside], y[is_inside] - start, size))
-    return leaf(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
+        children.append(class_tree(learner, rows[is_inside], y[is_inside] - start, size))
+    return leaf_node(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
 
 
 def class_probabilities(learner: InContextLearner, node: ClassNode, queries: Tensor, temperature: float) -> Tensor:

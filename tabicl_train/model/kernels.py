@@ -182,7 +182,7 @@ def randn(*shape: int, device: torch.device, dtype: torch.dtype, seed: int = 0) 
 
 def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of attention within rows, of all tokens and of CLS tokens alone."""
-    from tabicl_train.model.triton_attention import rows
+    from tabicl_train.model.triton_attention import attend_within_rows
 
     cls = module.config.row_num_cls
     interleaved = module.config.row_rope_interleaved
@@ -195,9 +195,9 @@ def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device
     qkv = randn(sum(widths), 3, heads, dim, device=device, dtype=dtype)
 
     def own(qkv: Tensor) -> Tensor:
-        every = rows(qkv, None, cos, sin, *programs, 0, interleaved)
+        every = attend_within_rows(qkv, None, cos, sin, *programs, 0, interleaved)
         return torch.cat(
-            [every, rows(qkv[collecting, 0], qkv[:, 1:], cos, sin, *programs, cls, interleaved)]
+            [every, attend_within_rows(qkv[collecting, 0], qkv[:, 1:], cos, sin, *programs, cls, interleaved)]
         )  # fmt: skip
 
     def exact(qkv: Tensor) -> Tensor:

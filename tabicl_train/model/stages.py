@@ -53,14 +53,14 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not torch.is_autocast_enabled(device):
         with without_tf32(x.is_cuda):
             return F.linear(x, weight, bias)
-    x = F.pad(x, (0, padded(x.shape[1]) - x.shape[1]))
+    x = F.pad(x, (0, multiple_of_8(x.shape[1]) - x.shape[1]))
     weight = F.pad(weight, (0, x.shape[1] - weight.shape[1]))
     with torch.autocast(device, enabled=False), without_tf32(x.is_cuda):
         out = F.linear(x, weight, bias)
     return out.to(torch.get_autocast_dtype(device))
 
 
-def padded(width: int) -> int:
+def multiple_of_8(width: int) -> int:
     """Return the next multiple of 8, without which CUDA takes kernels for unaligned memory."""
     return -(-width // 8) * 8
 
@@ -172,7 +172,7 @@ class ColumnEmbedding(nn.Module):
         num_features = features.shape[1]
         num_inputs = num_features + c.label_width + 1
         has_padding = torch.is_autocast_enabled(X.device.type)
-        cells = X.new_zeros(len(features), padded(num_inputs) if has_padding else num_inputs)
+        cells = X.new_zeros(len(features), multiple_of_8(num_inputs) if has_padding else num_inputs)
         cells[:, :num_features] = features
         if labels is not None:
             cells[: columns.labeled, num_features : num_inputs - 1] = label_values(labels, c.label_width)

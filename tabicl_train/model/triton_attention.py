@@ -427,7 +427,7 @@ def _launch_rows(
 
 
 @torch.library.custom_op("tabicl_train::rows", mutates_args=())
-def rows(
+def attend_within_rows(
     q: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, programs: Tensor, launches: Tensor, cls: int,
     interleaved: bool,
 ) -> Tensor:  # fmt: skip
@@ -474,7 +474,7 @@ def rows_gradients(
     return dq, dkv
 
 
-@rows.register_fake
+@attend_within_rows.register_fake
 def _(q: Tensor, kv: Tensor | None, *_: Any) -> Tensor:
     return q.new_empty(q.shape[0], *q.shape[-2:])
 
@@ -496,7 +496,7 @@ def _differentiate_rows(ctx: Any, grad: Tensor) -> tuple:
     return dq, None if kv is None else dkv, None, None, None, None, None, None
 
 
-rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
+attend_within_rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
 
 
 @torch.library.custom_op("tabicl_train::tokens_read_points", mutates_args=())

@@ -171,7 +171,7 @@ def backward_kernel(
     tl.store(db2 + program * GATES + o, db2_sum, mask=o < GATES)
 
 
-def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: bool) -> dict[str, int]:
+def kernel_options(num_heads: int, head_dim: int, bases: int, gates: int, backward: bool) -> dict[str, int]:
     """Return constants of a kernel and its number of warps, with as many queries at once as fit into registers."""
     heads = triton.next_power_of_2(num_heads)
     padded = max(16, triton.next_power_of_2(head_dim))  # the smallest size of tensor cores
@@ -216,7 +216,7 @@ def scaling_backward(
 def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[str, int], int, int]:
     """Return constants, the number of programs, and the tokens of each, whole blocks."""
     tokens, heads, dim = q.shape
-    constants = options(heads, dim, base.shape[-1], w2.shape[0], backward)
+    constants = kernel_options(heads, dim, base.shape[-1], w2.shape[0], backward)
     block = constants["TOKENS"]
     chunk = block * max(1, -(-tokens // (block * PROGRAMS)))
     return constants, -(-tokens // chunk), chunk

@@ -61,7 +61,7 @@ from tabicl_train.report.figures import (
     draw_throughput,
     draw_training,
     draw_validation,
-    inside,
+    rows_in_trained_range,
 )
 from tabicl_train.report.saved_run import TEXTS, SavedRun, holds_run
 from tabicl_train.run.curves import OUTSIDE
@@ -401,7 +401,7 @@ def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
-    rows = inside(rows)
+    rows = rows_in_trained_range(rows)
     kinds = rows["data"].map(validation_kind)
     means = {}
     for kind in (OWN, SYNTHETIC):
@@ -418,7 +418,7 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[tuple[str, int | 
     """Return the sets of tables outside the trained range, which no mean includes, and the rows of drawn ones."""
     sets = []
     for rows in validations.values():
-        outside = rows.drop(inside(rows).index)
+        outside = rows.drop(rows_in_trained_range(rows).index)
         for data, number in zip(outside["data"], outside["rows"], strict=True):
             sets.append((data, None if validation_kind(data) in (REAL, PROBES) else number))
     return list(dict.fromkeys(sets))
@@ -494,7 +494,7 @@ def comparison_section(arms: list[Arm], metric: str, outside: bool) -> dict[str,
 
 def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the results on tasks inside the trained range, or on all if there are none, and the tasks outside."""
-    outside = list(dict.fromkeys(results.drop(inside(results).index)["data"]))
+    outside = list(dict.fromkeys(results.drop(rows_in_trained_range(results).index)["data"]))
     counting = results[~results["data"].isin(outside)]
     return (results if counting.empty else counting), outside
 

@@ -96,7 +96,7 @@ def content_problem(content: dict) -> str | None:
             return f"its {name} is of type {type(content[name]).__name__}"
     if not isinstance((content.get("callbacks") or {}).get("Averages", {}), dict):
         return "the state of its callback Averages is not a dictionary"
-    return state_dict_problem(content.get("state_dict")) or state_dict_problem(averaged(content))
+    return state_dict_problem(content.get("state_dict")) or state_dict_problem(averaged_weights(content))
 
 
 def state_dict_problem(weights: Any) -> str | None:
@@ -190,7 +190,7 @@ def checksums(weights: dict[str, Tensor]) -> dict[str, int]:
     return sums
 
 
-def averaged(content: dict) -> dict[str, Tensor]:
+def averaged_weights(content: dict) -> dict[str, Tensor]:
     """Return the average of the weights in a run's checkpoint; empty if it keeps none."""
     return (content.get("callbacks") or {}).get("Averages", {}).get("ema", {})
 

@@ -64,7 +64,7 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         step,
         "-" if loss is None else f"{loss:.3f}",
         score_in_words(run) or "-",
-        age(time.time() - changed) if changed else "-",
+        age_in_words(time.time() - changed) if changed else "-",
     ]
 
 
@@ -86,7 +86,7 @@ def last_change(status: dict | None) -> float:
         return 0.0
 
 
-def age(seconds: float) -> str:
+def age_in_words(seconds: float) -> str:
     """Format a time in the largest unit of which it has at least one."""
     for name, unit in SECONDS.items():
         if seconds >= unit:
@@ -118,7 +118,7 @@ def score_in_words(run_dir: Path) -> str | None:
     return None
 
 
-def result(run_dir: Path) -> str:
+def result_in_words(run_dir: Path) -> str:
     """Format the loss and the score of a run; "" if it has none yet."""
     texts = []
     loss = training_loss(run_dir)
@@ -138,7 +138,7 @@ def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
         next_command = ["tabicl-report", f"run_dir={run_dir}"]
     next_command += plugins.arguments(hashes=False)
     return [
-        f"result    {result(run_dir)}",
+        f"result    {result_in_words(run_dir)}",
         f"files     {run_dir}, with the weights in {run_dir / 'checkpoints'}",
         f"next      {shlex.join(next_command)}",
     ]

@@ -13,7 +13,7 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import mean_arm
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.run.curves import counts, rows_by_step, training_loss, value
+from tabicl_train.run.curves import counts_in_means, number_in_column, rows_by_step, training_loss
 from tabicl_train.run.records import Records
 from tabicl_train.sweep.comparable import shared_in_words
 from tabicl_train.sweep.metric import SWEEP_METRICS
@@ -101,14 +101,14 @@ def last_validation(sweep: Sweep, run: SweepRun) -> pd.DataFrame:
         kind = validation_kind(row["data"])
         if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
             continue
-        if not counts(row, sweep.data_sets):
+        if not counts_in_means(row, sweep.data_sets):
             continue
         data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
         scores = {}
         for metric in SWEEP_METRICS:
             metric_kind, _, score = metric.partition("/")
             if metric_kind == kind:
-                scores[metric] = value(row, score)
+                scores[metric] = number_in_column(row, score)
         rows.append({"data": data, "split": 0, **scores})
     return pd.DataFrame(rows).set_index(["data", "split"])
 

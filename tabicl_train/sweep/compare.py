@@ -66,7 +66,7 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     for warning in all_warnings(compared.comparisons):
         print(one_line(f"warning   {warning}"))
     print(compared.text)
-    for line in write(output, compared, overwrite=options.overwrite or is_one_sweep):
+    for line in write_comparison(output, compared, overwrite=options.overwrite or is_one_sweep):
         info(line)
     return compared
 
@@ -151,7 +151,7 @@ def compare_all(
     return paired, comparisons
 
 
-def write(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
+def write_comparison(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
     make_folder("output", folder)
     write_tables(folder, compared.comparisons, overwrite)

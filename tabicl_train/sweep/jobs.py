@@ -132,7 +132,7 @@ def running_job(run_dir: Path, cluster: str) -> Job | None:
     return job
 
 
-def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
+def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
     """Submit a run; raises ConfigError if it cannot be submitted."""
     # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
     options = plan.sweep.submit

@@ -25,7 +25,7 @@ SWEEP_METRICS = (
 )
 
 
-def problem(metric: str, config: RunConfig) -> str | None:
+def metric_problem(metric: str, config: RunConfig) -> str | None:
     """Return why a run with this configuration does not write the metric, or None."""
     kind, _, score = metric.partition("/")
     settings = config.validation
@@ -56,7 +56,7 @@ def is_better_lower(metric: str) -> bool:
     return metric.endswith("loss")
 
 
-def last(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
+def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
     """Return the last value of a run's metric, which may be nan, or None before the first one."""
     # data_sets: the public data sets over which the runs are compared; None takes those inside the run's trained range
     if metric == "loss":

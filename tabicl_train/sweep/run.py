@@ -20,9 +20,8 @@ from tabicl_train.run.status import RunLock, read_status
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.comparable import shared_in_words, warning_of
-from tabicl_train.sweep.compare import compare_points
-from tabicl_train.sweep.compare import write as write_comparison
-from tabicl_train.sweep.metric import counted_data_sets, curve, last
+from tabicl_train.sweep.compare import compare_points, write_comparison
+from tabicl_train.sweep.metric import counted_data_sets, curve, last_value
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
 from tabicl_train.sweep.space import rounded_text, short_names
@@ -129,7 +128,7 @@ class Controller:
                 continue
             verb = "resume" if run.folder.exists() else "start"
             info(f"{verb:9} {run.folder.name}")
-            self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
+            self.begin(run, jobs.submit_run(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: ActiveRun, job: jobs.Job) -> None:
         """Count a run as running; it takes the first free slot, but one that was adopted may find none."""
@@ -183,7 +182,7 @@ class Controller:
         """
         status = read_status(run.folder) or {"status": "killed"}
         if status["status"] == "finished":
-            value = last(run.folder, self.metric, self.data_sets)
+            value = last_value(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
                 run.value = math.nan
                 run.reason = f"{self.metric} is {value}"

@@ -61,7 +61,7 @@ class Axis:
         return suggest(self.key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
-def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
+def choices_axis(key: str, values: dict[str, Any], element: str = "") -> Axis:
     """Return an axis of several values.
 
     values: by their texts
@@ -89,7 +89,7 @@ def range_axis(key: str, low: Any, high: Any, prefix: str = "", **options: Any) 
 def axis_of_space(key: str, entry: Any) -> Axis:
     """Return the axis of an entry of a sweep's space; raises ValueError if it is invalid."""
     if isinstance(entry, list) and entry:
-        return choices(key, {override_text(value): value for value in entry})
+        return choices_axis(key, {override_text(value): value for value in entry})
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
         try:
             return range_axis(key, **entry)
@@ -122,7 +122,7 @@ def axis_of_override(override: Override) -> Axis | None:
     values = {}
     for text in override.sweep_string_iterator():
         values[text] = parser.parse_override(f"x={text}").value()
-    return choices(key, values, element)
+    return choices_axis(key, values, element)
 
 
 def check_range(value: RangeSweep) -> None:

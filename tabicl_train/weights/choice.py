@@ -9,7 +9,7 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.run.checkpoint import (
     DamagedCheckpoint,
-    averaged,
+    averaged_weights,
     is_run_checkpoint,
     newest_valid,
     read_checkpoint,
@@ -70,7 +70,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
         kind = BEST if keeps_best(path) else TRAINED
     source = best_file(path) if kind == BEST else path
     file, content = load_checkpoint(str(source))
-    if kind == EMA and not averaged(content):
+    if kind == EMA and not averaged_weights(content):
         raise ConfigError([no_average(file)])
 
     step = content["global_step"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
-from tabicl_train.run.checkpoint import averaged
+from tabicl_train.run.checkpoint import averaged_weights
 from tabicl_train.run.records import Records, number
 from tabicl_train.run.score_names import judged_by
 from tabicl_train.weights.choice import BEST, TRAINED, no_average
@@ -44,7 +44,7 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    tensors = averaged(content)
+    tensors = averaged_weights(content)
     if not tensors:
         raise ConfigError([no_average(path)])
     return tensors

@@ -136,9 +136,9 @@ def check_case(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
         "attention",
         **row,
         **{
-            "one launch": yes(fits_one_launch(spans, HEADS, case.head_dim)) if place.is_cuda else "no (CPU)",
+            "one launch": yes_or_no(fits_one_launch(spans, HEADS, case.head_dim)) if place.is_cuda else "no (CPU)",
             "largest error": error,
-            "same bits again": yes(repeats),
+            "same bits again": yes_or_no(repeats),
             "ms, both passes": ms,
             "kernels": ", ".join(kernels) if place.is_cuda else "none (CPU)",
             "result": "right" if is_right and is_chosen else "WRONG",
@@ -148,7 +148,7 @@ def check_case(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     return wrong if is_chosen else [*wrong, f"{case.name} in {name}: runs {', '.join(kernels)}, which nobody chose"]
 
 
-def yes(value: bool) -> str:
+def yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
@@ -200,13 +200,13 @@ def own_attention(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
     """Compute attention by the kernels of this package, rows without rotation."""
     if spans.table is not None or spans.uses > 1:
         return attend_in_columns(q, kv, spans)
-    from tabicl_train.model.triton_attention import rows
+    from tabicl_train.model.triton_attention import attend_within_rows
 
     assert isinstance(spans.runs, Tensor)
     programs = row_programs(spans.runs[:, [0, 2]], q.device)
     cls = 0 if spans.most_queries == spans.most_keys else spans.most_queries
     cos = torch.ones(spans.most_keys, q.shape[-1], device=q.device)
-    return rows(q, kv, cos, torch.zeros_like(cos), *programs, cls, False)
+    return attend_within_rows(q, kv, cos, torch.zeros_like(cos), *programs, cls, False)
 
 
 def forward_and_backward(q: Tensor, kv: Tensor, spans: Spans, is_own: bool) -> tuple[Tensor, Tensor, Tensor]:

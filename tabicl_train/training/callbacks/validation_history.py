@@ -11,7 +11,7 @@ from typing import Any
 
 from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConfig, judged_by, validation_kind
 from tabicl_train.console import counted
-from tabicl_train.run.curves import counts
+from tabicl_train.run.curves import counts_in_means
 
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
 
@@ -69,7 +69,7 @@ def read_scores(rows: Iterable[ValidationRow]) -> dict[int, dict[str, float]]:
     by_step: dict[int, dict[str, list[float]]] = {}  # by step and kind of data
     for row in rows:
         by_kind = by_step.setdefault(int(row["step"]), {})
-        if counts(row):
+        if counts_in_means(row):
             kind = validation_kind(row["data"])
             column = judged_by(row) if kind in (REAL, PROBES) else "loss"
             by_kind.setdefault(kind, []).append(float(row[column]))
@@ -110,7 +110,7 @@ def counted_tables(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
         for row in rows
-        if validation_kind(row["data"]) == kind and counts(row)
+        if validation_kind(row["data"]) == kind and counts_in_means(row)
     }
 
 

@@ -62,7 +62,7 @@ def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch)
     monkeypatch.setattr(jobs, "submit", submit)
     options = ["sweep.submit.cluster=slurm", "sweep.submit.gpus=2", "sweep.submit.sbatch={mem: 64G}"]
     plan = make_plan(["experiment=smoke", *options])
-    jobs.start(plan, ["seed=0"], tmp_path / "run", "", 1)
+    jobs.submit_run(plan, ["seed=0"], tmp_path / "run", "", 1)
     arguments, given, folder, cores = submit.call_args.args
     assert arguments == ["seed=0", "stream.num_workers=8"]
     assert (given.gpus, given.sbatch) == (2, {"mem": "64G"})
@@ -76,7 +76,7 @@ def test_a_run_on_this_machine_needs_no_submitit_and_is_found_by_a_later_call(tm
     monkeypatch.setitem(sys.modules, "submitit", None)
     monkeypatch.setattr(jobs, "PROGRAM", (str(tmp_path / "program.py"),))
     plan = make_plan(["experiment=smoke", "stream.num_workers=0"])
-    job = jobs.start(plan, [str(run_dir), "x='a b'"], run_dir, "3", 1)
+    job = jobs.submit_run(plan, [str(run_dir), "x='a b'"], run_dir, "3", 1)
     try:
         waiting.until(lambda: is_in_use(run_dir), "the run holds its lock")
         found = jobs.running_job(run_dir, "local")

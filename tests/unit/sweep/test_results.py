@@ -178,7 +178,7 @@ def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_
     def refuse(*_):
         pytest.fail("a run that has finished is started again")
 
-    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(jobs, "submit_run", refuse)
     monkeypatch.setattr(sweep_run, "write_page", lambda sweep: None)
     plan = make_plan([*SETTINGS, f"{WIDTH}=16,32", "seed=0,1", f"run_dir={tmp_path}/it"])
     expected = invent(plan, quality_of_width).text()
