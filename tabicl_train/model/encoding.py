@@ -184,9 +184,11 @@ def part_size(network: Any, pack: Pack, tokens: int) -> int:
 
 
 def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:
-    """Yield the columns in parts of at most `size` tokens, or of one column."""
-    # The tokens of a pack lie column by column, G groups of each table, and a column has a token for each of its rows.
-    # So a part is a run of consecutive columns, perhaps of several tables; its tokens and inducing points are slices.
+    """Yield the columns in parts of at most `size` tokens, or of one column.
+
+    The tokens of a pack lie column by column, with G columns for each table and one token for each row of a column. So
+    a part is a run of consecutive columns, perhaps of several tables, and its tokens and inducing points are slices.
+    """
     inducing = config.col_num_inducing
     first_token = first_column = 0
     for shapes_of_part in columns_in_parts(shapes, size):
@@ -250,8 +252,11 @@ def interact(network: Any, embedded: Tensor, rows: Rows, size: int) -> Tensor:
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """Return the digits of labels y, most significant first: the fewest possible digits below `most`."""
-    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
+    """Return the digits of labels y, most significant first, with as few digits below `most` as possible.
+
+    All digits have the same radix, the smallest possible: with most=10, 57 classes need two digits of radix 8, and
+    label 42 is (5, 2).
+    """
     places = next(k for k in itertools.count(1) if most**k >= num_classes)
     radix = next(r for r in itertools.count(1) if r**places >= num_classes)
     return [y // radix**place % radix for place in reversed(range(places))]
@@ -296,8 +301,10 @@ def class_tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: 
 
 
 def class_probabilities(learner: InContextLearner, node: ClassNode, queries: Tensor, temperature: float) -> Tensor:
-    """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
-    # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
+    """Compute the probabilities of the classes of a node for query rows, (query rows, D) -> (query rows, C).
+
+    Each node predicts from its own labeled rows; probabilities are multiplied along the paths of the tree.
+    """
     if not node.keys:
         return queries.new_ones(len(queries), 1)
     logits = answer_at_node(learner, node, queries, [len(queries)])[:, : len(node.sizes)]

@@ -75,8 +75,10 @@ def kernels_of(network: Network, dtype: torch.dtype) -> Kernels:
 
 
 def layers_with_kernels(module: nn.Module) -> list[Attention]:
-    """Return the attention layers with a kernel of the row stage or of a block of columns; of other modules none."""
-    # A plug-in's subclass of a stage or block may attend to other tokens, or lack the attributes of ours.
+    """Return the attention layers of a row stage or of a column block that our kernels can compute.
+
+    A subclass has none: a plug-in's stage or block may attend to other tokens, or lack the attributes of ours.
+    """
     blocks: list[nn.Module] = []
     if type(module) is RowInteraction:
         blocks = list(module.tf_row["blocks"].children())

@@ -15,8 +15,20 @@ def quantile_levels(num_quantiles: int, device: torch.device | None = None) -> T
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Compute the mean pinball loss of quantiles (rows, Q) for targets y (rows,), float32 (rows,) in any precision."""
-    # For a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
+    """Compute the pinball loss of each row, max(a (y - q), (a - 1) (y - q)), averaged over the levels a.
+
+    Parameters
+    ----------
+    quantiles : Tensor
+        Predicted quantiles q, (rows, Q).
+    y : Tensor
+        Targets, (rows,).
+
+    Returns
+    -------
+    Tensor
+        float32 (rows,) in any precision.
+    """
     return PinballFunction.apply(quantiles, y)
 
 
@@ -54,9 +66,11 @@ def slopes(above: Tensor, a: Tensor) -> Tensor:
 
 
 def guess_loss(y: Tensor, train_size: int) -> float:
-    """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
-    # A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, which is
-    # positive for a class of query rows only. Numbers are predicted by the quantiles of the labels.
+    """Compute the loss of predicting the query rows of a table from its labels alone; y (N,) on the CPU.
+
+    In a table of C classes, a class with n_c of the n labeled rows gets the probability (n_c + 1) / (n + C), which is
+    positive even for a class that only query rows have. Numbers are predicted by the quantiles of the labels.
+    """
     labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():
         return marginal_pinball(labeled.double(), queries.double())
@@ -66,9 +80,9 @@ def guess_loss(y: Tensor, train_size: int) -> float:
 
 
 def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
-    """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
-    # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries, which has 12 million
-    # values for a table of stage 3, with 64 such tables in a step.
+    """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), in float64."""
+    # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries: 12 million values for
+    # a table of stage 3, and 64 such tables in a step.
     a = quantile_levels(NUM_QUANTILES).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many

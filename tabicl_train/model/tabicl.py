@@ -236,8 +236,9 @@ class TabICL(Network):
     def typical_size(
         cls, config: TabICLConfig, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
     ) -> Size | None:
-        """Return the size of a typical pack; see `Network`."""
-        # A disjoint grouping has more cells than tokens. Signed averaging computes run by run, a plug-in anything.
+        """Return the size of a typical pack, or None if packs are not padded; see `Network`."""
+        # A disjoint grouping has more cells than tokens, signed averaging computes run by run, and a plug-in may do
+        # anything: their packs are not padded.
         rules = config.col_scaling, config.icl_scaling
         is_own = cls is TabICL and not any(register.scaling.plugin(rule) for rule in rules)
         if not is_own or config.col_grouping == "disjoint" or any(register.scaling[rule].averages for rule in rules):
@@ -313,9 +314,11 @@ class TabICL(Network):
             raise ValueError(f"col_attention_fp32 is {fp32} in a stage; the column stage {stage} has no such setting")
 
     def biases_without_effect(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Yield the biases of the keys of columns and of in-context learning; see `Network`."""
-        # They add the same to all scores of a query, whatever a scaling rule makes of the query, and softmax does not
-        # see it. Signed averaging does, and so do rows, whose keys are rotated.
+        """Yield the biases of the keys of columns and of in-context learning; see `Network`.
+
+        They add the same number to all scores of a query, which softmax ignores, whatever the scaling rule. Signed
+        averaging depends on them, and so does the row stage, which rotates keys.
+        """
         if type(self) is not TabICL:  # a variant may use its keys otherwise
             return
         for stage in (self.col_embedder, self.icl_predictor):

@@ -65,9 +65,11 @@ def _softmax_weights(q, k, seen, log_sum, scale):
 
 @triton.jit
 def _gradients(weights, dweights, delta, q, k, g, scale):
-    """The gradients of q, k and v from a tile: (M, P), (N, P), (N, P), all fp32."""
-    # weights (M, N): softmax of the scores; dweights: their gradients g v^T; delta (M,): sum of the product of both
-    # The gradient of a score is weight * (dweight - delta), since weights sum to 1.
+    """Compute the gradients of q, k and v of a tile, (M, P), (N, P), (N, P), in fp32.
+
+    `weights` (M, N) are the softmax of the scores, `dweights` their gradients g v^T, and `delta` (M,) the sum of the
+    product of both. The gradient of a score is weight * (dweight - delta), since weights sum to 1.
+    """
     dscores = (weights * (dweights - delta[:, None]) * scale).to(q.dtype)
     dq = _dot(dscores, k)
     dk = _dot(tl.trans(dscores), q)
@@ -80,9 +82,11 @@ def _gradients(weights, dweights, delta, q, k, g, scale):
 
 @triton.jit
 def _value_offsets(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
-    """Offsets (TOKENS, P) of the values of a head, and which of them exist: D values of the first `count` tokens."""
-    # Offsets count from the first token, whose address is one number of 64 bits: an array may have more than 2^31
-    # values, but an offset of 64 bits would take two registers for each value.
+    """Return offsets (TOKENS, P) of the values of a head, and which exist: D values of the first `count` tokens.
+
+    Offsets count from the first token, whose address is one number of 64 bits. An array may have more than 2^31
+    values, but offsets of 64 bits would take two registers for each value.
+    """
     token = tl.arange(0, TOKENS)
     value = tl.arange(0, P)
     at = token[:, None] * STRIDE + value[None, :]
@@ -125,8 +129,8 @@ def _partners(D: tl.constexpr, P: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def _turn(x, cos, sin, partners):
-    """Rotate the pairs of x (tokens, P), in fp32; with -sin back again, which is also how gradients are rotated."""
-    # Each sum has one term, so it is exact in bf16, and in fp32 as three products in TF32.
+    """Rotate the pairs of x (tokens, P), in fp32; with -sin, rotate them back, as gradients are."""
+    # Each sum has one term, so it is exact: in bf16, and in fp32 as three products in TF32.
     partner = tl.dot(x, partners.to(x.dtype), input_precision="tf32x3")
     return x.to(tl.float32) * cos + partner * sin
 
@@ -136,8 +140,10 @@ def _turn(x, cos, sin, partners):
 
 @triton.jit
 def _row_program(programs, CLS: tl.constexpr):
-    """Read what a program computes: its first key, its first query, keys and queries of a row, number of rows."""
-    # CLS: queries of each row, which are its first tokens; 0: all tokens of a row are queries
+    """Read what a program computes: its first key, its first query, keys and queries of a row, number of rows.
+
+    With CLS > 0 only the first CLS tokens of a row are queries; with CLS = 0 all are.
+    """
     program = programs + 4 * tl.program_id(0)
     first_key = tl.load(program).to(tl.int64)
     width = tl.load(program + 1)
@@ -238,8 +244,10 @@ def tokens_read_points_forward(
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, USES: tl.constexpr,
     POINTS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """q (Q, H, d) of tokens, kv (columns * POINTS, 2, H, d) -> out (Q, H, d)."""
-    # ends: 0 and the ends of the labeled tokens of each column, then with USES = 2 those of its query tokens
+    """Let tokens attend to inducing points: q (Q, H, d), kv (columns * POINTS, 2, H, d) -> out (Q, H, d).
+
+    `ends` are 0 and the ends of the labeled tokens of each column; with USES = 2, then those of its query tokens.
+    """
     column = tl.program_id(0)
     h = tl.program_id(1)
     kv += column.to(tl.int64) * (POINTS * 2 * H * D)
@@ -303,10 +311,12 @@ def points_read_tokens_forward(
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     POINTS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """q (tables, POINTS, H, d), kv (K, 2, H, d) of labeled tokens -> out (columns * POINTS, H, d)."""
-    # table (columns,): whose queries each column has, unless with SHARED all have the same
-    # ends: 0 and the ends of the labeled tokens of each column
-    # log_sums (columns, H, POINTS) fp32: logarithms to base 2 of the sums of softmax, for the backward pass
+    """Let inducing points attend to labeled tokens: q (tables, POINTS, H, d), kv (K, 2, H, d) -> out.
+
+    `out` is (columns * POINTS, H, d). `table` (columns,) is the table whose queries a column uses, unless SHARED, where
+    all columns use the same. `ends` are 0 and the ends of the labeled tokens of each column. `log_sums` (columns, H,
+    POINTS), fp32, are the logarithms to base 2 of the sums of softmax, for the backward pass.
+    """
     column = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     if not SHARED:

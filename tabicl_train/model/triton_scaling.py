@@ -26,9 +26,10 @@ DENSITY = tl.constexpr(0.3989422804014327)  # of the normal distribution at 0
 
 @triton.jit
 def _normal(x):
-    """Distribution function of the normal distribution and exp(-x^2 / 2)."""
-    # Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
-    # backward pass needs the exponential as well.
+    """Return the normal distribution function at x, and exp(-x^2 / 2), which the backward pass needs as well.
+
+    Abramowitz and Stegun 7.1.26, with an error of 8e-8, that of fp32; fewer instructions than CUDA's erff.
+    """
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     t = 1 / (1 + 0.3275911 * SQRT_HALF * tl.abs(x))
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -185,11 +186,26 @@ def kernel_options(num_heads: int, head_dim: int, bases: int, gates: int, backwa
 def scale_queries(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute q * base[segment] * gate(q), gate(q) = 1 + tanh(MLP(q)), in the dtype of q, and the gate's moments."""
-    # q: (N, H, d), bf16, fp16 or fp32; base: (S, H, d or 1) float32
-    # segment: (N,) int32, the base of each token; fast if the tokens of a segment are adjacent
-    # w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
-    # The moments, (2,) float32 without gradients, are the sums of all gates and of their squares.
+    """Compute q * base[segment] * (1 + tanh(MLP(q))), the query-aware scalable softmax (arXiv 2602.11139).
+
+    Parameters
+    ----------
+    q : Tensor
+        Queries, (N, H, d), in bf16, fp16 or fp32.
+    base : Tensor
+        Factors of each segment, (S, H, d or 1), float32.
+    segment : Tensor
+        Segment of each query, (N,) int32. It is fast if the queries of a segment are adjacent.
+    w1, b1, w2, b2 : Tensor
+        Weights and biases of the MLP (linear, exact GELU, linear), float32: (64, d), (64,), (d or 1, 64), (d or 1,).
+
+    Returns
+    -------
+    scaled : Tensor
+        (N, H, d), in the dtype of q.
+    moments : Tensor
+        Sum of all gates and of their squares, (2,) float32, without gradients.
+    """
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=False)
     scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)
