@@ -461,8 +461,10 @@ def command_options(name: str, prefix: str = "") -> Any:
 
 @contextlib.contextmanager
 def run_errors(folder: Path) -> Iterator[None]:
-    """Turn errors that end a run into exit code 1 and one line."""
-    # A rank passes its error to the elastic agent and writes its stack trace into the run directory.
+    """Turn errors that end a run into exit code 1 and one line.
+
+    A rank passes its error to the elastic agent, and writes its stack trace into the run directory.
+    """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from priors import PriorError

@@ -46,9 +46,17 @@ class DamagedCheckpoint(Exception):
 
 
 def read_checkpoint(path: Path) -> dict:
-    """Read a run's checkpoint or an export, with tensors on the CPU."""
-    # Raises DamagedCheckpoint if it was altered, ConfigError for another format version, and OSError or MemoryError if
-    # it cannot be read for another reason.
+    """Read a run's checkpoint or an export, with tensors on the CPU.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If the file was altered.
+    ConfigError
+        If it has another format version.
+    OSError, MemoryError
+        If it cannot be read for another reason.
+    """
     verify(path)
     with checkpoint_damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -207,8 +215,13 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint, up to a step; damaged files are reported."""
-    # Raises ConfigError if all are damaged, or if one cannot be read, since an older one would repeat steps silently.
+    """Find the newest intact checkpoint, up to a step; damaged files are reported.
+
+    Raises
+    ------
+    ConfigError
+        If all are damaged, or if one cannot be read: an older one would repeat steps silently.
+    """
     damaged: set[Path] = set()
     gone: set[Path] = set()
     while True:

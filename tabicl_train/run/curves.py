@@ -33,9 +33,11 @@ def training_loss(run_dir: Path) -> float | None:
 
 
 def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
-    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan."""
-    # Sets outside the trained range do not count. data_sets: the public data sets that count instead, the same ones for
-    # all runs of a comparison.
+    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan.
+
+    Sets outside the trained range do not count. `data_sets` are the public data sets that count instead, the same for
+    all runs of a comparison.
+    """
     kind, score = metric.split("/")
     means = []
     for step, rows in rows_by_step(run_dir, "validation.csv").items():

@@ -110,9 +110,11 @@ def typical_size_of_stage(
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:
-    """Draw the table at an address; an error of the prior gets a note that names it."""
-    # Labels are compared with the number of classes of the network here: on a GPU, a wrong one ends the process with an
-    # assertion of the device, without a table or a line.
+    """Draw the table at an address (seed, step, index); an error of the prior gets a note that names it.
+
+    With max_classes > 0, labels are checked here: on a GPU, a wrong label ends the process with an assertion of the
+    device, which names no table.
+    """
     try:
         table = prior.sample(spec, (seed, step, index))
         if table.source is None or not table.source[1]:  # rows of a file may be fewer

@@ -167,8 +167,10 @@ def write_comparison(folder: Path, compared: Compared, overwrite: bool) -> list[
 
 
 def compare_points(sweep: Sweep) -> Compared | None:
-    """Compare the finished points of a grid by its metric; None for a search, and with fewer than two points."""
-    # The points of a search are as many as it has trials, and none of them is the one to compare others with.
+    """Compare the finished points of a grid by its metric; return None with fewer than two points, and for a search.
+
+    A search has as many points as trials, and none of them is a reference for the others.
+    """
     if sweep.study.user_attrs["identity"]["sampler"] != "grid" or len(sweep.ranked) < 2:
         return None
     return compare_validations(sweep, CompareOptions())

@@ -27,8 +27,10 @@ OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, a
 
 
 def slots(plan: Plan) -> list[str]:
-    """Return CUDA_VISIBLE_DEVICES of each of the runs that go on at once, empty without GPUs."""
-    # Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
+    """Return the CUDA_VISIBLE_DEVICES of each of the concurrent runs, empty without GPUs.
+
+    Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
+    """
     sweep = plan.sweep
     if sweep.submit.cluster != "local":
         return [""] * (sweep.jobs or plan.total * len(sweep.seeds))
@@ -133,8 +135,30 @@ def running_job(run_dir: Path, cluster: str) -> Job | None:
 
 
 def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
-    """Submit a run; raises ConfigError if it cannot be submitted."""
-    # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
+    """Submit a run.
+
+    Parameters
+    ----------
+    plan : Plan
+        The sweep.
+    arguments : list of str
+        Command line of the run.
+    run_dir : Path
+        Run directory.
+    gpus : str
+        One of `slots`.
+    at_once : int
+        Number of slots, which share the cores of this machine.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    ConfigError
+        If the run cannot be submitted.
+    """
     options = plan.sweep.submit
     config = plan.configs[0]
     is_local = options.cluster == "local"

@@ -57,8 +57,11 @@ def is_better_lower(metric: str) -> bool:
 
 
 def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
-    """Return the last value of a run's metric, which may be nan, or None before the first one."""
-    # data_sets: the public data sets over which the runs are compared; None takes those inside the run's trained range
+    """Return the last value of a run's metric, which may be nan, or None before the first one.
+
+    `data_sets` are the public data sets over which runs are compared. Default: those inside the trained range of the
+    run.
+    """
     if metric == "loss":
         return training_loss(run_dir)
     values = curve(run_dir, metric, data_sets)
@@ -69,8 +72,18 @@ def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = N
 
 
 def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str, bool] | None:
-    """Return the public data sets of a metric, and whether each lies inside the trained range of all runs."""
-    # None for a metric without public data. Raises ConfigError if the weights that the runs start from cannot be read.
+    """Return the public data sets of a metric, and whether each lies inside the trained range of all runs.
+
+    Returns
+    -------
+    dict of str to bool, or None
+        None for a metric without public data.
+
+    Raises
+    ------
+    ConfigError
+        If the weights that the runs start from cannot be read.
+    """
     if not metric.startswith(f"{REAL}/"):
         return None
     from tabicl_train.training.callbacks.scores import suite_tasks  # pandas and scikit-learn: a second or two

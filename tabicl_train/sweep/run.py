@@ -253,8 +253,18 @@ class Controller:
 
 
 def run_sweep(plan: Plan) -> str:
-    """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
-    # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
+    """Start or continue a sweep, and print its table.
+
+    Returns
+    -------
+    str
+        finished, failed (no point has finished) or preempted.
+
+    Raises
+    ------
+    ConfigError
+        If another process runs the sweep, its folder belongs to another sweep, or a job cannot be submitted.
+    """
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
     lock.acquire()

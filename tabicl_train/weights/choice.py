@@ -52,10 +52,30 @@ def choice_problems(weights: str | None) -> list[str]:
 
 
 def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
-    """Return the file that holds the chosen weights, its content, and their kind: best, trained or ema."""
-    # Of a run directory, None takes the best by validation if it keeps any, otherwise the newest, and a line says what
-    # was taken. A file is taken as it is, apart from the average in it. Resume and replay have no choice: they need the
-    # newest checkpoint. Raises ConfigError.
+    """Find the weights that a path and a choice name.
+
+    Parameters
+    ----------
+    path : Path
+        A run directory or a file. Resume and replay do not choose; they need the newest checkpoint.
+    weights : str, optional
+        best, newest, trained or ema. Default for a run directory: best if it has them, otherwise newest, and a line
+        says which. A file has one set of weights, and that of a run also the average.
+
+    Returns
+    -------
+    file : Path
+        The file with these weights.
+    content : dict
+        Its content.
+    kind : str
+        best, trained or ema.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such weights.
+    """
     kind = TRAINED if weights == NEWEST else weights
 
     # A file

@@ -165,8 +165,15 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
-    # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
+    """Write a public file, unless `check`, which is called with the complete temporary file, raises.
+
+    Raises
+    ------
+    ConfigError
+        If the weights do not fit the configuration, or the format has no such network.
+    OSError
+        If the file cannot be written.
+    """
     weights = {name: as_float32(weight.detach().to("cpu", copy=True)) for name, weight in weights.items()}
     problems = mismatches(config, weights)
     if problems:

@@ -295,9 +295,11 @@ def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, 
 
 
 def trained_range(content: dict) -> TrainedRange:
-    """Return the trained range of a run's checkpoint."""
-    # It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the
-    # range that was recorded of the weights that the run started from; None if there were none, or if nothing was.
+    """Return the trained range of a run's checkpoint.
+
+    It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the range
+    recorded with the weights that the run started from, or None.
+    """
     config = content["config"]
     stages = config["curriculum"]["stages"]
     max_classes = config["model"]["max_classes"]
@@ -327,8 +329,10 @@ def limited(stage: dict, largest: Mapping[str, int]) -> dict:
 
 
 def rows_of(stage: dict) -> list[int]:
-    """Return the fewest and the most rows of the tables of a stage."""
-    # A stage of version 0.2.0 could draw a share of its tables from a second range.
+    """Return the fewest and the most rows of the tables of a stage.
+
+    In version 0.2.0, a stage could draw a share of its tables from a second range.
+    """
     small_share = stage.get("small_share", 0.0)
     if small_share == 0:
         return stage["rows"]

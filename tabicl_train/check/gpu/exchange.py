@@ -66,9 +66,19 @@ def main(backend: str, name: str) -> None:
 
 
 def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
-    """Take the steps of a stream -> the largest difference from gradients of a single process, of their norm."""
-    # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
-    # Otherwise it raises ConfigError on all ranks.
+    """Take the steps of a stream, and compare ranks with each other and with a single process.
+
+    Returns
+    -------
+    float
+        Largest difference between the gradients of the ranks and those that rank 0 computes as a single process,
+        relative to their norm.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks, if weights or gradients differ between ranks, or if gradients differ from a single process.
+    """
     whole_stream = replace(stream, rank=0, ranks=1)
     rounding = 0.0
     for step in stream.steps:
