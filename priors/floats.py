@@ -189,7 +189,7 @@ def moments_within(x, center, bound):
 
 
 @njit("UniTuple(f8, 2)(f8[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
-def moments(x):
+def mean_and_std(x):
     """Mean and standard deviation (ddof 1) of x (N,)."""
     total = square = 0.0
     for j in range(len(x)):
@@ -210,7 +210,7 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     for f in range(M):
         for j in range(N):  # assignments of slices here and elsewhere took a third of all compiling
             x[j] = columns[f, j]
-        mean, std = moments(x)
+        mean, std = mean_and_std(x)
         if math.isfinite(std):
             count, mean, square = moments_within(x, mean, outlier_stds * std)
             # In a column of two values the rarer one is an outlier if at most 1 row in 17 holds it. min_std keeps such
@@ -219,7 +219,7 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
             low, high = mean - bound, mean + bound
             for j in range(N):
                 x[j] = min(max(x[j], low), high)
-            mean, std = moments(x)
+            mean, std = mean_and_std(x)
             scale = 1 / max(std, min_std)
             for j in range(N):
                 out[f, j] = min(max((x[j] - mean) * scale, -clip), clip)

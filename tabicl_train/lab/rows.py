@@ -18,7 +18,7 @@ from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
-from tabicl_train.lab.tables import load_classifier, read_table
+from tabicl_train.lab.tables import load_classifier, read_classes
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -37,7 +37,7 @@ first 1,000, 10,000 and 60,000 rows of the same labeled ones.
 
 
 @dataclass
-class Options:
+class RowsOptions:
     """tabicl-lab rows folder=DIR checkpoint=RUN_DIR_OR_FILE [table=FILE.csv]
 
     Time, memory and scores of a checkpoint with more and more labeled rows.
@@ -62,11 +62,11 @@ class Options:
     """One choice of rows, and at most 10 query rows and 40 labeled rows."""
 
 
-def run(options: Options) -> None:
+def run(options: RowsOptions) -> None:
     if not options.rows:
         raise ConfigError(["rows is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
-    X, y = read_table(options.table, options.target) if options.table else flights()
+    X, y = read_classes(options.table, options.target) if options.table else flights()
     sizes = sorted(set(options.rows))
     draws, queries = DRAWS, QUERIES
     if options.small:
@@ -81,7 +81,7 @@ def run(options: Options) -> None:
     for size in sizes:
         for draw in range(draws):
             info(f"{size:,} labeled rows, choice {draw}")
-            scores.append(score(network, X, y, size, queries, draw, options.memory_gb))
+            scores.append(score_size(network, X, y, size, queries, draw, options.memory_gb))
             folder.csv("rows", pd.DataFrame(scores))
     frame = pd.DataFrame(scores)
     folder.figure("rows", draw_figure(frame))
@@ -100,7 +100,7 @@ def flights() -> tuple[pd.DataFrame, np.ndarray]:
     return frame[KNOWN_BEFORE], y
 
 
-def score(
+def score_size(
     network: TabICL, X: pd.DataFrame, y: np.ndarray, size: int, queries: int, draw: int, memory_gb: float
 ) -> dict[str, float]:
     """Predict the query rows of a random choice from its first `size` labeled rows."""
@@ -152,7 +152,7 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def findings(frame: pd.DataFrame, X: pd.DataFrame, options: Options) -> str:
+def findings(frame: pd.DataFrame, X: pd.DataFrame, options: RowsOptions) -> str:
     of_size = frame.groupby("rows")
     columns = {}
     for name, form in (("accuracy", ".4f"), ("log_loss", ".4f"), ("roc_auc", ".4f"), ("cpu_seconds", ".1f")):

@@ -3,6 +3,7 @@
 import ast
 import functools
 import sys
+import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,7 +36,15 @@ SHARED = "tabicl_train.evaluation.statistics"  # of which validation takes inter
 
 # What training reaches: both are counted, so that files are not glued. Raise them for a reason only.
 MOST_FILES = 95
-MOST_LINES = 19_100
+MOST_LINES = 12_400  # of code, without docstrings and comments
+LAYOUT_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def module_name(path: Path) -> str:
@@ -117,9 +126,24 @@ def test_what_reads_weights_reaches_nothing_that_writes_them(module):
 
 def test_training_reaches_no_more_than_it_did():
     found = reached(["tabicl_train.training.loop"])
-    lines = sum(len(FILES[module].read_text().splitlines()) for module in found)
+    lines = sum(code_lines(FILES[module]) for module in found)
     assert len(found) <= MOST_FILES, len(found)
     assert lines <= MOST_LINES, lines
+
+
+def code_lines(path: Path) -> int:
+    """Count the lines of a file that have code; docstrings and comments may grow."""
+    lines = set()
+    at_start = True  # of a statement
+    with path.open() as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type in LAYOUT_TOKENS:
+                at_start = at_start or token.type == tokenize.NEWLINE
+                continue
+            if token.type != tokenize.STRING or not at_start:
+                lines.update(range(token.start[0], token.end[0] + 1))
+            at_start = False
+    return len(lines)
 
 
 def reached(modules: Iterable[str]) -> set[str]:

@@ -56,7 +56,7 @@ from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.outputs import save_atomically
 from tabicl_train.run.checkpoint import FORMAT_VERSION
-from tabicl_train.run.curves import INSIDE, OUTSIDE, counts
+from tabicl_train.run.curves import INSIDE, OUTSIDE, counts_in_means
 from tabicl_train.run.records import Records
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import StopRequested
@@ -66,12 +66,12 @@ from tabicl_train.training.callbacks.checkpoints import check_ranks, to_host
 from tabicl_train.training.callbacks.scores import Scored, cluster_means, score_network, suite_tasks
 from tabicl_train.training.callbacks.validation_history import (
     History,
+    counted_tables,
     falling,
     is_improvement,
     read_history,
     read_scores,
     real_score,
-    tables_of,
 )
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.state import TrainState
@@ -349,7 +349,7 @@ class Validation(Callback):
 
             if not paired_gain(before, after).exceeds_error:
                 return False
-        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
+        if rows_of_best and counted_tables(rows_of_best, settings.best) != counted_tables(rows, settings.best):
             info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 
@@ -397,7 +397,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
         if not rows_of_kind:
             continue
         total = len(rows_of_kind)
-        inside = sum(counts(row) for row in rows_of_kind)
+        inside = sum(counts_in_means(row) for row in rows_of_kind)
         if inside == 0:
             texts.append(f"none of {total} {names} is inside the trained range")
             continue
@@ -411,7 +411,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
 
 def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
     """Return the mean of what is possible on the probes inside the trained range; None without probes."""
-    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts(row)]
+    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts_in_means(row)]
     return statistics.fmean(possible) if possible else None
 
 
