@@ -59,7 +59,7 @@ def test_a_job_that_waits_in_the_queue_is_found_again(slurm, tmp_path):
 def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch):
     submit = mock.Mock()
     submit.return_value.job_id = "9"
-    monkeypatch.setattr(jobs, "submit", submit)
+    monkeypatch.setattr(jobs, "submit_job", submit)
     options = ["sweep.submit.cluster=slurm", "sweep.submit.gpus=2", "sweep.submit.sbatch={mem: 64G}"]
     plan = make_plan(["experiment=smoke", *options])
     jobs.submit_run(plan, ["seed=0"], tmp_path / "run", "", 1)

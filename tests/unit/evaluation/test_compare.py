@@ -341,8 +341,10 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
     save_public(TINY, {k: 0.5 * v for k, v in tiny_network().state_dict().items()}, tmp_path / "half.ckpt")
     scored = []
-    real = evaluated_arms.scored
-    monkeypatch.setattr(evaluated_arms, "scored", lambda o, *rest: scored.append(o.checkpoint) or real(o, *rest))
+    real = evaluated_arms.score_checkpoint
+    monkeypatch.setattr(
+        evaluated_arms, "score_checkpoint", lambda o, *rest: scored.append(o.checkpoint) or real(o, *rest)
+    )
     monkeypatch.chdir(tmp_path)
     words = ["tiny.ckpt", "half.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=2"]
     result = command("compare", *words)
