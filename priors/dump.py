@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.folders import without_folders
 from priors.hdf5 import (
     FIRST_TABLE,
@@ -25,10 +25,10 @@ from priors.hdf5 import (
     KINDS,
     SPLITS,
     check_dump,
-    checksum,
     needed,
     read_contents,
     reading,
+    table_checksum,
 )
 from priors.prior import Prior
 from priors.random import STREAM_VERSION
@@ -103,7 +103,7 @@ def dump_folder(
     for first_step in range(steps.start, steps.stop, FILE_STEPS):
         of_file = range(first_step, min(first_step + FILE_STEPS, steps.stop))
         requests = [request for step in of_file for request in requests_of(step)]
-        attributes = describe(prior, requests, max_classes, facts)
+        attributes = file_attributes(prior, requests, max_classes, facts)
         path = folder / f"steps-{first_step:08d}.h5"
         if path.exists() and holds(path, attributes, first_table, requests):
             counts["kept"] += 1
@@ -114,7 +114,7 @@ def dump_folder(
 
     # Draw the tables of the others, a step at a time, ahead of the file that is written.
     batches = (requests_of(step) for _, of_file, _ in missing for step in of_file)
-    with drawing(prior, batches, total, processes, prepare) as drawn:
+    with draw_in_processes(prior, batches, total, processes, prepare) as drawn:
         for path, of_file, attributes in missing:
             with writing(path) as unfinished, create(unfinished, attributes, max_classes) as file:
                 for step, tables in zip(of_file, drawn, strict=False):
@@ -163,9 +163,9 @@ def dump_file(
         max(spec.num_rows for _, spec in requests),
         max(spec.num_features for _, spec in requests),  # a table whose constant columns were dropped has fewer
     )
-    attributes = describe(prior, requests, max_classes, facts)
+    attributes = file_attributes(prior, requests, max_classes, facts)
     with (
-        drawing(prior, batches, len(requests), processes, prepare) as drawn,
+        draw_in_processes(prior, batches, len(requests), processes, prepare) as drawn,
         writing(Path(path)) as unfinished,
         create(unfinished, attributes, max_classes, padded) as file,
     ):
@@ -179,7 +179,7 @@ def dump_file(
             append(file, batch, tables)
 
 
-def describe(
+def file_attributes(
     prior: Prior, requests: Sequence[Request], max_classes: int, facts: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Return the attributes of a file: what its tables depend on, besides the curriculum."""
@@ -206,20 +206,20 @@ def holds(path: Path, attributes: Mapping[str, str], first_table: int, requests:
 
         with h5py.File(path, "r", locking=False) as file:
             stored = needed(file, "specs", str(path))[()]
-    asked = of_specs(requests)
+    asked = spec_checksums(requests)
     common = min(len(stored), len(asked))
     if contents.first_table != first_table or (stored[:common] != asked[:common]).any():
         raise PriorError(f"{path} belongs to another curriculum: other tables were asked for")
     return len(stored) >= len(asked)
 
 
-def of_specs(requests: Sequence[Request]) -> np.ndarray:
+def spec_checksums(requests: Sequence[Request]) -> np.ndarray:
     """Return the CRC-32 of each spec."""
     return np.array([zlib.crc32(json.dumps(asdict(spec)).encode()) for _, spec in requests], np.uint32)
 
 
 @contextlib.contextmanager
-def drawing(
+def draw_in_processes(
     prior: Prior,
     batches: Iterable[Sequence[Request]],
     total: int,
@@ -239,7 +239,7 @@ def drawing(
                     bar.update(len(tables))
                     yield tables
 
-            yield counted(pool(delayed(draw)(prior, batch) for batch in batches))
+            yield counted(pool(delayed(draw_arrays)(prior, batch) for batch in batches))
     except BrokenProcessPool:
         raise PriorError(
             "a process that was drawing tables was killed, perhaps for lack of memory; whole files stay, and the same "
@@ -254,7 +254,7 @@ def start_process(prepare: Callable[[], None] | None) -> None:
         prepare()
 
 
-def draw(prior: Prior, requests: Sequence[Request]) -> list[Drawn]:
+def draw_arrays(prior: Prior, requests: Sequence[Request]) -> list[Drawn]:
     """Draw tables."""
     tables = [prior.sample(spec, address) for address, spec in requests]
     return [(table.X.cpu().numpy(), table.y.cpu().numpy(), table.train_size, table.missing) for table in tables]
@@ -271,7 +271,7 @@ def writing(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
     except OSError as error:
-        raise PriorError(f"{path} cannot be written ({first_line(error)}); whole files stay") from None
+        raise PriorError(f"{path} cannot be written ({message_line(error)}); whole files stay") from None
 
 
 def create(path: Path, attributes: Mapping[str, str], max_classes: int, padded: tuple[int, int] | None = None) -> Any:
@@ -306,9 +306,11 @@ def append(file: Any, requests: Sequence[Request], tables: Sequence[Drawn]) -> N
         "num_features": [X.shape[1] for X, _, _, _ in tables],
         **{name: labeled for name in SPLITS},
         "missing": np.array([missing for _, _, _, missing in tables], np.float32),
-        "specs": of_specs(requests),
+        "specs": spec_checksums(requests),
     }
-    new["crc32"] = [checksum(X, y, n, missing) for (X, y, n, _), missing in zip(tables, new["missing"], strict=True)]
+    new["crc32"] = [
+        table_checksum(X, y, n, missing) for (X, y, n, _), missing in zip(tables, new["missing"], strict=True)
+    ]
 
     # Their values, one after the other or padded.
     if file["X"].ndim == 1:

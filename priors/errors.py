@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MIN_ROWS", "PriorError", "first_line"]
+__all__ = ["MIN_ROWS", "PriorError", "message_line"]
 
 MIN_ROWS = 10  # of a table
 
@@ -11,7 +11,7 @@ class PriorError(ValueError):
     """A request that a prior cannot serve; the message is for the user."""
 
 
-def first_line(error: Exception) -> str:
+def message_line(error: Exception) -> str:
     """Return the first line of a message; "" for an error without one."""
     lines = str(error).splitlines()
     return lines[0] if lines else ""

@@ -195,7 +195,7 @@ def moments_within(x, center, bound):
 
 
 @njit("UniTuple(f8, 2)(f8[::1])", cache=True, fastmath={"contract", "nsz", "reassoc"})
-def moments(x):
+def mean_and_std(x):
     """Mean and standard deviation (ddof 1) of x (N,)."""
     total = square = 0.0
     for j in range(len(x)):
@@ -234,7 +234,7 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
     for f in range(M):
         for j in range(N):  # assignments of slices here and elsewhere took a third of all compiling
             x[j] = columns[f, j]
-        mean, std = moments(x)
+        mean, std = mean_and_std(x)
         if math.isfinite(std):
             # Clamp.
             count, mean, square = moments_within(x, mean, outlier_stds * std)
@@ -246,7 +246,7 @@ def clamp_and_standardize_columns(columns, outlier_stds, min_std, clip):
                 x[j] = min(max(x[j], low), high)
 
             # Standardize.
-            mean, std = moments(x)
+            mean, std = mean_and_std(x)
             scale = 1 / max(std, min_std)
             for j in range(N):
                 out[f, j] = min(max((x[j] - mean) * scale, -clip), clip)

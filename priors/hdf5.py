@@ -12,7 +12,7 @@ single_eval_pos          the same under the name that nanoTabPFN reads; one of b
 problem_type             text: classification or regression
 max_num_classes          (1,): no label is this or more; 0 for regression
 missing                  float32 (T,): share of the cells that are missing, or were and are filled
-crc32                    uint32 (T,): checksum of each table, see `checksum`
+crc32                    uint32 (T,): checksum of each table, see `table_checksum`
 specs                    uint32 (T,): checksum of what was asked for, by which `dump` knows another curriculum
 
 Others read one file whose tables are padded with zeros to the most rows N and the most features M of them:
@@ -48,13 +48,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.finish import Rejected, clamp_and_standardize, standardize_target, use_again
 from priors.nesting import read_json
 from priors.options import option
 from priors.prior import Prior
 from priors.random import STREAM_VERSION, Seed, as_seed, rng_at
-from priors.realism import fill
+from priors.realism import fill_with_means
 from priors.table import MIN_ROWS, Largest, PriorError, Table, TableSpec
 
 __all__ = ["HDF5"]
@@ -209,7 +209,7 @@ class HDF5(Prior):
         first = self.files[0]
         if not self.is_folder or first.crc32 is None:
             return first.fingerprint
-        return hashlib.sha256(f"{of_dump(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{common_attributes(first)} {first.crc32[0]}".encode()).hexdigest()[:16]
 
     def pass_of(self, first: int) -> tuple[int, int, int]:
         """Return the tables that a stage passes.
@@ -353,7 +353,7 @@ class HDF5(Prior):
         name = f"table {number} of {contents.path}"
         if contents.crc32 is not None and contents.missing is not None:
             missing = contents.missing[number]
-            if checksum(X, y, spec.train_size, missing) != contents.crc32[number]:
+            if table_checksum(X, y, spec.train_size, missing) != contents.crc32[number]:
                 raise PriorError(f"{name} is damaged (it does not match its checksum): delete the file, and dump again")
 
         # Labels or numbers; tables of other programs are standardized here.
@@ -382,7 +382,7 @@ class HDF5(Prior):
         return use_again(table, rng_at(as_seed(seed), "pass"))
 
 
-def checksum(X: np.ndarray, y: np.ndarray, train_size: int, missing: float) -> int:
+def table_checksum(X: np.ndarray, y: np.ndarray, train_size: int, missing: float) -> int:
     """Return the CRC-32 of a table: of its sizes, its share of missing cells, and its values as float32."""
     code = zlib.crc32(np.array([*X.shape, train_size, missing], "<f8").data)
     code = zlib.crc32(np.ascontiguousarray(X, "<f4").data, code)
@@ -420,7 +420,7 @@ def read_folder(folder: Path) -> list[Contents]:
         raise PriorError(f"folder {folder} has no files steps-*.h5 of tabicl-prior dump{old}")
     files = sorted((read_contents(str(path)) for path in paths), key=lambda contents: contents.first_table)
     for contents, previous in zip(files, [files[0], *files], strict=False):
-        check_dump(contents, of_dump(previous))
+        check_dump(contents, common_attributes(previous))
         if contents is not previous and contents.first_table < previous.first_table + len(previous.sizes):
             raise PriorError(f"{contents.path} and {previous.path} hold the same tables of a run; delete one of them")
     return files
@@ -434,14 +434,14 @@ def check_dump(contents: Contents, expected: Mapping[str, str]) -> None:
             f"{contents.path} holds tables of stream version {found.get('stream_version')}, but the priors are at "
             f"stream version {STREAM_VERSION} and draw others: dump the tables again into another folder"
         )
-    for key in {**expected, **of_dump(contents)}:
+    for key in {**expected, **common_attributes(contents)}:
         if found.get(key) != expected.get(key):
             raise PriorError(
                 f"{contents.path} belongs to another dump: its {key} is {found.get(key)}, not {expected.get(key)}"
             )
 
 
-def of_dump(contents: Contents) -> dict[str, str]:
+def common_attributes(contents: Contents) -> dict[str, str]:
     """Return the attributes that all files of a folder have."""
     return {key: value for key, value in sorted((contents.attributes or {}).items()) if key != FIRST_TABLE}
 
@@ -454,7 +454,7 @@ def standardized(
     X = X[:, has_values]
     missing = missing[:, has_values]
     if missing.any():
-        fill(X, missing, spec.train_size)
+        fill_with_means(X, missing, spec.train_size)
     columns = clamp_and_standardize(torch.from_numpy(X))
     varies = (columns != columns[:1]).any(0)
     if not varies.any():
@@ -496,7 +496,7 @@ def reading(path: str) -> Iterator[None]:
     except PriorError:
         raise
     except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # h5py raises any of them
-        raise PriorError(f"{path} cannot be read as an HDF5 file ({first_line(error)})") from None
+        raise PriorError(f"{path} cannot be read as an HDF5 file ({message_line(error)})") from None
 
 
 def read_contents(path: str) -> Contents:
@@ -571,7 +571,7 @@ def contents_of(file: Any, path: str) -> Contents:
     # The cells and labels: one after the other in a file of `dump`, otherwise padded.
     X = needed(file, "X", path)
     y = needed(file, "y", path)
-    attributes = own_attributes(file, path)
+    attributes = dump_attributes(file, path)
     is_flat = X.ndim == 1 and attributes is not None
     T = math.prod(needed(file, "num_datapoints", path).shape) if is_flat else len(X)
     if not is_flat and (X.ndim != 3 or y.shape != X.shape[:2] or T == 0):
@@ -612,7 +612,7 @@ def contents_of(file: Any, path: str) -> Contents:
         attributes=attributes,
         missing=missing,
         crc32=crc32,
-        fingerprint=fingerprint(file, sizes, crc32),
+        fingerprint=fingerprint_of_file(file, sizes, crc32),
     )
 
 
@@ -636,7 +636,7 @@ def sizes_of_tables(file: Any, path: str, T: int, most_rows: int, most_features:
         If the labeled rows are not known, or a table is impossible.
     """
     # Labeled rows, under one name or two, which must then agree.
-    splits = {name: values for name in SPLITS if (values := whole_numbers(file, name, path, T)) is not None}
+    splits = {name: values for name in SPLITS if (values := read_whole_numbers(file, name, path, T)) is not None}
     if not splits:
         raise PriorError(f"{path} has no {' or '.join(SPLITS)}; {PAGE}")
     labeled = splits[min(splits)]
@@ -648,8 +648,8 @@ def sizes_of_tables(file: Any, path: str, T: int, most_rows: int, most_features:
             f"labeled rows of table {number}"
         )
 
-    rows = whole_numbers(file, "num_datapoints", path, T)
-    features = whole_numbers(file, "num_features", path, T)
+    rows = read_whole_numbers(file, "num_datapoints", path, T)
+    features = read_whole_numbers(file, "num_features", path, T)
     rows = np.full(T, most_rows) if rows is None else rows
     features = np.full(T, most_features) if features is None else features
     sizes = np.stack([rows, labeled, features], axis=1)
@@ -676,7 +676,7 @@ def starts_of_tables(sizes: np.ndarray, X: Any, y: Any, path: str) -> np.ndarray
     return np.concatenate([np.zeros((1, 2), np.int64), stops[:-1]])
 
 
-def own_attributes(file: Any, path: str) -> dict[str, str] | None:
+def dump_attributes(file: Any, path: str) -> dict[str, str] | None:
     """Return the attributes that `dump` has written; None for a file of another program. Raises PriorError."""
     found = file.attrs.get("format")
     if found is None:
@@ -697,7 +697,7 @@ def own_attributes(file: Any, path: str) -> dict[str, str] | None:
     return attributes
 
 
-def whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | None:
+def read_whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | None:
     """Read so many whole numbers, int64; None if nothing has the name. Raises PriorError."""
     found = plain_dataset(file, name, path, count=count)
     if found is None:
@@ -713,7 +713,7 @@ def whole_numbers(file: Any, name: str, path: str, count: int) -> np.ndarray | N
 
 def stored_classes(file: Any, path: str) -> int | None:
     """Return max_num_classes; None if the file does not say it."""
-    found = whole_numbers(file, "max_num_classes", path, 1)
+    found = read_whole_numbers(file, "max_num_classes", path, 1)
     if found is None:
         return None
     if found[0] < 0:
@@ -745,7 +745,7 @@ def classes_of_labels(y: Any, path: str) -> int:
     return int(largest) + 1
 
 
-def fingerprint(file: Any, sizes: np.ndarray, crc32: np.ndarray | None) -> str:
+def fingerprint_of_file(file: Any, sizes: np.ndarray, crc32: np.ndarray | None) -> str:
     """Hash the sizes and checksums of all tables, or the values of some: those of all would take seconds a gigabyte."""
     digest = hashlib.sha256(np.ascontiguousarray(sizes, dtype="<i8").data)
     if crc32 is not None:

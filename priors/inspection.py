@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from priors.realism import fill
+from priors.realism import fill_with_means
 from priors.table import Table
 
 FEW_VALUES = 32  # columns with at most 32 distinct values count as categorical
@@ -45,7 +45,7 @@ def statistics(table: Table) -> dict[str, float]:
     X = table.X.cpu().numpy().copy()
     y = table.y.cpu().numpy()
     numeric = table.num_classes == 0
-    fill(X, np.isnan(X), table.train_size)
+    fill_with_means(X, np.isnan(X), table.train_size)
     return {
         "rows": len(y),
         "labeled share": table.train_size / len(y),
@@ -175,7 +175,7 @@ def r2(y: np.ndarray, predicted: np.ndarray) -> float:
     return 0.0
 
 
-def describe(tables: Iterable[Table]) -> str:
+def describe_tables(tables: Iterable[Table]) -> str:
     """Return the distribution of each statistic, the accept rate, and the reasons for rejections, as text."""
     rows = []
     rejections: Counter[str] = Counter()
@@ -272,7 +272,7 @@ def plot_table(figure: Any, title: str, table: Table) -> None:
     # Standardized values.
     X = table.X.cpu().numpy().copy()
     y = table.y.cpu().numpy()
-    fill(X, np.isnan(X), table.train_size)
+    fill_with_means(X, np.isnan(X), table.train_size)
     stds = X.std(axis=0)
     X = (X - X.mean(axis=0)) / np.where(stds > 0, stds, 1.0)
 

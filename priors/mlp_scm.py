@@ -118,7 +118,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself only, so that its variables can be looked up
-class Network:
+class MLPNetwork:
     """A network, and the choices from its variables that are tried one after the other."""
 
     seed: tuple[int, ...]
@@ -146,7 +146,7 @@ class MLPPlan:
     """A network, and the number of the choice from its variables that becomes a table."""
 
     seed: tuple[int, ...]
-    network: Network
+    network: MLPNetwork
     number: int
 
     @property
@@ -180,11 +180,11 @@ class MLPSCM(Realistic):
         *address, attempt = seed
         num_choices = CHOICES if self.min_skill else 1
         number = attempt % num_choices
-        return MLPPlan(seed, draw_network(spec, (*address, attempt - number), self.causal, num_choices), number)
+        return MLPPlan(seed, draw_mlp_network(spec, (*address, attempt - number), self.causal, num_choices), number)
 
     def execute(self, plan: MLPPlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Compute causes and network, then cut the target into classes; see `Prior.execute`."""
-        causes, indices, variables = run_network(plan.network)
+        causes, indices, variables = run_mlp_network(plan.network)
         target = variables[indices.searchsorted(plan.choice.target)]
         features = plan.choice.features
         columns = causes if features is None else variables[indices.searchsorted(features)].T
@@ -192,7 +192,7 @@ class MLPSCM(Realistic):
 
 
 @functools.lru_cache(maxsize=1)
-def draw_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choices: int) -> Network:
+def draw_mlp_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choices: int) -> MLPNetwork:
     """Draw a network and the choices from its variables; seed: that of the first attempt with it."""
     # The order of the draws decides what a seed means: another order needs another STREAM_VERSION.
     group = draw_hyperparameters(scm.group_rng(spec, seed))
@@ -208,10 +208,10 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choic
     layers = []
     num_inputs = num_causes
     for i, num_units in enumerate(widths):
-        layers.append(plan_layer(rng, group, i, num_inputs, num_units))
+        layers.append(plan_mlp_layer(rng, group, i, num_inputs, num_units))
         num_inputs = num_units
     if not causal:  # the last layer is planned for one unit, the target, and has one of them for each choice
-        output = plan_layer(rng, group, len(layers), num_inputs, 1)
+        output = plan_mlp_layer(rng, group, len(layers), num_inputs, 1)
         layers.append(replace(output, num_units=num_choices))
 
     num_variables = sum(layer.num_units for layer in layers[1:])
@@ -221,7 +221,7 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], causal: bool, num_choic
             choices.append(pick_variables(rng, spec.num_features, num_variables, group, i))
         else:
             choices.append(Choice(features=None, target=num_variables - 1 - i))
-    return Network(
+    return MLPNetwork(
         seed=seed,
         num_rows=spec.num_rows,
         causes=scm.plan_causes(rng, num_causes, group.cause_sampling, group.cause_moments),
@@ -250,7 +250,7 @@ def draw_hyperparameters(rng: np.random.Generator) -> Hyperparameters:
     )
 
 
-def plan_layer(
+def plan_mlp_layer(
     rng: np.random.Generator, group: Hyperparameters, index: int, num_inputs: int, num_units: int
 ) -> MLPLayer:
     """Draw a layer; the first one, of index 0, has no activation, no dropout and no noise."""
@@ -289,7 +289,7 @@ def pick_variables(
 
 
 @functools.lru_cache(maxsize=1)
-def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
+def run_mlp_network(network: MLPNetwork) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
     """Compute the variables of all choices, but no layer after the last of them.
 
     Returns
@@ -305,7 +305,7 @@ def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray, torch.Tenso
     causes = scm.sample_causes(network.causes, network.num_rows, rng)
     indices = network.chosen_variables()
     variables = []
-    x = linear(network.layers[0], causes, rng, None)
+    x = linear_layer(network.layers[0], causes, rng, None)
     start = 0  # index of the layer's first unit
     for layer in network.layers[1:]:
         assert layer.activation is not None  # only the first layer has none
@@ -313,14 +313,14 @@ def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray, torch.Tenso
         units = indices[slice(*indices.searchsorted([start, start + layer.num_units]))] - start
         start += layer.num_units
         is_last = indices[-1] < start
-        x = linear(layer, x, rng, units if is_last else None)
+        x = linear_layer(layer, x, rng, units if is_last else None)
         variables.append((x if is_last else x[:, units]).T)
         if is_last:
             break
     return causes, indices, torch.cat(variables)
 
 
-def linear(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
+def linear_layer(layer: MLPLayer, x: torch.Tensor, rng: np.random.Generator, units: np.ndarray | None) -> torch.Tensor:
     """Map x (N, num_inputs) at random to units (all, or only those given), plus noise, float32 (N, number of units)."""
     # There is no bias, since the standardization of the next activation, or of the columns, would remove it.
     weight = draw_weight(layer, rng)

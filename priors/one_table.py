@@ -101,11 +101,11 @@ class OneTable(Prior, DividedTables):
 
     def rows(self, numeric: bool) -> OwnRows:
         """Return the rows of the file and their sides; PriorError if a side has too few or the file has changed."""
-        from priors.real.draws import own_rows, read_columns
+        from priors.real.draws import divide_rows, read_columns
 
         if numeric not in self.rows_in_memory:
             columns = read_columns(Path(self.file).parent, self.task.entry)
-            self.rows_in_memory[numeric] = own_rows(
+            self.rows_in_memory[numeric] = divide_rows(
                 self.task, columns, numeric, self.validation_fraction, self.test_fraction
             )
         return self.rows_in_memory[numeric]
@@ -134,20 +134,20 @@ class OneTable(Prior, DividedTables):
 
     def fingerprint(self) -> str:
         """Return a hash of the table and of what is predicted in it."""
-        from priors.real.tasks import fingerprint
+        from priors.real.tasks import fingerprint_of_tasks
 
-        return fingerprint([self.task])
+        return fingerprint_of_tasks([self.task])
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the table and what is left out of it, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers, remarks
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reading_remarks
 
         entry, task = self.task.entry, self.task
         guessed = f" ({RULE})" if task.is_guessed else ""
         return [
             f"{self.file}: {entry.rows:,} rows, {len(task.columns) - 1} features, target {task.target!r}{guessed}",
             f"{self.validation_fraction:.0%} of the rows for validation, {self.test_fraction:.0%} for the final test",
-            *remarks([task], most),
+            *reading_remarks([task], most),
             *columns_left_out([task], most),
             *identifiers([task], f"{key}.drop"),
         ]

@@ -271,7 +271,7 @@ def convert_to_one(value: Any, kinds: tuple[Any, ...], key: str, keys: Iterable[
             return converted, []
     if len(kinds) == 1 or plain(value) is None:
         return tried[0]
-    return WRONG, [f"{key} is {plain(value)!r}; it must be of type {' or '.join(map(name_of, kinds))}"]
+    return WRONG, [f"{key} is {plain(value)!r}; it must be of type {' or '.join(map(type_name, kinds))}"]
 
 
 def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
@@ -295,7 +295,7 @@ def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
     return value, []  # of Any, or of a class of which only the owner of the option knows what it takes
 
 
-def name_of(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     """Write a type: int, list[str]."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
@@ -392,7 +392,7 @@ def in_list(problem: str, key: str, values: list, kind: Any = Any) -> str:
     """Say of a whole list what is wrong with an element of it, which is of the type `kind`."""
     if problem == f"{key}: {NEEDS_VALUE}":
         advice = ": put quotes around it" if kind is str else ""  # null, or ?
-        return f"{key} is {values}; each value must be of type {name_of(kind)}{advice}"
+        return f"{key} is {values}; each value must be of type {type_name(kind)}{advice}"
     _, separator, rule = problem.partition("; it must ")
     return f"{key} is {values}; each value must {rule}" if separator else problem
 

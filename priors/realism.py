@@ -24,7 +24,7 @@ class Realism:
     missing: float = option(0.0, at_least=0, at_most=1)
     """Probability that cells of a table are missing: at random, by value, or in blocks."""
     strength: float | None = option(None, at_least=0, at_most=1)
-    """How many are missing, from 0 (few) to 1; null draws the strength for each table."""
+    """How many are missing, from 0 (few) to 1. Default: drawn for each table."""
 
     def draw_strength(self, seed: tuple[int, ...]) -> float | None:
         """Draw how strong the change of a table is; None if its cells are all there."""
@@ -40,7 +40,7 @@ def fill_missing(table: Table, strength: float, seed: tuple[int, ...]) -> tuple[
     """Give missing cells of a finished table the mean of their column; return bool (N, M), and a text about them."""
     X = table.X.numpy()
     missing, text = draw_missing(X, table.train_size, strength, rng_at(seed, "realism missing"))
-    fill(X, missing, table.train_size)
+    fill_with_means(X, missing, table.train_size)
     table.missing = float(missing.mean())
     return missing, text
 
@@ -111,14 +111,14 @@ def chances(values: np.ndarray, rates: np.ndarray, rng: np.random.Generator) -> 
     ndarray
         float32 (K, N), rate (1 + a) rank^a, whose mean over ranks in 0..1 is the rate; at most 1, as a <= 1 / rate - 1.
     """
-    places: np.ndarray = ranks(values, rng)
+    places: np.ndarray = uniform_ranks(values, rng)
     falls = rng.random(rates.shape) < 0.5
     places = np.where(falls, 1 - places, places)
     exponent = np.minimum(STEEPEST, 1 / rates - 1)
     return rates * (1 + exponent) * places**exponent
 
 
-def fill(X: np.ndarray, missing: np.ndarray, train_size: int) -> None:
+def fill_with_means(X: np.ndarray, missing: np.ndarray, train_size: int) -> None:
     """Give missing cells of X (N, M), in place, the mean of the labeled rows of their column that are not missing."""
     present = ~missing[:train_size]
     sums = np.where(present, X[:train_size], 0.0).sum(0, dtype=np.float64)
@@ -134,7 +134,7 @@ def pick_columns(number: int, share: float, rng: np.random.Generator) -> np.ndar
     return picked
 
 
-def ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def uniform_ranks(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Ranks in (0, 1), float32 (K, N), within each row of standardized values (K, N); ties are broken at random."""
     order = np.argsort(values + TIES * rng.random(values.shape), axis=1)
     ranks = np.empty(values.shape, np.float32)

@@ -248,7 +248,7 @@ def discretize(
         rng = rng_at(seed, "categories")
     for category in plan.categories:
         values = columns[:, category.column].numpy()
-        codes = cut(values, random_rows(values, category.levels - 1, rng))
+        codes = bins_of(values, random_rows(values, category.levels - 1, rng))
         if category.order == "shuffled":
             codes, present = renumber(codes, np.bincount(codes))
             codes = rng.permutation(present)[codes]
@@ -278,7 +278,7 @@ def cut_target(target: torch.Tensor, plan: Discretization, rng: np.random.Genera
             boundaries = random_rows(values, plan.num_classes - 1, rng)
         else:
             boundaries = rng.standard_normal(plan.num_classes - 1, dtype=np.float32)
-        codes = cut(values, boundaries)
+        codes = bins_of(values, boundaries)
         counts = np.bincount(codes)
         if (counts == 1).any():
             continue
@@ -300,6 +300,6 @@ def random_rows(values: np.ndarray, number: int, rng: np.random.Generator) -> np
     return values[rng.integers(len(values), size=number)]
 
 
-def cut(values: np.ndarray, boundaries: np.ndarray) -> np.ndarray:
+def bins_of(values: np.ndarray, boundaries: np.ndarray) -> np.ndarray:
     """Count the boundaries below each value, int64 (num_rows,)."""
     return np.sort(boundaries).searchsorted(values)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # pandas and scikit-learn take two seconds to import, and onl
     from priors.real.files import Entry
     from priors.real.tasks import RealTask
 
-__all__ = ["Tables"]
+__all__ = ["FolderOfTables"]
 
 NAME = "tables"
 CACHE_BYTES = 2**30  # of the tables that were used last, in each process that draws
 
 
 @dataclass
-class Tables(Prior, DividedTables):
+class FolderOfTables(Prior, DividedTables):
     """Real tables: each draw takes some rows and columns of one of them.
 
     Only tables with enough rows for a draw take part in it, each with a probability proportional to the square root of
@@ -175,14 +175,14 @@ class Tables(Prior, DividedTables):
 
     def fingerprint(self) -> str:
         """Return a hash of the tables of all sides and of what is predicted in them."""
-        from priors.real.tasks import fingerprint
+        from priors.real.tasks import fingerprint_of_tasks
 
         _, tasks, _ = self.contents
-        return fingerprint(tasks)
+        return fingerprint_of_tasks(tasks)
 
     def describe(self, most: int = 3, key: str = "prior") -> list[str]:
         """Describe the tables and what is left out, in lines for the user."""
-        from priors.real.tasks import RULE, columns_left_out, identifiers, reasons, remarks, shortened
+        from priors.real.tasks import RULE, columns_left_out, identifiers, reading_remarks, reasons, shortened
 
         # How many tables there are, and the longest ones.
         entries, tasks, left_out = self.contents
@@ -206,7 +206,7 @@ class Tables(Prior, DividedTables):
             lines.append(f"{len(guessed)} not in tasks.csv, so their target is {RULE}: {shortened(guessed, most)}")
         if left_out:
             lines.append(f"{len(left_out)} files left out: {reasons(left_out, most)}")
-        lines += remarks(tasks, most)
+        lines += reading_remarks(tasks, most)
         lines += columns_left_out(tasks, most)
         lines += identifiers(tasks, "the column drop of tasks.csv")
         return lines

@@ -34,7 +34,7 @@ class TreeLayer:
 
 
 @dataclass(frozen=True, eq=False)  # equal to itself only, so that the values of its layers can be looked up
-class Network:
+class TreeNetwork:
     """Causes, which are the features, and hidden layers of trees."""
 
     seed: tuple[int, ...]
@@ -55,7 +55,7 @@ class TreePlan:
     """A network, and the number of the output that is the target."""
 
     seed: tuple[int, ...]
-    network: Network
+    network: TreeNetwork
     number: int
 
     @property
@@ -92,17 +92,17 @@ class TreeSCM(Realistic):
         *address, attempt = seed
         num_choices = CHOICES if self.min_skill else 1
         number = attempt % num_choices
-        return TreePlan(seed, draw_network(spec, (*address, attempt - number), num_choices), number)
+        return TreePlan(seed, draw_tree_network(spec, (*address, attempt - number), num_choices), number)
 
     def execute(self, plan: TreePlan) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Fit the trees layer by layer, then cut the target into classes; see `Prior.execute`."""
-        causes, hidden = run_network(plan.network)
+        causes, hidden = run_tree_network(plan.network)
         target = torch.from_numpy(run_layer(plan.output, hidden, rng_at(plan.seed, "output"))[:, 0])
         return scm.discretize(causes, target, plan.network.discretization, plan.seed)
 
 
 @functools.lru_cache(maxsize=1)
-def draw_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> Network:
+def draw_tree_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> TreeNetwork:
     """Draw the causes and the layers of a network.
 
     Parameters
@@ -124,19 +124,19 @@ def draw_network(spec: TableSpec, seed: tuple[int, ...], num_choices: int) -> Ne
     rng = rng_at(seed, "tree_scm plan")
     hidden = int(rng.integers(3, 10))
     num_hidden_layers = int(rng.integers(1, 3))
-    layers = [plan_layer(rng, hidden, noise) for _ in range(num_hidden_layers)]
+    layers = [plan_tree_layer(rng, hidden, noise) for _ in range(num_hidden_layers)]
     layers[0] = replace(layers[0], noise=replace(noise, std=0.0))
-    return Network(
+    return TreeNetwork(
         seed=seed,
         num_rows=spec.num_rows,
         causes=scm.plan_causes(rng, spec.num_features, cause_sampling, cause_moments),
         layers=tuple(layers),
-        outputs=tuple(plan_layer(rng, 1, noise) for _ in range(num_choices)),
+        outputs=tuple(plan_tree_layer(rng, 1, noise) for _ in range(num_choices)),
         discretization=scm.plan_discretization(spec, seed, boundaries),
     )
 
 
-def plan_layer(rng: np.random.Generator, num_outputs: int, noise: scm.LayerNoise) -> TreeLayer:
+def plan_tree_layer(rng: np.random.Generator, num_outputs: int, noise: scm.LayerNoise) -> TreeLayer:
     """Draw number and depth of the trees of a layer."""
     return TreeLayer(
         num_outputs=num_outputs,
@@ -147,7 +147,7 @@ def plan_layer(rng: np.random.Generator, num_outputs: int, noise: scm.LayerNoise
 
 
 @functools.lru_cache(maxsize=1)
-def run_network(network: Network) -> tuple[torch.Tensor, np.ndarray]:
+def run_tree_network(network: TreeNetwork) -> tuple[torch.Tensor, np.ndarray]:
     """Compute the causes, float32 (num_rows, number), and the outputs of the last hidden layer, (num_rows, outputs)."""
     rng = rng_at(network.seed, "network")
     causes = scm.sample_causes(network.causes, network.num_rows, rng)

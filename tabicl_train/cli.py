@@ -83,7 +83,7 @@ def plain_end() -> Iterator[None]:
     try:
         try:
             with safe_path(), foreign_exits():
-                if problems := option_problems(sys.argv[1:]):
+                if problems := dashed_option_problems(sys.argv[1:]):
                     raise ConfigError(problems)
                 sys.argv[1:] = plugins.take(sys.argv[1:])
                 yield
@@ -129,7 +129,7 @@ def safe_path() -> Iterator[None]:
             os.environ.pop("PYTHONSAFEPATH", None)
 
 
-def option_problems(words: list[str]) -> list[str]:
+def dashed_option_problems(words: list[str]) -> list[str]:
     """Return a line for each --key=value or --key value that is not an option of any command, with the form to use."""
     problems = []
     for word, after in zip_longest(words, words[1:], fillvalue=""):
@@ -157,7 +157,7 @@ def train() -> None:
     if not sys.argv[1:]:  # instead of the default of 500,000 steps
         raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
-        run_sweep(args)
+        run_or_show_sweep(args)
         return
     from tabicl_train.config.compose import compose
 
@@ -217,7 +217,7 @@ def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR KEY=VALUE ... submit.nodes=2 ..."""
     args = train_arguments("tabicl-submit")
     if args.help:
-        arguments("SubmitOptions", "submit.")
+        command_options("SubmitOptions", "submit.")
     if args.cfg or args.multirun:
         raise ConfigError(["--cfg and --multirun are not options of tabicl-submit"])
     settings = [text for text in args.overrides if not text.startswith("submit.")]
@@ -226,8 +226,7 @@ def submit() -> None:
     if not settings:
         raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
     from tabicl_train.config.compose import hydra_text
-    from tabicl_train.training.distributed.submit import GPU_WORKERS
-    from tabicl_train.training.distributed.submit import submit as submit_job
+    from tabicl_train.training.distributed.submit import GPU_WORKERS, submit_job
 
     options, config = check_submission(args, settings)
     folder = Path(config.run_dir, "jobs").absolute()
@@ -270,10 +269,10 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
 @plain_end()
 def sweep() -> None:
     """tabicl-sweep sweep=NAME run_dir=DIR KEY=VALUE ..."""
-    run_sweep(train_arguments("tabicl-sweep"))
+    run_or_show_sweep(train_arguments("tabicl-sweep"))
 
 
-def run_sweep(args: argparse.Namespace) -> None:
+def run_or_show_sweep(args: argparse.Namespace) -> None:
     """Run a sweep; with --help print its settings, with --cfg its runs. Exits as `run` does."""
     from tabicl_train.config.documentation import sweep_help
 
@@ -289,16 +288,16 @@ def run_sweep(args: argparse.Namespace) -> None:
     if args.cfg:
         print(plan.text())
         return
-    from tabicl_train.sweep.run import run_sweep as run_all
+    from tabicl_train.sweep.run import run_sweep
 
-    status = run_all(plan)
+    status = run_sweep(plan)
     if status != "finished":
         sys.exit(PREEMPTED if status == "preempted" else "error: no run has finished")
 
 
 @plain_end()
 def export() -> None:
-    args = arguments("ExportOptions")
+    args = command_options("ExportOptions")
     from tabicl_train.weights.export import export as write
 
     print(write(args.checkpoint, args.output, args.weights, args.format))
@@ -306,7 +305,7 @@ def export() -> None:
 
 @plain_end()
 def replay() -> None:
-    args = arguments("ReplayOptions")
+    args = command_options("ReplayOptions")
     from tabicl_train.check.replay import replay as run_again
 
     run_again(args.run_dir, args.step)
@@ -314,7 +313,7 @@ def replay() -> None:
 
 @plain_end()
 def evaluate() -> None:
-    args = arguments("EvaluateOptions")
+    args = command_options("EvaluateOptions")
     from tabicl_train.evaluation.evaluate import evaluate as score
 
     results = score(args)
@@ -334,7 +333,7 @@ def compare() -> None:
     """tabicl-compare A B [C ...] KEY=VALUE ..."""
     words = [word for word in sys.argv[1:] if is_word(word)]
     sys.argv[1:] = [word for word in sys.argv[1:] if not is_word(word)]
-    args = arguments("CompareOptions")
+    args = command_options("CompareOptions")
     from tabicl_train.sweep.compare import run_comparison
 
     run_comparison([expand_home(word) for word in words], args)
@@ -347,7 +346,7 @@ def is_word(argument: str) -> bool:
 
 @plain_end()
 def report() -> None:
-    args = arguments("ReportOptions")
+    args = command_options("ReportOptions")
     require_matplotlib()
     from tabicl_train.report.page import PAGE, write_report
 
@@ -365,7 +364,7 @@ def gpu_check() -> None:
     """tabicl-gpu-check KEY=VALUE ..."""
     args = train_arguments("tabicl-gpu-check")
     if args.help:
-        arguments("GpuCheckOptions")
+        command_options("GpuCheckOptions")
     if args.cfg or args.multirun:
         raise ConfigError(["--cfg and --multirun are not options of tabicl-gpu-check"])
     from tabicl_train.check.gpu.page import JSON, NO_GPU, PAGE
@@ -404,7 +403,7 @@ def runs() -> None:
 
 @plain_end()
 def predict() -> None:
-    args = arguments("PredictOptions")
+    args = command_options("PredictOptions")
     from tabicl_train.prediction.predict_files import predict_files
 
     predict_files(args)
@@ -433,8 +432,7 @@ def prior() -> None:
 def lab() -> None:
     """tabicl-lab EXPERIMENT KEY=VALUE ..."""
     try:
-        from tabicl_train.lab.experiments import Failed, Preempted
-        from tabicl_train.lab.experiments import run as run_experiment
+        from tabicl_train.lab.experiments import Failed, Preempted, run_experiment
     except ModuleNotFoundError as error:
         raise ConfigError([f"tabicl-lab is not installed: {error}"]) from None
 
@@ -446,7 +444,7 @@ def lab() -> None:
         sys.exit(one_line(f"error: {error}"))
 
 
-def arguments(name: str, prefix: str = "") -> Any:
+def command_options(name: str, prefix: str = "") -> Any:
     """Parse the arguments of a command into the dataclass of its options; with --help, print them and exit."""
     from tabicl_train.config import options
 
@@ -463,8 +461,10 @@ def arguments(name: str, prefix: str = "") -> Any:
 
 @contextlib.contextmanager
 def run_errors(folder: Path) -> Iterator[None]:
-    """Turn errors that end a run into exit code 1 and one line."""
-    # A rank passes its error to the elastic agent and writes its stack trace into the run directory.
+    """Turn errors that end a run into exit code 1 and one line.
+
+    A rank passes its error to the elastic agent, and writes its stack trace into the run directory.
+    """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from priors import PriorError

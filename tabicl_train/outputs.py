@@ -243,10 +243,10 @@ def sync_folder(path: Path) -> None:
 def save_atomically(content: object, path: Path) -> None:
     """Call torch.save atomically, and create the folder. Raises OSError where torch.save raises a RuntimeError."""
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, lambda file: save(content, file))
+    write_atomically(path, lambda file: save_tensors(content, file))
 
 
-def save(content: object, file: BinaryIO) -> None:
+def save_tensors(content: object, file: BinaryIO) -> None:
     import torch  # takes 2 s, and only this function needs it
 
     recorder = ErrorRecorder(file)

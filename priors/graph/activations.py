@@ -261,7 +261,7 @@ def apply(x, code, power):
 
 
 @njit("UniTuple(f4, 2)(f4[::1])", cache=True, fastmath=SUMS, error_model="numpy")
-def moments(row):
+def mean_and_inverse_std(row):
     """Mean and 1 / standard deviation of a feature; 0 and not infinity for a constant one, of any value."""
     first = row[0]
     total = np.float32(0.0)
@@ -277,7 +277,7 @@ def moments(row):
 @njit("void(f4[::1], f4)", cache=True, fastmath=SUMS, error_model="numpy")
 def standardize_feature(row, factor):
     """(row - mean) / (standard deviation + 1e-4) * factor, in place."""
-    mean, inverse_std = moments(row)
+    mean, inverse_std = mean_and_inverse_std(row)
     scale = factor * inverse_std / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
     for j in range(len(row)):
         row[j] = (row[j] - mean) * scale

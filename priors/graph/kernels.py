@@ -23,7 +23,7 @@ from priors.floats import (
     scramble,
     uniform,
 )
-from priors.graph.activations import cos_of_turns, moments
+from priors.graph.activations import cos_of_turns, mean_and_inverse_std
 from priors.graph.scalars import fill_weights
 
 BLOCK = 512  # rows
@@ -268,7 +268,7 @@ def random_trees(x, trees, depth, m, key):
     cumulative = np.empty(n)
     total = 0.0
     for i in range(n):
-        _, inverse_std = moments(x[i])
+        _, inverse_std = mean_and_inverse_std(x[i])
         total += max(1.0 / inverse_std, 1e-8)
         cumulative[i] = total
     if not np.isfinite(total):

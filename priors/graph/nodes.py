@@ -10,7 +10,7 @@ from numba import njit
 
 from priors.finish import split_rows
 from priors.floats import FASTMATH, SUMS, log1p_exp
-from priors.graph.activations import moments
+from priors.graph.activations import mean_and_inverse_std
 from priors.graph.converters import Categorical, Converter, Numeric, convert_numeric
 from priors.graph.functions import Function, Points, draw_function
 from priors.graph.scalars import LOCAL, Scalars, Weights
@@ -350,7 +350,7 @@ def scale_features(x, weights):
     factor = np.empty(n, np.float32)
     square = np.float32(0.0)
     for i in range(n):
-        mean[i], inverse_std = moments(x[i])
+        mean[i], inverse_std = mean_and_inverse_std(x[i])
         # The deviation of the standardized feature, std / (std + 1e-4), times the weight
         weight = weights[i] / (np.float32(1.0) + np.float32(1e-4) * inverse_std)
         square += weight * weight

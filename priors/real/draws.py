@@ -120,7 +120,7 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     # The rows: some of those that have a value of the target.
     target = draw_target(task, spec, rng)
     values = columns[target]
-    rows = rng.choice(known_rows(values), spec.num_rows, replace=False)
+    rows = rng.choice(rows_with_value(values), spec.num_rows, replace=False)
     train_size = spec.train_size
 
     # The target: numbers, or classes in random order, of which labeled and query rows have the same.
@@ -143,13 +143,13 @@ def draw_table_of_task(task: RealTask, columns: dict[str, Column], spec: TableSp
     features = [others[j] for j in rng.permutation(len(others))[: spec.num_features]]
     frame = frame_of(task, columns, features, rows)
     norm_method = str(rng.choice(NORM_METHODS))
-    X = torch.from_numpy(prepare(frame, train_size, norm_method, spec.keeps_missing))
+    X = torch.from_numpy(prepare_columns(frame, train_size, norm_method, spec.keeps_missing))
     plan = TablePlan(task, rows, features, f"{made}: {target}", norm_method)
     missing = float(frame.isna().to_numpy().mean())
     return Table(X, y, train_size, num_classes, plan=plan, missing=missing)
 
 
-def known_rows(values: Column) -> np.ndarray:
+def rows_with_value(values: Column) -> np.ndarray:
     """Return the numbers of the rows in which a column has a value."""
     if isinstance(values, pd.Categorical):
         return np.flatnonzero(values.codes >= 0)
@@ -238,7 +238,7 @@ def merge_rare(labels: np.ndarray, max_classes: int) -> np.ndarray:
     return number[labels]
 
 
-def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
+def prepare_columns(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missing: bool = False) -> np.ndarray:
     """Prepare columns as an estimator does, fitted on the labeled rows alone.
 
     Parameters
@@ -275,7 +275,7 @@ def prepare(frame: pd.DataFrame, train_size: int, norm_method: str, keeps_missin
 
 
 @dataclass
-class Rows:
+class SourceRows:
     """The rows of a table with their targets."""
 
     X: pd.DataFrame
@@ -303,7 +303,7 @@ class Rows:
         chosen = np.sort(rng.permutation(self.X.shape[1])[:max_features])
         method = str(rng.choice(NORM_METHODS))
         frame = self.X.iloc[rows, chosen]
-        X = prepare(frame, len(labeled), method, self.keeps_missing)
+        X = prepare_columns(frame, len(labeled), method, self.keeps_missing)
         features = rng.permutation(X.shape[1])
         shift = int(rng.integers(max(self.num_classes, 1)))
         member = Member(method, features, shift)
@@ -392,7 +392,7 @@ def shuffled(y: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple
 
 
 def split_by_content(
-    rows: Rows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
+    rows: SourceRows, validation_fraction: float, test_fraction: float, names: Sequence[object] | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Divide rows into those for training, for validation and for the final test.
 
@@ -401,7 +401,7 @@ def split_by_content(
 
     Parameters
     ----------
-    rows : Rows
+    rows : SourceRows
         The rows.
     validation_fraction, test_fraction : float
         Shares of the rows, which hold approximately; with 0 there are none.
@@ -451,11 +451,11 @@ def row_hashes(X: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     """Hash rows, uint64 (rows,); rows with equal values have equal hashes."""
     hashes = value_hashes(np.asarray(y, dtype=float))
     for _, column in X.items():
-        hashes = mix_bits(hashes ^ value_hashes(values_of(column)))
+        hashes = mix_bits(hashes ^ value_hashes(column_values(column)))
     return hashes
 
 
-def values_of(column: pd.Series) -> Column:
+def column_values(column: pd.Series) -> Column:
     """Return a column as numbers, or as categories of text."""
     if reads_as_numbers(column):
         return as_numbers(column)
@@ -466,12 +466,12 @@ def values_of(column: pd.Series) -> Column:
 class OwnRows:
     """The rows of a file that have a target, their numbers in the file, and rows by TRAINING, VALIDATION, TEST."""
 
-    rows: Rows
+    rows: SourceRows
     numbers: np.ndarray
     sides: dict[str, np.ndarray]
 
 
-def own_rows(
+def divide_rows(
     task: RealTask, columns: dict[str, Column], numeric: bool, validation_fraction: float, test_fraction: float
 ) -> OwnRows:
     """Divide the rows of a table that have a target.
@@ -492,7 +492,7 @@ def own_rows(
     OwnRows
     """
     values = columns[task.target]
-    numbers = known_rows(values)
+    numbers = rows_with_value(values)
     values = values[numbers]
     if numeric:
         names = np.array([])
@@ -501,6 +501,6 @@ def own_rows(
         names, y = np.unique(np.asarray(values), return_inverse=True)
     features = [facts.name for facts in task.columns if facts.name != task.target]
     X = frame_of(task, columns, features, numbers)
-    rows = Rows(X, y, len(names))
+    rows = SourceRows(X, y, len(names))
     sides = split_by_content(rows, validation_fraction, test_fraction, names.tolist())
     return OwnRows(rows, numbers, dict(zip((TRAINING, VALIDATION, TEST), sides, strict=True)))

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from priors.errors import first_line
+from priors.errors import message_line
 from priors.nesting import read_json
 from priors.real.csv_format import AUTO, USUAL_FORMAT, CsvFormat, advice_on_separator, separator_of, without_declaration
 from priors.real.preprocessing import as_numbers, as_times, reads_as_numbers, resemblance
@@ -264,7 +264,7 @@ def read_entry(
             content=content_hash(columns),
             last=table.last,
             rows=len(columns[0]),
-            columns=tuple(facts_of(name, table.kinds[name], column) for name, column in table.columns.items()),
+            columns=tuple(column_facts(name, table.kinds[name], column) for name, column in table.columns.items()),
             left_out=table.left_out,
             form=form,
             version=table.reading.version,
@@ -276,7 +276,7 @@ def read_entry(
     except LeftOut as error:
         reason = str(error)
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        message = first_line(error) or "no message"
+        message = message_line(error) or "no message"
         reason = f"it cannot be read ({type(error).__name__}: {message})"
     return Entry(path, size, modified, reason=reason, form=form, targets=targets)
 
@@ -328,7 +328,7 @@ def read_table(
     return table
 
 
-def facts_of(name: str, kind: str, column: Column) -> ColumnFacts:
+def column_facts(name: str, kind: str, column: Column) -> ColumnFacts:
     present = present_values(column)
     distinct = len(column.categories) if isinstance(column, pd.Categorical) else len(np.unique(present))
     return ColumnFacts(name, kind, distinct, known=len(present))
@@ -435,7 +435,7 @@ def read_file(
     except (LeftOut, MissingLibrary) as error:
         raise PriorError(f"{path} cannot be used: {error}") from None
     except Exception as error:  # damaged files make the readers raise errors of any kind
-        raise PriorError(f"{path} cannot be read: {first_line(error) or type(error).__name__}") from None
+        raise PriorError(f"{path} cannot be read: {message_line(error) or type(error).__name__}") from None
 
 
 def read_texts(path: Path, column: str, form: CsvFormat) -> pd.Series:
@@ -557,7 +557,7 @@ def written(content: bytes, form: CsvFormat, names: Collection[str]) -> pd.DataF
 
 
 def parse(content: bytes, form: CsvFormat, **options: Any) -> pd.DataFrame:
-    text, form = without_declaration(decode(content), form)
+    text, form = without_declaration(decode_text(content), form)
     separator = separator_of(text, form)
     names = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
     return pd.read_csv(
@@ -673,7 +673,7 @@ def check_size(rows: int, columns: int) -> None:
         raise LeftOut(f"{rows:,} rows of {columns:,} columns, more than {MAX_CELLS:,} cells: store a sample of it")
 
 
-def decode(content: bytes) -> str:
+def decode_text(content: bytes) -> str:
     """Return the text of a CSV file; raises LeftOut for other files, and for text that is not in UTF-8."""
     for start, kind in OTHER_FORMATS.items():
         if content.startswith(start):
@@ -720,7 +720,7 @@ def check_csv(content: bytes, form: CsvFormat, reading: Reading) -> tuple[int, i
         For lines of different lengths, and invalid names of columns.
     """
     # The names of the columns.
-    content_text = decode(content)
+    content_text = decode_text(content)
     text, form = without_declaration(content_text, form)
     separator = separator_of(text, form)
     declarations = int(len(text) < len(content_text))  # lines before the names
@@ -808,7 +808,7 @@ def as_column(values: pd.Series) -> tuple[Column, str]:
         if classes is not None:
             column, kind = classes, "category"
     else:
-        column, kind = from_text(values)
+        column, kind = column_of_text(values)
 
     # A column of a single value, or of row numbers.
     present = present_values(column)
@@ -856,7 +856,7 @@ def advice_on_decimal(texts: pd.Series) -> str:
     return "; if the comma is their decimal mark, set decimal=comma" if have_commas else ""
 
 
-def from_text(values: pd.Series) -> tuple[Column, str]:
+def column_of_text(values: pd.Series) -> tuple[Column, str]:
     """Return texts as categories in alphabetical order, or as times if all are dates."""
     kind = nested_type(values) or pd.api.types.infer_dtype(values, skipna=True)
     if kind not in ("string", "boolean", "date", "datetime"):

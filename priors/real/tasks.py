@@ -25,7 +25,7 @@ from priors.real.files import (
     ColumnFacts,
     Entry,
     LeftOut,
-    decode,
+    decode_text,
     guess_target,
 )
 from priors.table import MIN_ROWS, PriorError
@@ -217,7 +217,7 @@ def tasks_of_file(folder: Path, entries: dict[str, Entry]) -> list[RealTask]:
 def read_tasks(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """Read the rows of a table of tasks; raises PriorError if it cannot be read or lacks some of these columns."""
     try:
-        text, form = without_declaration(decode(path.read_bytes()))
+        text, form = without_declaration(decode_text(path.read_bytes()))
         lines = io.StringIO(text, newline="")
         reader = csv.DictReader(lines, restval="", delimiter=separator_of(text, form))
         rows = list(reader)
@@ -241,7 +241,7 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def fingerprint(tasks: Iterable[RealTask]) -> str:
+def fingerprint_of_tasks(tasks: Iterable[RealTask]) -> str:
     """Return a hash of tables, of how they are read, and of their targets."""
     tasks = list(tasks)
     version = max((task.entry.version for task in tasks), default=OLDEST)
@@ -259,7 +259,7 @@ def columns_left_out(tasks: Iterable[RealTask], most: int) -> list[str]:
     return [f"{len(columns)} columns left out: {reasons(columns, most)}"] if columns else []
 
 
-def remarks(tasks: Iterable[RealTask], most: int) -> list[str]:
+def reading_remarks(tasks: Iterable[RealTask], most: int) -> list[str]:
     """Describe how files were read, where users should know it, in a line for the user, or []."""
     lines = {f"{task.entry.path}: {remark}": None for task in tasks for remark in task.entry.remarks}  # a file once
     return [f"how files are read: {shortened(lines, most, '; ')}"] if lines else []

@@ -48,14 +48,14 @@ def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int],
         yield (plan.step, index), draw_table(prior, group.spec, config.seed, plan.step, index)
 
 
-def describe(config: RunConfig, args: Any) -> None:
+def print_description(config: RunConfig, args: Any) -> None:
     """Print a description of the real tables, if any, and distributions over the run's first tables."""
-    from priors.inspection import describe as format_distributions
+    from priors.inspection import describe_tables
 
     # Models are fitted to each table, which takes 0.2 s or more. Of real tables, the lines above say most already.
     has_real_tables = print_real_tables(config)
     count = args.tables or (20 if has_real_tables else 200)
-    print(format_distributions(table for _, table in run_tables(config, count)))
+    print(describe_tables(table for _, table in run_tables(config, count)))
 
 
 def print_real_tables(config: RunConfig) -> bool:
@@ -218,7 +218,7 @@ def load_plugins() -> Callable[[], object]:
     return functools.partial(plugins.load, [plugin.argument for plugin in plugins.named()])
 
 
-ACTIONS = {"describe": describe, "gallery": gallery, "show": show, "dump": dump}
+ACTIONS = {"describe": print_description, "gallery": gallery, "show": show, "dump": dump}
 
 
 def act(action: str, arguments: list[str], config_dir: str | None) -> None:

@@ -21,7 +21,7 @@ from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader
 from tabicl_train.training.module import Gradients, TrainedNetwork
-from tabicl_train.training.process import device_of, set_up_process
+from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.state import build_module
 
 # What a run may need of plug-ins.
@@ -30,9 +30,15 @@ COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient 
 
 
 def replay(run_dir: str, step: int) -> None:
-    """Train in memory from the last checkpoint before the step; print loss and gradient norm of each of its tables."""
-    # It uses one process; for a run of several processes, the weights are equal up to the order of sums. Raises
-    # ConfigError if the folder holds no run, if the run has no such step, or if its weights cannot be reproduced.
+    """Train in memory from the last checkpoint before the step; print loss and gradient norm of each of its tables.
+
+    It uses one process; for a run of several processes, the weights are equal up to the order of sums.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no run, the run has no such step, or its weights cannot be reproduced.
+    """
     values, content = find_content(Path(run_dir), step)
     with wrong_records(run_dir):
         config = from_values(replay_values(values, content is not None))
@@ -53,8 +59,7 @@ def replay(run_dir: str, step: int) -> None:
 
 
 def find_content(run_dir: Path, step: int) -> tuple[dict, dict | None]:
-    """Return the configuration of a run, and its newest checkpoint before a step, if any."""
-    # The configuration is that of the newest checkpoint, if there is one.
+    """Return the configuration of a run, from its newest checkpoint if any, and its newest checkpoint before a step."""
     newest = checkpoint.newest_valid(run_dir / "checkpoints")
     if newest is None:
         values = Records(run_dir).config()

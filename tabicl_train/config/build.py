@@ -28,7 +28,7 @@ class NoOptions:
     """The options of a function."""
 
 
-def build_objective(entry: Any, options: dict[str, Any]) -> Any:
+def build_registered_objective(entry: Any, options: dict[str, Any]) -> Any:
     """Return an objective that is a function, which has no options, or build one from its class and its options."""
     if not inspect.isfunction(entry):
         return build_options(entry, options)

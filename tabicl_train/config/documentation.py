@@ -45,6 +45,9 @@ Groups of settings, chosen by GROUP=NAME:
 Options:
 {options}
 
+Other commands, each with --help:
+{commands}
+
 All settings: python -m tabicl_train.config.documentation"""
 
 OFTEN_CHANGED = (
@@ -67,6 +70,21 @@ TRAIN_OPTIONS = {
     "--config-dir DIR": "Also search a folder of your own for configuration files.",
     "plugins=[A,./b.py]": ABOUT_PLUGINS,
     "--version": "Print versions, commit and device.",
+}
+
+OTHER_COMMANDS = {
+    "tabicl-runs": "List the runs in a folder and their status.",
+    "tabicl-report": "Write a page about one run or several.",
+    "tabicl-export": "Write the weights of a run in a format that others load.",
+    "tabicl-predict": "Predict a column of a table.",
+    "tabicl-evaluate": "Score a checkpoint and baselines on real data.",
+    "tabicl-compare": "Compare runs, checkpoints or sweeps on the same tasks, with intervals.",
+    "tabicl-sweep": "Run one training for each point of a space.",
+    "tabicl-submit": "Submit a run to SLURM.",
+    "tabicl-prior": "Look at the tables of a prior, or store them.",
+    "tabicl-replay": "Repeat one step of a run and print the loss of each table.",
+    "tabicl-gpu-check": "Check results, speed and memory of a GPU.",
+    "tabicl-lab": "Run an experiment with attention.",
 }
 
 # Options whose help also names what plug-ins have registered.
@@ -142,7 +160,7 @@ def type_text(cls: type, name: str) -> str:
     return text.replace(" | ", " or ").replace("None", "null")
 
 
-def value_text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """Format a value as YAML."""
     if isinstance(value, str):
         return value
@@ -186,7 +204,7 @@ def setting_text(cls: type, key: str) -> str:
     text = field_docs(cls)[name]
     if default in (None, REQUIRED, [], {}) or dataclasses.is_dataclass(default):
         return text
-    return f"{text} (default: {value_text(default)})"
+    return f"{text} (default: {yaml_text(default)})"
 
 
 def train_help(config_dir: str | None) -> str:
@@ -201,6 +219,7 @@ def train_help(config_dir: str | None) -> str:
         settings="\n".join(settings),
         groups="\n".join(groups),
         options="\n".join(options),
+        commands="\n".join(option_line(name, text) for name, text in OTHER_COMMANDS.items()),
     )
 
 
@@ -222,22 +241,22 @@ def reference() -> str:
     groups = f"## Groups\n\nThe files of values that come with the project.\n\n{choice_table(CONFIG_DIR)}\n"
     fields = dataclasses.fields(RunConfig)
     settings_of_run = [field for field in fields if not is_section(field) and field.name != "prior"]
-    blocks = [INTRODUCTION, groups, describe("## The run", RunConfig, fields=settings_of_run)]
+    blocks = [INTRODUCTION, groups, describe_options("## The run", RunConfig, fields=settings_of_run)]
     # The sections of a configuration in its order. Those of a prior and a network depend on which one is chosen.
     for field in fields:
         name = field.name
         if name == "prior":
             blocks.append("## `prior`\n\nThe distribution that tables are drawn from.\n")
             blocks += describe_priors("priors")
-            blocks.append(describe("### `prior.realism`", Realism, "prior.realism."))
+            blocks.append(describe_options("### `prior.realism`", Realism, "prior.realism."))
         elif name == "model":
             blocks += describe_networks("tabicl_train.model")
         elif is_section(field):
-            blocks.append(describe(f"## `{name}`", type(default_of(field)), f"{name}."))
+            blocks.append(describe_options(f"## `{name}`", type(default_of(field)), f"{name}."))
         if name == "curriculum":
             stage = "curriculum.stages.NAME"
-            blocks.append(describe(f"## `{stage}`", StageConfig, f"{stage}."))
-    blocks.append(describe("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
+            blocks.append(describe_options(f"## `{stage}`", StageConfig, f"{stage}."))
+    blocks.append(describe_options("## `sweep`, for `tabicl-sweep`", SweepConfig, "sweep."))
     return "\n".join(blocks)
 
 
@@ -267,7 +286,7 @@ def describe_priors(package: str, level: str = "###") -> list[str]:
     for name in priors.prior_names():
         prior = priors.prior_class(name)
         if prior.__module__.startswith(f"{package}."):
-            descriptions.append(describe(f"{level} `prior={name}`", prior, "prior."))
+            descriptions.append(describe_options(f"{level} `prior={name}`", prior, "prior."))
     return descriptions
 
 
@@ -283,7 +302,7 @@ def describe_networks(package: str) -> list[str]:
             # A variant of TabICL, as its docstring says, is described by what it adds.
             inherited = {field.name for field in dataclasses.fields(TabICLConfig)}
             fields = [field for field in fields if field.name not in inherited]
-        descriptions.append(describe(f"## `model` of the family {name}", settings, "model.", fields))
+        descriptions.append(describe_options(f"## `model` of the family {name}", settings, "model.", fields))
     return descriptions
 
 
@@ -292,7 +311,7 @@ def is_section(field: dataclasses.Field) -> bool:
     return dataclasses.is_dataclass(default_of(field))
 
 
-def describe(title: str, cls: type, prefix: str = "", fields: Sequence[dataclasses.Field] | None = None) -> str:
+def describe_options(title: str, cls: type, prefix: str = "", fields: Sequence[dataclasses.Field] | None = None) -> str:
     """Describe a dataclass below a title, with a row for each of its fields, or of those given.
 
     A row has key, type, default and meaning; `prefix` comes before the keys.
@@ -303,7 +322,7 @@ def describe(title: str, cls: type, prefix: str = "", fields: Sequence[dataclass
     for field in fields:
         default = "{}"
         if not is_section(field):
-            default = value_text(default_of(field)) or '""'
+            default = yaml_text(default_of(field)) or '""'
         meaning = field_docs(cls).get(field.name, "")
         rows.append((f"`{prefix}{field.name}`", type_text(cls, field.name), f"`{default}`", meaning))
     table = "It has no options."

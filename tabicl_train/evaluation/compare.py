@@ -191,7 +191,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class MeanRanks:
     """Mean ranks of three or more arms over tasks, and which of them are not shown to differ."""
 
     means: pd.Series  # by arm, the best first; 1 is the best
@@ -208,7 +208,7 @@ class Comparison:
     names: list[str]  # of the arms, the reference first
     pairs: list[Pair]  # the reference with each of the others
     values: pd.DataFrame  # see Paired.values
-    ranks: Ranks | None  # of three or more arms on six or more tasks
+    ranks: MeanRanks | None  # of three or more arms on six or more tasks
     warnings: list[str]  # why arms may differ, or seem to, for another reason; the table and the figures have them, too
 
     @property
@@ -279,11 +279,11 @@ def pair(arms: Sequence[Arm], outside: bool = False) -> Paired:
     if index.empty:
         advice = "; outside=true takes those outside a trained range, too" if found else ""
         reasons = "; ".join(left_out) or "there are none"
-        raise ConfigError([f"no task is left on which {names_of(arms)} can be compared: {reasons}{advice}"])
+        raise ConfigError([f"no task is left on which {joined_names(arms)} can be compared: {reasons}{advice}"])
     return Paired(list(arms), seeds, index, of, left_out, num_outside=len(beyond) if outside else 0)
 
 
-def names_of(arms: Sequence[Arm]) -> str:
+def joined_names(arms: Sequence[Arm]) -> str:
     return ", ".join(arm.name for arm in arms)
 
 
@@ -333,7 +333,7 @@ def check_sizes(frames: list[tuple[Arm, pd.DataFrame]]) -> None:
                     raise ConfigError([f"{what}; compare scores with the same suite, rows and version of the data"])
 
 
-def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
+def compare_arms(paired: Paired, metric: str, reference: str | None = None, by_seed: bool = False) -> Comparison:
     """Compare one arm with each of the others by a metric.
 
     Parameters
@@ -361,7 +361,7 @@ def compare(paired: Paired, metric: str, reference: str | None = None, by_seed: 
         raise ConfigError([f"metric is {metric!r}, of which neither more nor less is better"])
     values = paired.values(metric)
     if values.empty:
-        raise ConfigError([f"metric is {metric!r}, which no task has for {names_of(paired.arms)}"])
+        raise ConfigError([f"metric is {metric!r}, which no task has for {joined_names(paired.arms)}"])
     names = [arm.name for arm in paired.arms]
     if reference is not None:
         if reference not in names:
@@ -437,7 +437,7 @@ def spread_of_seeds(values: np.ndarray) -> float:
     return float(values.mean(1).std(ddof=1))
 
 
-def rank(table: pd.DataFrame, metric: str) -> Ranks:
+def rank(table: pd.DataFrame, metric: str) -> MeanRanks:
     """Rank the columns (arms) of a table with a row per task, and group those that are not shown to differ.
 
     Friedman's test and mean ranks are as in Demsar (JMLR 7, 2006). Groups are by signed-rank tests of all pairs with
@@ -447,12 +447,12 @@ def rank(table: pd.DataFrame, metric: str) -> Ranks:
     ranks = table.rank(axis=1, ascending=is_lower_better(metric))
     means = ranks.mean().sort_values(kind="stable")
     if (table.nunique(axis=1) == 1).all():  # scipy divides by zero
-        return Ranks(means, 1.0, [list(means.index)], len(table))
+        return MeanRanks(means, 1.0, [list(means.index)], len(table))
     friedman = float(stats.friedmanchisquare(*(table[name] for name in table)).pvalue)
     all_pairs = list(itertools.combinations(means.index, 2))
     p_values = holm([signed_rank_test((table[a] - table[b]).to_numpy()) for a, b in all_pairs])
     alike = {frozenset(names) for names, p in zip(all_pairs, p_values, strict=True) if p > 0.05}
-    return Ranks(means, friedman, groups_of(list(means.index), alike), len(table))
+    return MeanRanks(means, friedman, groups_of(list(means.index), alike), len(table))
 
 
 def groups_of(names: list[str], alike: set[frozenset]) -> list[list[str]]:
@@ -486,7 +486,7 @@ def table_of_tasks(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
+def comparisons_as_text(paired: Paired, comparisons: Sequence[Comparison]) -> str:
     """Format what is compared, a table for each metric, and a sentence for each pair."""
     parts = [scope(paired, comparisons)]
     parts += [text_table(*table_in_words(each)) for each in comparisons]
@@ -513,7 +513,7 @@ def table_in_words(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     title = NAMES.get(comparison.metric, comparison.metric)
     header = [title, "mean", f"lead of {reference}", "win rate", "p", "p (Holm)", "smallest shown"]
     lines = [[reference, f"{comparison.pairs[0].mean_a:.4f}", *[""] * 5]]
-    lines += [[found.b, f"{found.mean_b:.4f}", *cells(found)] for found in comparison.pairs]
+    lines += [[found.b, f"{found.mean_b:.4f}", *cells_of_pair(found)] for found in comparison.pairs]
     return header, lines
 
 
@@ -551,7 +551,7 @@ def lines_of_weights(paired: Paired) -> list[str]:
     return lines
 
 
-def cells(found: Pair) -> list[str]:
+def cells_of_pair(found: Pair) -> list[str]:
     """Return the cells of a pair: lead, win rate, p values, smallest difference."""
     smallest = "-" if math.isnan(found.smallest_shown) else f"{found.smallest_shown:.4f}"
     wins = f"{found.wins.mean:.2f}"
@@ -608,7 +608,7 @@ def as_latex(comparisons: Sequence[Comparison]) -> str:
             f"{reference} & {each.pairs[0].mean_a:.4f} & & & & \\\\",
         ]
         for found in each.pairs:
-            lead, wins, _, p, smallest = (text.replace("<", "$<$") for text in cells(found))
+            lead, wins, _, p, smallest = (text.replace("<", "$<$") for text in cells_of_pair(found))
             lead = lead.replace("-", "$-$").replace("+", "$+$")
             lines.append(f"{latex(found.b)} & {found.mean_b:.4f} & {lead} & {wins} & {p} & {smallest} \\\\")
         lines += ["\\bottomrule", "\\end{tabular}", f"% {each.pairs[0].where}; 95 % confidence intervals", ""]

@@ -22,8 +22,8 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.console import counted, first_line, info, one_line, print_above_bar
 from tabicl_train.errors import ConfigError, require_matplotlib
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES, tabicl_package
-from tabicl_train.evaluation.identity import changes, identity
-from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, as_text
+from tabicl_train.evaluation.identity import identity, identity_changes
+from tabicl_train.evaluation.scores import NO_WEIGHTS, TABICL_PACKAGE, scores_as_text
 from tabicl_train.evaluation.suites import (
     DATA_PACKAGES,
     STORED_SCORES,
@@ -40,7 +40,7 @@ from tabicl_train.prediction.regressor import TabICLRegressor
 from tabicl_train.run.checkpoint import is_run_checkpoint
 from tabicl_train.run.curves import THIS_MODEL
 from tabicl_train.run.records import Records, number
-from tabicl_train.weights.choice import load, say_once
+from tabicl_train.weights.choice import load_checkpoint, say_once
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange, position
 from tabicl_train.weights.reader import build_model, files_of_weights, read_weights
 
@@ -50,10 +50,10 @@ TEXTS = ("data", "method", "trained_range", "weights")  # columns of the results
 
 def evaluate(options: EvaluateOptions) -> pd.DataFrame:
     """Score a checkpoint on a suite of tasks: print tables, and write a CSV file if asked to."""
-    results, trained, tasks = scored(options)
+    results, trained, tasks = score_checkpoint(options)
     elsewhere = {task.name: task.also_in for task in tasks if task.also_in}
     print(one_line(f"Weights of {THIS_MODEL}: {results['weights'].iloc[0]}"), end="\n\n")
-    print(as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
+    print(scores_as_text(results, trained, elsewhere, "probe" if options.suite == "probes" else "real task"))
     protocol = tasks[0].protocol
     if protocol is not None:
         print(protocol.remark(options.splits, options.rows, results["data"].nunique(), len(tasks)))
@@ -68,7 +68,7 @@ class Evaluation(NamedTuple):
     tasks: list[Source]
 
 
-def scored(
+def score_checkpoint(
     options: EvaluateOptions, baselines: Collection[str] | None = None, pretrained: Pretrained | None = None
 ) -> Evaluation:
     """Score a checkpoint, and write a CSV file if asked to.
@@ -96,7 +96,7 @@ def scored(
         With all problems of the options, or if no task could be scored.
     """
     # What is scored.
-    if problems := option_problems(options):
+    if problems := evaluation_problems(options):
         raise ConfigError(problems)
     if pretrained is None:
         pretrained = read_weights(options.checkpoint, options.weights)
@@ -131,7 +131,7 @@ def scored(
     try:
         scores: list[dict] = []
         if output:
-            scores = begin(output, options, identity(options, pretrained, tasks, baselines))
+            scores = begin_output(output, options, identity(options, pretrained, tasks, baselines))
         if done := {row["data"] for row in scores}:
             info(f"{options.output}: continues after {counted(len(done), 'task')}")
         rest = [task for task in tasks if task.name not in done]
@@ -139,7 +139,7 @@ def scored(
             warnings.simplefilter("ignore", IdentifierWarning)  # reading a folder names such columns
             for task_rows in score_tasks(rest, methods, options.rows, options.splits):
                 if stored is not None:
-                    task_rows += beside(task_rows, stored)
+                    task_rows += stored_rows(task_rows, stored)
                 for row in task_rows:
                     row["trained_range"] = position(trained, row)
                     row["n_estimators"] = members_of_method(row["method"], options)
@@ -169,23 +169,23 @@ def members_of_method(method: str, options: EvaluateOptions) -> float:
     return options.n_estimators if method in (THIS_MODEL, TABICL_PACKAGE) else float("nan")
 
 
-def begin(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
+def begin_output(output: Path, options: EvaluateOptions, settings: dict[str, Any]) -> list[dict]:
     """Return the rows that an earlier call of the same command has written, and write its `identity` beside them."""
     before = Records(output.parent).json(unfinished(output).name)
     if output.exists() and before == settings:
         rows = Records(output.parent).rows(output.name)  # pandas 2 rounds a third of the scores
-        return [from_text(row) for row in rows]
+        return [row_of_text(row) for row in rows]
     if output.exists() and not options.overwrite:
         held = "other scores or is finished"
         if before is not None:
-            held = f"unfinished scores of something else ({'; '.join(changes(before, settings))})"
+            held = f"unfinished scores of something else ({'; '.join(identity_changes(before, settings))})"
         raise ConfigError([f"output is {options.output!r}, which holds {held}: set overwrite=true"])
     output.unlink(missing_ok=True)
     Records(output.parent).replace(unfinished(output).name, json.dumps(settings))
     return []
 
 
-def from_text(row: dict[str, str]) -> dict[str, Any]:
+def row_of_text(row: dict[str, str]) -> dict[str, Any]:
     """Return a row of a CSV file with its numbers as such."""
     values: dict[str, Any] = {}
     for name, text in row.items():
@@ -197,7 +197,7 @@ def unfinished(output: Path) -> Path:
     return output.with_name(f"{output.name}.unfinished")
 
 
-def option_problems(options: EvaluateOptions) -> list[str]:
+def evaluation_problems(options: EvaluateOptions) -> list[str]:
     """List what is wrong with the options; what depends on the tasks is in `split_problems` and `replaced_inputs`."""
     problems = check(options)
     if options.tabicl_weights is not None and not Path(options.tabicl_weights).is_file():
@@ -259,7 +259,7 @@ def competitors(network: Network, n_estimators: int, tabicl_weights: str | None)
         if read_weights(tabicl_weights).config.is_regression != numbers:
             kinds = "classes, and the checkpoint numbers" if numbers else "numbers, and the checkpoint classes"
             raise ConfigError([f"tabicl_weights is {tabicl_weights!r}; it predicts {kinds}"])
-        if is_run_checkpoint(load(tabicl_weights)[1]):
+        if is_run_checkpoint(load_checkpoint(tabicl_weights)[1]):
             export = shlex.join(["tabicl-export", f"checkpoint={tabicl_weights}", "output=FILE.ckpt"])
             advice = f"is a checkpoint of a run, which the `tabicl` package does not read; export it: {export}"
             raise ConfigError([f"tabicl_weights {advice}"])
@@ -300,7 +300,7 @@ def warn_of_version(suite: str, numbers: bool) -> None:
         say_once(f"warning   {are}: splits may differ; tests/benchmarks/store_baselines.py fits them again")
 
 
-def short_name(checkpoint: str) -> str:
+def name_of_checkpoint(checkpoint: str) -> str:
     """Return the last part of a path without the ending of a file."""
     path = Path(checkpoint)
     if path.is_dir() or path.suffix not in (".csv", ".ckpt", ".pt", ".pth", ".safetensors"):
@@ -311,7 +311,7 @@ def short_name(checkpoint: str) -> str:
     return path.stem
 
 
-def beside(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
+def stored_rows(task_rows: list[dict], stored: pd.DataFrame) -> list[dict]:
     """Return the stored rows for the splits of a task, with its sizes."""
     sizes = pd.DataFrame(task_rows).filter(["data", "split", "rows", "labeled_rows", "features", "classes"])
     return sizes.drop_duplicates().merge(stored, on=["data", "split"]).to_dict("records")

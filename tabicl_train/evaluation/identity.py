@@ -94,7 +94,7 @@ def identity(
     return json.loads(json.dumps({**decided_by, "packages": packages, "code": code}))
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say in what two identities differ, one line for each."""
     lines = []
     for name in {**before, **now}:

@@ -103,7 +103,7 @@ class OpenMLSource(Source):
     @property
     def files(self) -> list[Path]:
         """The table, what describes it and the task, and the folds."""
-        dataset, _, _ = read_task(self.place, self.task)
+        dataset, _, _ = read_openml_task(self.place, self.task)
         description = self.place / "datasets" / str(dataset) / "description.xml"
         described = [self.place / "tasks" / str(self.task) / "task.xml", description]
         return [*super().files, *described, folds_path(self.place, self.task)]
@@ -124,7 +124,7 @@ class OpenMLSource(Source):
         # The table.
         protocol = self.protocol
         frame, target = self.read()
-        y = labels(frame.pop(target), self.numbers)
+        y = target_values(frame.pop(target), self.numbers)
         limit = rows
         if rows is None and protocol is not None:
             limit = protocol.rows
@@ -175,7 +175,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     if folder is None:
         raise ConfigError(["folder is missing; suite=openml needs one that holds its tasks: see OPENML.md"])
     place = Path(folder) / SERVER
-    listed = chosen(tasks)
+    listed = chosen_tasks(tasks)
     check_complete(folder, tasks, listed)
     protocol = PROTOCOLS.get(tasks)
     most_splits = protocol.splits if protocol in WITH_OWN_FOLDS else None
@@ -184,7 +184,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     found: list[Source] = []
     others = 0
     for task in listed:
-        dataset, _, kind = read_task(place, task)
+        dataset, _, kind = read_openml_task(place, task)
         if kind != kind_name(numbers):
             others += 1
             continue
@@ -195,7 +195,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
         if not is_installed("pyarrow" if path.suffix == ".pq" else "arff"):
             how = install("pyarrow liac-arff", "openml")
             raise ConfigError([f"{path.suffix} files need a package: {how}"])
-        read = partial(read_table, place, task)
+        read = partial(read_openml_table, place, task)
         source = OpenMLSource(name, read, numbers, path, most_splits=most_splits, protocol=protocol)
         source.place = place
         source.task = task
@@ -213,7 +213,7 @@ def kind_name(numbers: bool) -> str:
     return "numbers" if numbers else "classes"
 
 
-def chosen(tasks: str) -> list[int]:
+def chosen_tasks(tasks: str) -> list[int]:
     """Return the numbers of the tasks of a protocol, or those that are given; raises ConfigError."""
     if tasks in PROTOCOLS:
         found = []
@@ -256,7 +256,7 @@ def is_complete(place: Path, task: int, with_folds: bool) -> bool:
         return False
     if with_folds and not folds_path(place, task).is_file():
         return False
-    dataset, _, _ = read_task(place, task)
+    dataset, _, _ = read_openml_task(place, task)
     description = place / "datasets" / str(dataset) / "description.xml"
     return description.is_file() and table_path(place, dataset).is_file()
 
@@ -273,7 +273,7 @@ def table_path(place: Path, dataset: int) -> Path:
     return arff if arff.is_file() and not parquet.is_file() else parquet
 
 
-def read_task(place: Path, task: int) -> tuple[int, str, str]:
+def read_openml_task(place: Path, task: int) -> tuple[int, str, str]:
     """Return the data set of a task, its target, and whether it predicts classes or numbers; raises ConfigError."""
     path = place / "tasks" / str(task) / "task.xml"
     root = read_xml(path)
@@ -301,9 +301,9 @@ def dataset_name(place: Path, dataset: int) -> str:
     return read_xml(place / "datasets" / str(dataset) / "description.xml").findtext(f"{TAG}name", str(dataset))
 
 
-def read_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
+def read_openml_table(place: Path, task: int) -> tuple[pd.DataFrame, str]:
     """Return the table of a task, without identifiers and columns that OpenML ignores, and its target."""
-    dataset, target, _ = read_task(place, task)
+    dataset, target, _ = read_openml_task(place, task)
     description = read_xml(place / "datasets" / str(dataset) / "description.xml")
     ignored = [tag.text for tag in description.iter(f"{TAG}row_id_attribute")]
     ignored += [tag.text for tag in description.iter(f"{TAG}ignore_attribute")]
@@ -386,7 +386,7 @@ def read_folds(place: Path, task: int, num_rows: int) -> list[tuple[int, Fold]]:
     return folds
 
 
-def labels(target: pd.Series, numbers: bool) -> np.ndarray:
+def target_values(target: pd.Series, numbers: bool) -> np.ndarray:
     """Return the target as numbers, float64 (rows,), or as classes in sorted order, int64 (rows,)."""
     if target.isna().any():
         raise ConfigError([f"{target.name} has missing values"])
@@ -459,7 +459,7 @@ def download(folder: str, tasks: str) -> None:
         raise ConfigError([f"downloads need the package: {install('openml', 'openml')}"]) from None
     with_folds = needs_folds(tasks)
     place = Path(folder) / SERVER
-    listed = chosen(tasks)
+    listed = chosen_tasks(tasks)
     missing = [task for task in listed if not is_complete(place, task, with_folds)]
     openml.config.set_root_cache_directory(folder)
     for task in tqdm(missing, unit="task", file=sys.stderr):

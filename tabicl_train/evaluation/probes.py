@@ -21,7 +21,7 @@ from scipy.stats import norm, t
 
 from priors.real.preprocessing import TargetScale
 from tabicl_train.config.schema import PROBE
-from tabicl_train.evaluation.scores import LEVELS, score, score_numbers
+from tabicl_train.evaluation.scores import LEVELS, class_scores, score_numbers
 from tabicl_train.evaluation.suites import VALIDATION_ROWS, Source, Split, Task, refuse_folder
 
 DRAWS = 20
@@ -63,7 +63,7 @@ def missing(rng: np.random.Generator, rows: int) -> tuple[Columns, np.ndarray]:
     return numbered(X), 0.8 * np.where(is_missing, 1.0, -1.0) + 0.6 * X[:, 1]
 
 
-def levels(rng: np.random.Generator, rows: int, number: int) -> tuple[Columns, np.ndarray]:
+def effects_of_levels(rng: np.random.Generator, rows: int, number: int) -> tuple[Columns, np.ndarray]:
     """Return random effects of the levels of a category, and the second column; the third is irrelevant."""
     level = rng.integers(0, number, rows)
     others = rng.standard_normal((rows, 2))
@@ -104,7 +104,7 @@ def smooth(rng: np.random.Generator, rows: int) -> tuple[Columns, np.ndarray]:
     return numbered(X), (value - 14.4133) / 4.8812  # mean and standard deviation
 
 
-def linear(rng: np.random.Generator, rows: int) -> tuple[Columns, np.ndarray]:
+def linear_sum(rng: np.random.Generator, rows: int) -> tuple[Columns, np.ndarray]:
     """Return the sum of two of five columns."""
     X = rng.standard_normal((rows, 5))
     return numbered(X), X[:, :2].sum(axis=1) / math.sqrt(2)
@@ -157,15 +157,15 @@ KINDS = {
     "2 of 32": Kind(partial(two_relevant, features=32)),
     "2 of 100": Kind(partial(two_relevant, features=100)),
     "missing": Kind(missing),
-    "10 levels": Kind(partial(levels, number=10)),
-    "60 levels": Kind(partial(levels, number=60)),
-    "200 levels": Kind(partial(levels, number=200)),
+    "10 levels": Kind(partial(effects_of_levels, number=10)),
+    "60 levels": Kind(partial(effects_of_levels, number=60)),
+    "200 levels": Kind(partial(effects_of_levels, number=200)),
     "sine of 1": Kind(partial(sine, periods=1)),
     "sine of 3": Kind(partial(sine, periods=3)),
     "sine of 6": Kind(partial(sine, periods=6)),
     "steps": Kind(steps),
     # 3 % positives: the mean of sigmoid(2 z - 5.0919) over a normal z is 0.03
-    "rare": Kind(linear, sizes=(200, 400, 800), slope=2.0, shift=-5.0919, for_numbers=False),
+    "rare": Kind(linear_sum, sizes=(200, 400, 800), slope=2.0, shift=-5.0919, for_numbers=False),
     "near duplicates": Kind(near_duplicates),
     "heavy tails": Kind(heavy_tails, has_heavy_noise=True),
     "smooth": Kind(smooth, sizes=(1000, 3000, 10_000)),
@@ -236,7 +236,7 @@ class Probe(Task):
             quantiles = signal[:, None] + self.kind.noise_levels()
             return score_numbers(*(scale.standardize(values) for values in (y, signal, quantiles)))
         p = self.kind.probability(signal)
-        return score(y, np.column_stack([1 - p, p]))
+        return class_scores(y, np.column_stack([1 - p, p]))
 
 
 @dataclass

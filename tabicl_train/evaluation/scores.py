@@ -94,7 +94,7 @@ def differing_members(networks: Mapping[str, pd.DataFrame]) -> str:
     return f"the networks were not scored with the same number of ensemble members (n_estimators): {listed}"
 
 
-def score(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
+def class_scores(y: np.ndarray, p: np.ndarray) -> dict[str, float]:
     """Compute CLASS_METRICS of probabilities p (n, C) for labels y (n,), all of which occur.
 
     ROC AUC is one versus rest.
@@ -215,7 +215,7 @@ def summary_table(results: pd.DataFrame) -> pd.DataFrame:
     for name, (heading, form) in FORMATS.items():
         if name not in summary:
             continue
-        texts = [cell(value, form) for value in summary[name]]
+        texts = [score_cell(value, form) for value in summary[name]]
         if f"{name}_low" in summary:
             ends = zip(summary[f"{name}_low"], summary[f"{name}_high"], strict=True)
             intervals = ["" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]" for low, high in ends]
@@ -262,7 +262,7 @@ def bucket_name(low: float | None, high: float) -> str:
     return f"{low + 1} or more" if high == math.inf else f"{low + 1} to {high}"
 
 
-def as_text(
+def scores_as_text(
     results: pd.DataFrame,
     trained: TrainedRange | None,
     elsewhere: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
@@ -343,14 +343,14 @@ def tasks_text(results: pd.DataFrame) -> str:
     for task in tasks:
         for method in methods:
             values = [table.loc[task, method] for table in tables.values()]
-            lines.append([task, method, *map(cell, values, formats)])
+            lines.append([task, method, *map(score_cell, values, formats)])
     for method in methods:
         values = [means_of_score[method] for means_of_score in means.values()]
-        lines.append(["mean", method, *map(cell, values, formats)])
+        lines.append(["mean", method, *map(score_cell, values, formats)])
     return text_table(["task", "method", *headings], lines)
 
 
-def cell(value: float, form: str) -> str:
+def score_cell(value: float, form: str) -> str:
     """Format a number, nan as a dash, and a long one with few digits, since an R2 may be -1e30."""
     if math.isnan(value):
         return "-"

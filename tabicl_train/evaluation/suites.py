@@ -46,7 +46,7 @@ from tabicl_train.console import counted, first_line, print_above_bar
 from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError, install
 from tabicl_train.evaluation.baselines import BASELINES, NUMBER_BASELINES
-from tabicl_train.evaluation.scores import LEVELS, score, score_numbers, standardize
+from tabicl_train.evaluation.scores import LEVELS, class_scores, score_numbers, standardize
 from tabicl_train.model.family import Network
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
@@ -154,17 +154,17 @@ def score_task(task: Task, methods: Methods, splits: int | None, first: int = 0)
                 # A second thread that shared its core with another process made gradient boosting 20 times slower.
                 with threadpool_limits(1 if method in BASELINES or method in NUMBER_BASELINES else None):
                     model = make().fit(split.X.iloc[split.labeled], y[split.labeled])
-                    parts.append(predict(model, split.X.iloc[split.query], task.is_regression))
+                    parts.append(predict_task(model, split.X.iloc[split.query], task.is_regression))
                 targets.append(y[split.query])
             seconds = time.perf_counter() - started
             predictions = [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
-            compute_scores = score_numbers if task.is_regression else score
+            compute_scores = score_numbers if task.is_regression else class_scores
             scores = compute_scores(np.concatenate(targets), *predictions)
             rows.append({"data": task.name, "split": index, "method": method, **sizes, **scores, "seconds": seconds})
     return rows
 
 
-def predict(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
+def predict_task(model: BaseEstimator, X: pd.DataFrame, numbers: bool) -> tuple[np.ndarray | None, ...]:
     """Predict probabilities (rows, C); or means (rows,) and quantiles (rows, levels), None if the model has none."""
     if not numbers:
         return (model.predict_proba(X),)

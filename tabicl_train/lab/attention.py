@@ -17,8 +17,8 @@ from priors.options import option
 from priors.random import rng_at
 from tabicl_train.errors import ConfigError
 from tabicl_train.lab.folder import Folder
-from tabicl_train.lab.instruments import multipliers, sites, weight_statistics
-from tabicl_train.lab.tables import load_classifier, plain_classifier, read_table
+from tabicl_train.lab.instruments import query_multipliers, sites, weight_statistics
+from tabicl_train.lab.tables import load_classifier, plain_classifier, read_classes
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import Pack
@@ -51,7 +51,7 @@ prediction.
 
 
 @dataclass
-class Options:
+class AttentionOptions:
     """tabicl-lab attention folder=DIR checkpoint=RUN_DIR_OR_FILE table=FILE.csv row=N KEY=VALUE ...
 
     Writes attention.html: how one row of a table looks at the labeled rows in one attention head of in-context
@@ -63,14 +63,14 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     table: str = option()
     """CSV file, of which at most 1,000 random rows are labeled."""
     row: int | None = None
-    """Row to look at, counted from 0; null takes the last one."""
+    """Row to look at, counted from 0. Default: the last one."""
     target: str | None = None
-    """Column of the file with the classes; null takes the last one."""
+    """Column of the file with the classes. Default: the last one."""
     layer: int = -1
     """Layer of in-context learning; negative numbers count from the last."""
     head: int = 0
@@ -175,7 +175,7 @@ class Explanation:
     prediction: list[dict[str, Any]]  # label and p, the probability, of each class
 
 
-def run(options: Options) -> None:
+def run(options: AttentionOptions) -> None:
     scene = scene_of(options, load_classifier(options.checkpoint, options.weights))
     explanation = explain(scene, options.layer, options.head)
     folder = Folder("attention", options)
@@ -184,9 +184,9 @@ def run(options: Options) -> None:
     folder.page("One row through one attention head", question, "[attention.html](attention.html)")
 
 
-def scene_of(options: Options, network: TabICL) -> Scene:
+def scene_of(options: AttentionOptions, network: TabICL) -> Scene:
     """A row of a CSV file; the other rows are labeled, but for a few that are query rows like it."""
-    X, y = read_table(options.table, options.target)
+    X, y = read_classes(options.table, options.target)
     if options.row is not None and options.row not in X.index:
         raise ConfigError(
             [f"row is {options.row}; {options.table} has the rows 0..{X.index[-1]}, if they have a class"]
@@ -242,7 +242,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
     n, d = k.shape
     root = math.sqrt(d)
     projected = sequence.projected[:1]  # (1, H, d), without factors
-    base, gate = multipliers(attention, projected, n)
+    base, gate = query_multipliers(attention, projected, n)
     plain_q = projected[0, head].double()  # (d,)
     based_q = plain_q if base is None else plain_q * base[head].double()
     scaled_q = q[0, head].double()
@@ -266,21 +266,21 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         shown = [*order[:LARGEST], order[(LARGEST + n) // 2], order[-1]]
     keys = []
     for j in shown:
-        vectors = {"token": plain(sequence.context[j]), "k": plain(k[j]), "v": plain(v[j])}
+        vectors = {"token": nine_digits(sequence.context[j]), "k": nine_digits(k[j]), "v": nine_digits(v[j])}
         numbers = {name: values[j].item() for name, values in steps.items()}
         keys.append(KeyRow(**shown_row(scene, scene.labeled[j]), **vectors, **numbers))
     rest = None
     if len(shown) < n:
         left = torch.tensor([j for j in order if j not in shown], device=weights.device)
-        rest = OtherKeys(len(left), weights[left].sum().item(), plain(weights[left] @ v[left]))
+        rest = OtherKeys(len(left), weights[left].sum().item(), nine_digits(weights[left] @ v[left]))
 
     query = QueryRow(
         **shown_row(scene, scene.queries[0]),
-        token=plain(sequence.x[0]),
-        q=plain(plain_q),
-        base=None if base is None else plain(base[head].expand(d)),
-        gate=None if gate is None else plain(gate[0, head].expand(d)),
-        scaled=plain(q[0, head]),
+        token=nine_digits(sequence.x[0]),
+        q=nine_digits(plain_q),
+        base=None if base is None else nine_digits(base[head].expand(d)),
+        gate=None if gate is None else nine_digits(gate[0, head].expand(d)),
+        scaled=nine_digits(q[0, head]),
     )
 
     entropy = None  # with one key, log n is 0
@@ -307,7 +307,7 @@ def explain(scene: Scene, layer: int, head: int) -> Explanation:
         keys=keys,
         rest=rest,
         by_label=by_label(scene.y[scene.labeled], weights.tolist()),
-        context=plain(weights @ v),
+        context=nine_digits(weights @ v),
         entropy=entropy,
         columns=[str(name) for name in scene.X.columns[:CELLS]],
         features=scene.X.shape[1],
@@ -353,18 +353,18 @@ def by_label(labels: Iterable[str], weights: Iterable[float]) -> list[dict[str, 
     return sums.reset_index().to_dict("records")
 
 
-def plain(values: Tensor) -> list[float]:
+def nine_digits(values: Tensor) -> list[float]:
     """Numbers with the nine digits that float32 has."""
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
 def shown_row(scene: Scene, row: int) -> dict[str, Any]:
     """The fields of a ShownRow."""
-    cells = [text_of(value) for value in scene.X.iloc[row, :CELLS]]
+    cells = [cell_text(value) for value in scene.X.iloc[row, :CELLS]]
     return {"row": int(scene.X.index[row]), "label": scene.y[row], "cells": cells}
 
 
-def text_of(value: Any) -> str:
+def cell_text(value: Any) -> str:
     if pd.isna(value):
         return "missing"
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
@@ -372,10 +372,10 @@ def text_of(value: Any) -> str:
 
 def page(explanation: Explanation) -> str:
     """The page of what `explain` returns."""
-    from tabicl_train.report.page import fill  # imports jinja2, which the help does not need
+    from tabicl_train.report.page import fill_template  # imports jinja2, which the help does not need
 
     rule = RULES[explanation.rule]
-    return fill(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
+    return fill_template(TEMPLATE, data=asdict(explanation), rule=rule, table=table_of_keys(explanation))
 
 
 def table_of_keys(explanation: Explanation) -> pd.DataFrame:

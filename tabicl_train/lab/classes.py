@@ -46,7 +46,7 @@ along the way are multiplied. What does that cost, and how much is lost?
 
 
 @dataclass
-class Options:
+class ClassesOptions:
     """tabicl-lab classes folder=DIR checkpoint=RUN_DIR_OR_FILE [members=8] [small=true]
 
     Accuracy and time of a checkpoint against the number of classes, and how labels are written in digits and groups.
@@ -57,8 +57,8 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     members: int = option(1, at_least=1)
     """With more than one: also the accuracy of so many ensemble members, which differ in the numbers of the classes, in
     the order of the columns, or in both."""
@@ -66,14 +66,14 @@ class Options:
     """A small and a larger number of classes, one table for each, and no real data."""
 
 
-def run(options: Options) -> None:
+def run(options: ClassesOptions) -> None:
     network = load_classifier(options.checkpoint, options.weights)
     most = network.config.max_classes
     folder = Folder("classes", options)
     X, y, asked, _, _ = draw_clusters(most + 1, 2, 2, 0)
-    predict(network, X, y, asked)  # compiles and allocates what later predictions share
+    predict_classes(network, X, y, asked)  # compiles and allocates what later predictions share
     tables = [(4, 0), (23, 0)] if options.small else list(itertools.product(CLASSES, range(TABLES)))
-    rows = [score_table(network, classes, number, options.members) for classes, number in tqdm(tables, unit="table")]
+    rows = [score_classes(network, classes, number, options.members) for classes, number in tqdm(tables, unit="table")]
     scores = pd.DataFrame(rows)
     folder.csv("classes", scores)
     folder.csv("decomposition", decomposition(57, most))
@@ -95,7 +95,7 @@ def draw_clusters(
     return X, y, asked, truth, centers
 
 
-def predict(
+def predict_classes(
     network: TabICL,
     X: np.ndarray,
     y: np.ndarray,
@@ -115,12 +115,12 @@ def predict(
     return classifier.predict(asked)
 
 
-def score_table(network: TabICL, classes: int, number: int, members: int = 1) -> dict[str, float]:
+def score_classes(network: TabICL, classes: int, number: int, members: int = 1) -> dict[str, float]:
     """Accuracy and seconds of the network; accuracy of the nearest class mean, and of knowing the true centers."""
     X, y, asked, truth, centers = draw_clusters(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()
-    predicted = predict(network, X, y, asked)
+    predicted = predict_classes(network, X, y, asked)
     seconds = time.perf_counter() - started
     most = network.config.max_classes
     digits = len(label_digits(torch.tensor(0), classes, most)) if classes > most else 1
@@ -136,7 +136,7 @@ def score_table(network: TabICL, classes: int, number: int, members: int = 1) ->
     }
     if members > 1:
         for differ_in, column in DIFFERENCES.items():
-            predicted_by_members = predict(network, X, y, asked, members, differ_in)
+            predicted_by_members = predict_classes(network, X, y, asked, members, differ_in)
             row[column] = float((predicted_by_members == truth).mean())
     return row
 

@@ -16,7 +16,7 @@ from tabicl_train import TabICLClassifier
 from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.statistics import mean_interval
-from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict
+from tabicl_train.lab.classes import QUERIES, ROWS, TABLES, draw_clusters, nodes, predict_classes
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates, share
 from tabicl_train.lab.tables import load_classifier
 from tabicl_train.model.encoding import label_digits, split_classes
@@ -38,7 +38,7 @@ codes are also scored with as few passes as the groups have levels, which read a
 
 
 @dataclass
-class Options:
+class CodesOptions:
     """tabicl-lab codes folder=DIR checkpoint=RUN_DIR_OR_FILE [classes=[20,100]]
 
     Accuracy and time of a checkpoint for 10 to 1,000 classes: digits and groups, and error-correcting output codes.
@@ -49,36 +49,37 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     classes: list[int] = option([10, 20, 57, 100, 300, 1000], at_least=2)
     """Numbers of classes; a thousand take 111 passes over 8,000 rows for each table."""
     small: bool = False
     """Two small numbers of classes, one table for each."""
 
 
-def run(options: Options) -> None:
+def run(options: CodesOptions) -> None:
     if not options.classes:
         raise ConfigError(["classes is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
     folder = Folder("codes", options)
     most = network.config.max_classes
-    predict(network, *draw_clusters(most + 1, 2, 2, 0)[:3])  # compiles and allocates what later predictions share
+    # Compiles and allocates what later predictions share.
+    predict_classes(network, *draw_clusters(most + 1, 2, 2, 0)[:3])
     counts = [most, 2 * most] if options.small else sorted(set(options.classes))
     scores = []
     for classes in counts:
         for table in range(1 if options.small else TABLES):
             info(f"{classes:,} classes, table {table}")
-            scores += score_table(network, classes, table)
+            scores += score_both_ways(network, classes, table)
             folder.csv("codes", pd.DataFrame(scores))
     frame = pd.DataFrame(scores)
     folder.figure("codes", draw(frame, most))
     folder.page("Groups of classes, or codes", QUESTION, findings(frame))
 
 
-def levels(classes: int, most: int) -> int:
+def reads_of_a_row(classes: int, most: int) -> int:
     """Return how many predictions lead to a class: how often each labeled row is read in in-context learning."""
-    return 1 if classes <= most else 1 + levels(split_classes(classes, most)[0], most)
+    return 1 if classes <= most else 1 + reads_of_a_row(split_classes(classes, most)[0], most)
 
 
 def code_words(classes: int, passes: int, most: int, seed: int) -> np.ndarray:
@@ -95,12 +96,12 @@ def code_words(classes: int, passes: int, most: int, seed: int) -> np.ndarray:
     return np.stack(columns[:passes], 1)
 
 
-def score_table(network: TabICL, classes: int, number: int) -> list[dict[str, float | str]]:
+def score_both_ways(network: TabICL, classes: int, number: int) -> list[dict[str, float | str]]:
     """Score both ways on one table: rows with classes, table, way, passes, accuracy and cpu_seconds."""
     X, y, asked, truth, _ = draw_clusters(classes, ROWS, QUERIES, number)
     most = network.config.max_classes
     started = time.process_time()
-    predicted = predict(network, X, y, asked)
+    predicted = predict_classes(network, X, y, asked)
     known = {"classes": classes, "table": number}
     passes = nodes(classes, most)
     found = [score_row(known, GROUPS, passes, predicted == truth, started)]
@@ -115,7 +116,7 @@ def score_table(network: TabICL, classes: int, number: int) -> list[dict[str, fl
         p[:, model.classes_] = model.predict_proba(asked)
         logarithms += np.log(p[:, word])
         correct = logarithms.argmax(1) == truth
-        if number_of_passes == levels(classes, most):
+        if number_of_passes == reads_of_a_row(classes, most):
             found.append(score_row(known, FEW, number_of_passes, correct, started))
         if number_of_passes == passes:
             found.append(score_row(known, CODES, passes, correct, started))

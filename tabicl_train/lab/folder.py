@@ -133,7 +133,7 @@ def plot_estimates(axes: Axes, estimates: pd.Series, **style: Any) -> None:
     axes.fill_between(estimates.index, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
-def only(key: str, labels: list[str]) -> str:
+def setting_of_labels(key: str, labels: list[str]) -> str:
     """The setting by which a sweep takes some labels only; in quotes, since a label may have spaces."""
     return f"{key}=" + ",".join(f'"{label}"' for label in labels)
 

@@ -32,7 +32,7 @@ random numbers, with seed 7: the page shows the arithmetic, not a language.
 
 
 @dataclass
-class Options:
+class FourTokensOptions:
     """tabicl-lab four_tokens folder=DIR
 
     Causal attention of four tokens, each step in numbers; and the variance of scores by the length of a key.
@@ -45,7 +45,7 @@ class Options:
 
 
 @dataclass
-class Steps:
+class HeadSteps:
     """The arithmetic of one causal head: float64 arrays, a row for each token.
 
     Parameters
@@ -67,7 +67,7 @@ class Steps:
     context: np.ndarray
 
 
-def run(options: Options) -> None:
+def run(options: FourTokensOptions) -> None:
     folder = Folder("four_tokens", options)
     steps = compute_steps()
     folder.csv("weights", pd.DataFrame(steps.weights, index=TOKENS, columns=TOKENS).rename_axis("query").reset_index())
@@ -78,7 +78,7 @@ def run(options: Options) -> None:
     folder.page("Four tokens through causal attention", QUESTION, findings(steps, variances))
 
 
-def compute_steps() -> Steps:
+def compute_steps() -> HeadSteps:
     """Draw tokens and matrices in the order of the example, and attend."""
     rng = np.random.default_rng(SEED)
     X = rng.normal(size=(len(TOKENS), WIDTH))
@@ -91,7 +91,7 @@ def compute_steps() -> Steps:
         return attend_causally(qkv, spans, None, 0.0)[:, 0].numpy()
 
     weights = attend(np.eye(len(TOKENS)))  # one-hot values return the weights
-    return Steps(q, k, v, scores, scores / np.sqrt(HEAD), weights, attend(v))
+    return HeadSteps(q, k, v, scores, scores / np.sqrt(HEAD), weights, attend(v))
 
 
 def measure_variances(blocks: int) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def largest_weights(scores: np.ndarray) -> np.ndarray:
     return 1 / odds.sum(1)
 
 
-def draw_steps(steps: Steps) -> Figure:
+def draw_steps(steps: HeadSteps) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.4), layout="constrained")
@@ -181,7 +181,7 @@ def by_dim(variances: pd.DataFrame, column: str) -> pd.Series:
     return pd.Series(means, dtype=object)
 
 
-def findings(steps: Steps, variances: pd.DataFrame) -> str:
+def findings(steps: HeadSteps, variances: pd.DataFrame) -> str:
     def table(values: np.ndarray, columns: list[str]) -> str:
         frame = pd.DataFrame(values, index=TOKENS, columns=columns).map("{:.3f}".format)
         return markdown(frame.rename_axis("token").reset_index())

@@ -59,7 +59,7 @@ the same form on the output of attention, after its weights are chosen.
 
 
 @dataclass
-class Options:
+class HaystackOptions:
     """tabicl-lab haystack folder=DIR [small=true]
 
     Trains small networks of five rules on queries of different sharpness, and tests them among 100,000 negatives. It
@@ -74,17 +74,17 @@ class Options:
     """Two steps of training, one seed, and two short tables."""
 
 
-def run(options: Options) -> None:
+def run(options: HaystackOptions) -> None:
     folder = Folder("haystack", options)
     settings = SMALL if options.small else [f"curriculum.stages.stage1.steps={options.steps}"]
     runs = trained_runs(["sweep=haystack", *settings], folder.path / "runs")
     negatives, tables = ([20, 60], 2) if options.small else (NEGATIVES, TABLES)
-    scores = score(folder, runs, negatives, tables)
+    scores = score_runs(folder, runs, negatives, tables)
     folder.figure("haystack", draw(scores))
     folder.page("Queries of different sharpness", QUESTION, findings(scores))
 
 
-def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
+def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
     """A row for each run and test table: run, negatives, table, rule, seed, needle, crowd and entropy."""
     prior = build_prior("haystack", needles=NEEDLES)
 
@@ -106,7 +106,7 @@ def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.D
     return score_all(folder, runs, ["negatives", "table"], itertools.product(negatives, range(tables)), score_one)
 
 
-def differences(scores: pd.DataFrame, column: str) -> pd.DataFrame:
+def leads_of_qassmax(scores: pd.DataFrame, column: str) -> pd.DataFrame:
     """Compute QASSMax minus each other rule on the same tables, arranged as by `summary`."""
     means = {}
     for negatives, rows in scores.groupby("negatives"):
@@ -135,7 +135,7 @@ def findings(scores: pd.DataFrame) -> str:
     seeds = scores["seed"].nunique()
     sections = []
     for column, title in KINDS.items():
-        gaps = differences(scores, column).reset_index()
+        gaps = leads_of_qassmax(scores, column).reset_index()
         sections.append(f"## {title.capitalize()}")
         sections.append(markdown(summary(scores, column).reset_index()))
         sections.append(f"{RULE} minus each other rule, on the same tables:")

@@ -82,7 +82,7 @@ def statistics_of_logits(z: Tensor) -> WeightStatistics:
     return WeightStatistics(entropy.T, w.amax(-1).T, gap.T)
 
 
-def multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
+def query_multipliers(attention: Attention, projected: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
     """The factors of the queries for n keys: base (H, 1 or d), and gate (Q, H, 1 or d); None where there is none.
 
     With signed averaging, the base is its factor b, whatever n.
@@ -134,7 +134,7 @@ def measure(model: TabICL, predict: Callable[[], Any], rows: int = ROWS, points:
             sample = torch.randperm(len(sequence.q), generator=generator)[:most].sort().values.to(sequence.q.device)
             n, heads, _ = sequence.k.shape
             statistics = weight_statistics(site.attention, sequence.q[sample], sequence.k)
-            base, gate = multipliers(site.attention, sequence.projected[sample], n)
+            base, gate = query_multipliers(site.attention, sequence.projected[sample], n)
             if base is None:
                 base = torch.full((heads, 1), math.nan)
             if gate is None:

@@ -45,7 +45,7 @@ inducing points: what does that save?
 
 
 @dataclass
-class Options:
+class InvariancesOptions:
     """tabicl-lab invariances folder=DIR
 
     What changes predictions of networks with random weights, and the time of induced and full attention.
@@ -57,7 +57,7 @@ class Options:
     """Two networks, and short columns."""
 
 
-def run(options: Options) -> None:
+def run(options: InvariancesOptions) -> None:
     folder = Folder("invariances", options)
     seeds = 2 if options.small else SEEDS
     lengths = LENGTHS[:2] if options.small else LENGTHS

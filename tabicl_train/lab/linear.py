@@ -55,7 +55,7 @@ larger, or of which one point is. Whose error stays small?
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class LinearOptions(sequences.SequenceOptions):
     """tabicl-lab linear folder=DIR [without_mlp=false]
 
     Trains small transformers with softmax and with signed averaging (SSA) on linear functions, and tests them on larger
@@ -66,7 +66,7 @@ class Options(sequences.SequenceOptions):
     """Also train networks that consist of attention alone."""
 
 
-def run(options: Options) -> None:
+def run(options: LinearOptions) -> None:
     folder = Folder("linear", options)
     variations = {"with MLP": ["model.ff_factor=4"]}
     if options.without_mlp:
@@ -100,14 +100,14 @@ def run(options: Options) -> None:
             "bound": limit,
         }
 
-    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     near = scores[scores[KEYS].max(axis=1) <= max(sigmas)]
     folder.figure("linear", sequences.heat_maps(near[near["deviant"] == 1], "input_sigma", {"error": ""}, True))
     folder.figure("boundary", boundary(scores))
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        panels[variation] = sequences.where(rows, input_sigma=1, sigma=1), "deviant", "error"
-    folder.figure("deviant", sequences.lines(panels, xscale="log", yscale="log", ylabel="squared error"))
+        panels[variation] = sequences.rows_where(rows, input_sigma=1, sigma=1), "deviant", "error"
+    folder.figure("deviant", sequences.lines_of_rules(panels, xscale="log", yscale="log", ylabel="squared error"))
     folder.page("Linear functions in context", QUESTION, findings(scores))
 
 
@@ -128,10 +128,10 @@ def boundary(scores: pd.DataFrame) -> Figure:
     """The largest output by the scale of the functions, and of the points, with the largest value and the bounds."""
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        single_points = sequences.where(rows, deviant=1)
-        panels[f"{variation}, functions"] = sequences.where(single_points, input_sigma=1), "sigma", "largest"
-        panels[f"{variation}, points"] = sequences.where(single_points, sigma=1), "input_sigma", "largest"
-    figure = sequences.lines(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
+        single_points = sequences.rows_where(rows, deviant=1)
+        panels[f"{variation}, functions"] = sequences.rows_where(single_points, input_sigma=1), "sigma", "largest"
+        panels[f"{variation}, points"] = sequences.rows_where(single_points, sigma=1), "input_sigma", "largest"
+    figure = sequences.lines_of_rules(panels, xscale="log", yscale="log", ylabel="largest output (dotted: bound)")
     for axes, (rows, x, _) in zip(figure.axes, panels.values(), strict=True):
         axes.plot(rows.groupby(x)["largest_value"].mean(), color="0.5", label="largest value")
         for color, (_, rows_of_rule) in zip(("C0", "C1"), rows.groupby("rule", sort=False), strict=True):
@@ -149,13 +149,13 @@ def findings(scores: pd.DataFrame) -> str:
 
 Mean squared error over all points after the second, by sigma of the functions (points from N(0, 1)):
 
-{by_sigma(sequences.where(scores, input_sigma=1, deviant=1))}
+{by_sigma(sequences.rows_where(scores, input_sigma=1, deviant=1))}
 
 {verdict(scores)}
 
 With 95 % intervals for other seeds of training and other functions, from {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, PLACES, columns, ".3g")}
+{sequences.comparison_table(scores, PLACES, columns, ".3g")}
 
 Does a network have boundary values, which its outputs never exceed? The figure has the largest output in a block of
 sequences by scale, in gray the largest of the values that it should predict, and dotted a bound that follows from the
@@ -194,7 +194,7 @@ def verdict(scores: pd.DataFrame) -> str:
     if scores["seed"].nunique() < FEWEST_SEEDS:
         return NO_CLAIM
     result = []
-    for variation, rows in sequences.where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
+    for variation, rows in sequences.rows_where(scores, input_sigma=1, deviant=1).groupby("variation", sort=False):
         shifted = rows[rows["sigma"].between(sequences.SHIFT, max(sequences.SIGMAS))]
         # SSA's error minus the claimed share of softmax's, by sigma
         means = {sigma: sequences.contrast(some_rows, "error", CLAIM) for sigma, some_rows in shifted.groupby("sigma")}

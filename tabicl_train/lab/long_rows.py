@@ -26,8 +26,8 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
-    only,
     score_all,
+    setting_of_labels,
     trained_runs,
 )
 from tabicl_train.lab.instruments import predict_with_entropy
@@ -65,7 +65,7 @@ frequencies of the labeled rows; and the entropy of attention over log n, which 
 
 
 @dataclass
-class Options:
+class LongRowsOptions:
     """tabicl-lab long_rows folder=DIR ['curricula=[growing_long,fixed_short]'] ['rules=[softmax,QASSMax]']
 
     Trains networks of four scoring rules on up to 2,048 rows, fixed or growing, and tests them on up to 32,768. It
@@ -85,12 +85,12 @@ class Options:
     """One step of training in each stage, one seed and two short tables."""
 
 
-def run(options: Options) -> None:
+def run(options: LongRowsOptions) -> None:
     if not (options.curricula and options.rules):
         raise ConfigError(["curricula or rules is empty; name at least one of each"])
     folder = Folder("long_rows", options)
     curricula = "curriculum=" + ",".join(options.curricula)
-    rules = only("rule", options.rules)
+    rules = setting_of_labels("rule", options.rules)
     settings = SMALL if options.small else [f"curriculum.scale_steps={options.scale_steps}"]
     trained = trained_runs(["sweep=long_rows", curricula, rules, *settings], folder.path / "runs")
     # A single curriculum is a setting of the sweep, and not a parameter that its runs name.
@@ -106,7 +106,7 @@ def run(options: Options) -> None:
         for n in lengths:
             # A shorter table has the last labeled rows of the longest one, and all have its query rows.
             X, y = table.X[-QUERIES - n :], table.y[-QUERIES - n :]
-            rows.append({"n": n} | score(network, X, y, n))
+            rows.append({"n": n} | score_queries(network, X, y, n))
         return rows
 
     scores = score_all(folder, runs, ["table"], itertools.product(range(tables)), score_one)
@@ -119,7 +119,7 @@ def run(options: Options) -> None:
     folder.page("What growing rows do for long tables", QUESTION, findings(scores, pd.DataFrame(guesses)))
 
 
-def score(network: TabICL, X, y, n: int) -> Row:
+def score_queries(network: TabICL, X, y, n: int) -> Row:
     """Log loss of the query rows after n labeled rows, and the mean entropy of their attention."""
     pack = Pack.of([(X, y, n)])
     logits, entropy = predict_with_entropy(network, pack, QUERIES)
@@ -127,7 +127,7 @@ def score(network: TabICL, X, y, n: int) -> Row:
     return {"log_loss": F.nll_loss(log_p, y[n:]).item(), "entropy": entropy}
 
 
-def values_of(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: str) -> np.ndarray:
+def score_values(scores: pd.DataFrame, curriculum: str, rule: str, n: int, column: str) -> np.ndarray:
     """Return a column of the scores of one kind of network at one length, (seeds, tables)."""
     rows = scores[(scores["curriculum"] == curriculum) & (scores["rule"] == rule) & (scores["n"] == n)]
     return by_seed_and_table(rows, column)
@@ -144,8 +144,8 @@ def draw(scores: pd.DataFrame, guesses: pd.DataFrame) -> Figure:
     kinds = list(itertools.product(scores["curriculum"].unique(), rules))
     for number, (curriculum, rule) in enumerate(kinds):
         look = {"color": colors[rule], "label": f"{rule}, {curriculum}"}
-        losses = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
-        entropies = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+        losses = [score_values(scores, curriculum, rule, n, "log_loss") for n in lengths]
+        entropies = [score_values(scores, curriculum, rule, n, "entropy") for n in lengths]
         loss.plot(lengths, [values.mean() for values in losses], STYLES[curriculum], **look)
         entropy.plot(lengths, [values.mean() for values in entropies], STYLES[curriculum], **look)
         slopes = [mean_interval(longer - losses[0]) for longer in losses[1:]]
@@ -191,7 +191,7 @@ def compared_with_growing(scores: pd.DataFrame) -> list[str]:
 
 def growing_minus(scores: pd.DataFrame, other: str, rule: str, n: int) -> np.ndarray:
     """Return what growing rows change of the log loss at one length beside another curriculum, (seeds, tables)."""
-    return values_of(scores, GROWING, rule, n, "log_loss") - values_of(scores, other, rule, n, "log_loss")
+    return score_values(scores, GROWING, rule, n, "log_loss") - score_values(scores, other, rule, n, "log_loss")
 
 
 def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
@@ -202,12 +202,12 @@ def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
     slopes = []
     entropies = []
     for curriculum, rule in itertools.product(scores["curriculum"].unique(), rules):
-        by_length = [values_of(scores, curriculum, rule, n, "log_loss") for n in lengths]
+        by_length = [score_values(scores, curriculum, rule, n, "log_loss") for n in lengths]
         losses.append([rule, curriculum, *map(mean_interval, by_length)])
         minus_guess = [values - guesses[n].to_numpy() for n, values in zip(lengths, by_length, strict=True)]
         leads.append([rule, curriculum, *map(mean_interval, minus_guess)])
         slopes.append([rule, curriculum, *(mean_interval(longer - by_length[0]) for longer in by_length[1:])])
-        by_length = [values_of(scores, curriculum, rule, n, "entropy") for n in lengths]
+        by_length = [score_values(scores, curriculum, rule, n, "entropy") for n in lengths]
         change = f"{mean_interval(by_length[-1] - by_length[0]):+.3f}"
         entropies.append([rule, curriculum, *(mean_interval(values, 0, 1) for values in by_length), change])
     changes = []
@@ -222,19 +222,19 @@ def findings(scores: pd.DataFrame, guesses: pd.DataFrame) -> str:
     kind = ["rule", "curriculum"]
     pair = ["rule", "minus"]
     longest_minus_shortest = f"{lengths[-1]:,} minus {lengths[0]:,}"
-    sections = [section("Log loss", [*kind, *columns], losses, ".3f")]
+    sections = [titled_table("Log loss", [*kind, *columns], losses, ".3f")]
     title = "Minus that of the class frequencies; below zero, it is better than a guess"
-    sections.append(section(title, [*kind, *columns], leads))
+    sections.append(titled_table(title, [*kind, *columns], leads))
     title = f"Minus that with {lengths[0]:,} labeled rows; below zero, more rows help"
-    sections.append(section(title, [*kind, *columns[1:]], slopes))
+    sections.append(titled_table(title, [*kind, *columns[1:]], slopes))
     if changes:
         title = f"{GROWING} minus another curriculum; below zero, growing rows help"
-        sections.append(section(title, [*pair, *columns], changes))
+        sections.append(titled_table(title, [*pair, *columns], changes))
     if more_than_others:
         title = f"The same of {RULE} minus that of another rule; below zero, growing rows help {RULE} more"
-        sections.append(section(title, [*pair, *columns], more_than_others))
+        sections.append(titled_table(title, [*pair, *columns], more_than_others))
     title = "Entropy of the attention of query rows over log n, mean over layers and heads of in-context learning"
-    sections.append(section(title, [*kind, *columns, longest_minus_shortest], entropies, ".3f"))
+    sections.append(titled_table(title, [*kind, *columns, longest_minus_shortest], entropies, ".3f"))
     seeds = scores["seed"].nunique()
     body = "\n\n".join(sections)
     return f"""
@@ -250,6 +250,6 @@ and runs/ the runs. A longer version of a table has the same query rows, and the
 """
 
 
-def section(title: str, names: list[str], rows: list[list], form: str = "+.3f") -> str:
+def titled_table(title: str, names: list[str], rows: list[list], form: str = "+.3f") -> str:
     """A title and its table; differences have signs."""
     return f"{title}:\n\n{markdown(pd.DataFrame(rows, columns=names), form)}"

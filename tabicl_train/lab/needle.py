@@ -53,7 +53,7 @@ the negatives, and is right in one case of four.
 
 
 @dataclass
-class Options:
+class NeedleOptions:
     """tabicl-lab needle folder=DIR [small=true]
 
     Trains small networks of each scoring rule to find one row among few negatives, and tests them on many. It takes
@@ -69,19 +69,19 @@ class Options:
 SMALL = ["seed=0", *(f"curriculum.stages.stage1.{value}" for value in ("steps=2", "rows=[20,40]", "tables=2"))]
 
 
-def run(options: Options) -> None:
+def run(options: NeedleOptions) -> None:
     folder = Folder("needle", options)
     if options.small:
         runs = trained_runs(["sweep=needle", *SMALL], folder.path / "runs")
-        scores = score(folder, runs, negatives=[20, 60], tables=2)
+        scores = score_runs(folder, runs, negatives=[20, 60], tables=2)
     else:
         runs = trained_runs(["sweep=needle"], folder.path / "runs")
-        scores = score(folder, runs, NEGATIVES, TABLES)
+        scores = score_runs(folder, runs, NEGATIVES, TABLES)
     folder.figure("needle", draw(scores))
     folder.page("Needles in haystacks", QUESTION, findings(scores))
 
 
-def score(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
+def score_runs(folder: Folder, runs: Runs, negatives: list[int], tables: int) -> pd.DataFrame:
     """A row for each run and test table: run, negatives, table, rule, seed, accuracy, entropy."""
     prior = build_prior("needle", needles=NEEDLES)
 
@@ -112,7 +112,7 @@ def unstacked(means: dict, scores: pd.DataFrame) -> pd.DataFrame:
     return frame.reindex(rules).rename_axis("rule")
 
 
-def differences(scores: pd.DataFrame) -> pd.DataFrame:
+def leads_over_first(scores: pd.DataFrame) -> pd.DataFrame:
     """Accuracy of each rule minus that of the first one on the same tables, as `summary`."""
     first, *others = scores["rule"].unique()
     means = {}
@@ -148,7 +148,7 @@ def draw(scores: pd.DataFrame) -> Figure:
 
 def findings(scores: pd.DataFrame) -> str:
     means = summary(scores, "accuracy")
-    gaps = differences(scores)
+    gaps = leads_over_first(scores)
     entropies = summary(scores, "entropy")
     seeds = counted(scores["seed"].nunique(), "seed")
     tables = counted(scores["table"].nunique(), "test table")

@@ -54,7 +54,7 @@ largest number are wrong in half of these cases.
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class QuantifiersOptions(sequences.SequenceOptions):
     """tabicl-lab quantifiers folder=DIR [quantifiers=[every,some]]
 
     Trains small transformers with softmax and with signed averaging (SSA) on the truth of sentences about numbers, and
@@ -66,7 +66,7 @@ class Options(sequences.SequenceOptions):
     """The sentences: every (number is positive), some."""
 
 
-def run(options: Options) -> None:
+def run(options: QuantifiersOptions) -> None:
     folder = Folder("quantifiers", options)
     variations = {name: [f"prior.quantifier={name}"] for name in options.quantifiers}
 
@@ -95,14 +95,14 @@ def run(options: Options) -> None:
         deviants = sequences.DEVIANTS
     tests = list(itertools.product(sigmas, lengths, [1]))  # values of KEYS
     tests += [(1, sequences.TRAINED, factor) for factor in deviants]
-    scores = sequences.scored(folder, options, variations, KEYS, tests, errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, tests, errors)
     folder.figure("quantifiers", sequences.heat_maps(scores[scores["deviant"] == 1], "length", KINDS, False))
     panels = {}
     for variation, rows in scores.groupby("variation", sort=False):
-        as_in_training = sequences.where(rows, sigma=1, length=sequences.TRAINED)
+        as_in_training = sequences.rows_where(rows, sigma=1, length=sequences.TRAINED)
         for kind, title in KINDS.items():
             panels[f"{variation}{title}"] = as_in_training, "deviant", kind
-    folder.figure("deviant", sequences.lines(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
+    folder.figure("deviant", sequences.lines_of_rules(panels, xscale="log", ylim=(-0.02, 0.52), ylabel="error"))
     folder.page("Quantifiers in context", QUESTION, findings(scores))
 
 
@@ -128,12 +128,12 @@ def findings(scores: pd.DataFrame) -> str:
 Share of wrong answers after the last number, with 95 % intervals for other seeds of training and other sequences, from
 {seeds} and {blocks} of test sequences:
 
-{sequences.comparison(scores, PLACES, KINDS, ".3f", 1.0)}
+{sequences.comparison_table(scores, PLACES, KINDS, ".3f", 1.0)}
 
 Weight of the last layer, mean over heads, from the last number to the one that the factor multiplies: the last number
 itself, or the first one where the last number decides.
 
-{sequences.comparison(scores, WEIGHED, WEIGHTS, ".3f", 1.0)}
+{sequences.comparison_table(scores, WEIGHED, WEIGHTS, ".3f", 1.0)}
 
 {verdict(scores)}
 
@@ -155,15 +155,15 @@ def verdict(scores: pd.DataFrame) -> str:
     lines = [f"The claim: SSA has a lower error than softmax ({' and '.join(CLAIMS)}). By the difference:", ""]
     for variation, rows in scores.groupby("variation", sort=False):
         for (kind, title), place in itertools.product(KINDS.items(), CLAIMS):
-            rows_there = sequences.where(rows, **PLACES[place])
+            rows_there = sequences.rows_where(rows, **PLACES[place])
             gap = sequences.contrast(rows_there, kind)
-            not_learned = sequences.undecided(sequences.where(rows, **NORMAL), kind, LEARNED)
+            not_learned = sequences.undecided(sequences.rows_where(rows, **NORMAL), kind, LEARNED)
             if not_learned:
                 result = not_learned
             elif gap.excludes_zero:
                 result = f"{'reproduced' if gap.high < 0 else 'contradicted'} by {gap:+.3f}"
             else:
-                softmax = sequences.where(rows_there, rule="softmax")[kind].mean()
+                softmax = sequences.rows_where(rows_there, rule="softmax")[kind].mean()
                 result = f"not decided at this size by {gap:+.3f}, where softmax has an error of {softmax:.3f}"
             lines.append(f"- {variation}{title}, {place}: {result}.")
     return "\n".join(lines)

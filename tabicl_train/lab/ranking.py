@@ -18,7 +18,7 @@ from priors.options import option
 from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.statistics import mean_interval
-from tabicl_train.lab.entropy import draw_table
+from tabicl_train.lab.entropy import draw_test_table
 from tabicl_train.lab.fading import SCALE
 from tabicl_train.lab.folder import Folder, Row, markdown, share
 from tabicl_train.lab.instruments import Site, sites
@@ -53,7 +53,7 @@ rule multiplies the first by 1 + 0.1 log n and the second by s log n, as MLPs of
 
 
 @dataclass
-class Options:
+class RankingOptions:
     """tabicl-lab ranking folder=DIR [checkpoint=RUN_DIR_OR_FILE]
 
     Two keys under scalar and element-wise scaling of the query, for n from 10 to a million, in closed form; of a
@@ -65,16 +65,16 @@ class Options:
     checkpoint: str | None = None
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     small: bool = False
     """Fewer values of n, and two tables."""
 
 
-def run(options: Options) -> None:
-    network = load_network(options)
+def run(options: RankingOptions) -> None:
+    network = network_of_options(options)
     folder = Folder("ranking", options)
-    frame = curves(6 if options.small else 51)
+    frame = ranking_curves(6 if options.small else 51)
     folder.csv("ranking", frame)
     folder.figure("ranking", draw(frame))
     text = findings(frame)
@@ -86,7 +86,7 @@ def run(options: Options) -> None:
     folder.page("Scaling and the ranking of keys", QUESTION, text)
 
 
-def load_network(options: Options) -> TabICL | None:
+def network_of_options(options: RankingOptions) -> TabICL | None:
     """Load the network of the options, if they name one; raises ConfigError without attention layers."""
     if options.checkpoint is None:
         if options.weights is not None:
@@ -97,7 +97,7 @@ def load_network(options: Options) -> TabICL | None:
     return network
 
 
-def multipliers(n: np.ndarray) -> dict[str, np.ndarray]:
+def multipliers_by_rule(n: np.ndarray) -> dict[str, np.ndarray]:
     """Return the factors of the two elements of the query under each rule, (n, 2)."""
     log_n = np.log(n)
     ones = np.ones_like(log_n)
@@ -109,7 +109,7 @@ def multipliers(n: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def weights(n: np.ndarray, factors: np.ndarray) -> np.ndarray:
+def weights_of_keys(n: np.ndarray, factors: np.ndarray) -> np.ndarray:
     """Return the softmax weights of both keys among n, of which the others have the score 0, (n, 2)."""
     odds = np.exp(factors * np.array([FIRST, SECOND]))
     return odds / (odds.sum(1, keepdims=True) + n[:, None] - 2)
@@ -122,12 +122,12 @@ def crossing() -> float:
     return math.exp(FIRST * START / (SECOND * fast - FIRST * slow))
 
 
-def curves(count: int) -> pd.DataFrame:
+def ranking_curves(count: int) -> pd.DataFrame:
     """Return a row for each rule and n: rule, n, first and second (the weights of both keys)."""
     n = np.unique(np.geomspace(10, 1e6, count).round())
     frames = []
-    for rule, factors in multipliers(n).items():
-        both = weights(n, factors)
+    for rule, factors in multipliers_by_rule(n).items():
+        both = weights_of_keys(n, factors)
         frames.append(pd.DataFrame({"rule": rule, "n": n.astype(int), "first": both[:, 0], "second": both[:, 1]}))
     return pd.concat(frames, ignore_index=True)
 
@@ -203,7 +203,7 @@ def turned_queries(network: TabICL, number: int) -> pd.DataFrame:
             Of the pairs that have turned, those whose former key and whose new key have the label of the query row; nan
             for other queries and for numbers.
     """
-    table = draw_table("graph_scm", LABELED_ROWS, number, network.config.max_classes)
+    table = draw_test_table("graph_scm", LABELED_ROWS, number, network.config.max_classes)
     pack = Pack.of([(table.X, table.y, LABELED_ROWS)])
     labels_of_keys = table.y[:LABELED_ROWS]
     labels_of_queries = table.y[LABELED_ROWS:]

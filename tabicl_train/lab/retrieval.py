@@ -77,8 +77,10 @@ class RetrievalDecoder(nn.Module):
             return F.normalize(self.key(labeled.float()), dim=-1)
 
     def forward(self, queries: Tensor, keys: Tensor, y: Tensor, spans: Spans) -> Tensor:
-        """Return what is added to the logits of query rows (query rows, D), (query rows, C) float32."""
-        # y (labeled rows,) are the classes of the keys, and spans go from the query rows to the labeled rows.
+        """Return what is added to the logits of query rows (query rows, D), float32 (query rows, C).
+
+        y (labeled rows,) are the classes of the keys; spans lead from the query rows to the labeled rows.
+        """
         with torch.autocast(queries.device.type, enabled=False):
             D = queries.shape[1]
             q = F.normalize(self.query(queries.float()), dim=-1) * self.log_scale.exp()

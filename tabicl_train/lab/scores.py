@@ -26,8 +26,8 @@ from tabicl_train.lab.folder import (
     Row,
     by_seed_and_table,
     markdown,
-    only,
     plot_estimates,
+    setting_of_labels,
 )
 from tabicl_train.model.attention import Attention, Block
 from tabicl_train.model.family import Network
@@ -72,7 +72,7 @@ standard deviation 10, which should help with deviant points and be worse near z
 
 
 @dataclass
-class Options(sequences.SequenceOptions):
+class ScoresOptions(sequences.SequenceOptions):
     """tabicl-lab scores folder=DIR ['variations=[outputs times 8]'] [rules=[softmax,SSA]] [steps=12000]
 
     Trains small transformers with five scoring functions on linear functions, in four variations. A network takes about
@@ -89,12 +89,12 @@ class Options(sequences.SequenceOptions):
     """Steps of training of each network."""
 
 
-def run(options: Options) -> None:
+def run(options: ScoresOptions) -> None:
     if not (options.variations and options.rules):
         raise ConfigError(["variations or rules is empty; name at least one of each"])
     folder = Folder("scores", options)
     steps = f"curriculum.stages.sequences.steps={options.steps}"
-    rules = only("rule", options.rules)
+    rules = setting_of_labels("rule", options.rules)
     variations = {name: [steps, rules, *VARIATIONS[name]] for name in options.variations}
 
     def errors(network: Network, variation: str, draw: Callable[..., Pack]) -> Row:
@@ -116,7 +116,7 @@ def run(options: Options) -> None:
             "weights": query_and_key_weights(network),
         }
 
-    scores = sequences.scored(folder, options, variations, KEYS, list(TESTS.values()), errors)
+    scores = sequences.scored_networks(folder, options, variations, KEYS, list(TESTS.values()), errors)
     folder.figure("scores", draw_errors(scores))
     folder.page("Scoring functions on linear functions", QUESTION, findings(scores))
 
@@ -134,9 +134,9 @@ def query_and_key_weights(network: Network) -> float:
     return torch.cat(weights).square().mean().sqrt().item() if weights else math.nan
 
 
-def at(scores: pd.DataFrame, test: str) -> pd.DataFrame:
+def rows_of_test(scores: pd.DataFrame, test: str) -> pd.DataFrame:
     """Return the rows of one of the TESTS."""
-    return sequences.where(scores, **dict(zip(KEYS, TESTS[test], strict=True)))
+    return sequences.rows_where(scores, **dict(zip(KEYS, TESTS[test], strict=True)))
 
 
 def draw_errors(scores: pd.DataFrame) -> Figure:
@@ -145,11 +145,11 @@ def draw_errors(scores: pd.DataFrame) -> Figure:
     variations = list(scores["variation"].unique())
     figure = Figure(figsize=(1 + 5 * len(variations), 4.4), layout="constrained")
     for axes, variation in zip(figure.subplots(1, len(variations), squeeze=False)[0], variations, strict=True):
-        of_variation = sequences.where(scores, variation=variation)
+        of_variation = sequences.rows_where(scores, variation=variation)
         for rule, rows in of_variation.groupby("rule", sort=False):
             means = {}
             for place, test in enumerate(TESTS):
-                means[place] = mean_interval(by_seed_and_table(at(rows, test), "error", "block"), 0.0)
+                means[place] = mean_interval(by_seed_and_table(rows_of_test(rows, test), "error", "block"), 0.0)
             plot_estimates(axes, pd.Series(means, dtype=object), label=rule)
         axes.set_xticks(range(len(TESTS)), TESTS, rotation=35, ha="right")
         axes.set(title=variation, yscale="log", ylabel="squared error")
@@ -165,7 +165,7 @@ def findings(scores: pd.DataFrame) -> str:
         for rule, of_rule in own.groupby("rule", sort=False):
             cells = []
             for test in TESTS:
-                cells.append(cell(by_seed_and_table(at(of_rule, test), "error", "block")))
+                cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, test), "error", "block")))
             rows.append([rule, *cells])
         title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
@@ -176,7 +176,11 @@ def findings(scores: pd.DataFrame) -> str:
             parts.append(answer)
         parts.append(facts_of_far(own))
     if scores["variation"].nunique() > 1:
-        parts += ["## Between variations", "On the same sequences, a row for each network:", changes(scores)]
+        parts += [
+            "## Between variations",
+            "On the same sequences, a row for each network:",
+            changes_by_variation(scores),
+        ]
     text = "\n\n".join(parts)
     paper = ", ".join(f"{rule} {error:g}" for rule, error in PAPER.items())
     blocks = counted(scores["block"].nunique(), "block")
@@ -213,10 +217,10 @@ def verdict(scores: pd.DataFrame) -> str | None:
     if scores["rule"].nunique() < 2 or scores["seed"].nunique() < FEWEST_SEEDS:
         return None
     claim = f"The claim, that SSA has at most half of softmax's error with {FAR}, is"
-    not_learned = sequences.undecided(at(scores, "all 1"), "error", linear.LEARNED)
+    not_learned = sequences.undecided(rows_of_test(scores, "all 1"), "error", linear.LEARNED)
     if not_learned is not None:
         return f"{claim} {not_learned}."
-    excess = sequences.contrast(at(scores, FAR), "error", linear.CLAIM)
+    excess = sequences.contrast(rows_of_test(scores, FAR), "error", linear.CLAIM)
     if excess.high < 0:
         answer = "reproduced"
     elif excess.low > 0:
@@ -230,19 +234,19 @@ def facts_of_far(scores: pd.DataFrame) -> str:
     """Return what outputs are and could be where coefficients are far, and the weights of queries and keys."""
     rows = []
     for rule, of_rule in scores.groupby("rule", sort=False):
-        far = at(of_rule, FAR)
+        far = rows_of_test(of_rule, FAR)
         cells = []
         for column in ("largest_value", "largest", "bound", "least", "within"):
-            cells.append(cell(by_seed_and_table(far, column, "block")))
-        cells.append(cell(by_seed_and_table(at(of_rule, STEEP), "within", "block")))
-        cells.append(cell(weights_by_seed(far)))
+            cells.append(interval_cell(by_seed_and_table(far, column, "block")))
+        cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, STEEP), "within", "block")))
+        cells.append(interval_cell(weights_by_seed(far)))
         rows.append([rule, *cells])
     within = f"error within {WITHIN:g}"
     columns = ["largest value", "largest output", "bound", "least error", within, f"{within}, points 0.3", "weights"]
     return markdown(pd.DataFrame(rows, columns=[f"network, {FAR}", *columns]))
 
 
-def cell(values: np.ndarray, is_difference: bool = False) -> str:
+def interval_cell(values: np.ndarray, is_difference: bool = False) -> str:
     """Format the mean with its interval, which ends at 0 except for a difference; none if no value is finite."""
     if not np.isfinite(values).any():
         return "none"
@@ -263,14 +267,14 @@ def contrasts(scores: pd.DataFrame) -> str:
     for rule in rules[1:]:
         cells = []
         for test in TESTS:
-            own = at(scores, test)
+            own = rows_of_test(scores, test)
             values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
-            cells.append(cell(values[rule] - values[rules[0]], is_difference=True))
+            cells.append(interval_cell(values[rule] - values[rules[0]], is_difference=True))
         rows.append([f"{rule} minus {rules[0]}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
 
 
-def changes(scores: pd.DataFrame) -> str:
+def changes_by_variation(scores: pd.DataFrame) -> str:
     """Return the errors of each variation minus those of the first one on the same sequences, for each rule."""
     first, *others = scores["variation"].unique()
     rows = []
@@ -278,11 +282,11 @@ def changes(scores: pd.DataFrame) -> str:
         for variation in others:
             cells = []
             for test in TESTS:
-                own = at(of_rule, test)
-                before = by_seed_and_table(sequences.where(own, variation=first), "error", "block")
-                after = by_seed_and_table(sequences.where(own, variation=variation), "error", "block")
-                cells.append(cell(after - before, is_difference=True))
-            weights = [weights_by_seed(sequences.where(of_rule, variation=name)) for name in (first, variation)]
-            cells.append(cell(weights[1] - weights[0], is_difference=True))
+                own = rows_of_test(of_rule, test)
+                before = by_seed_and_table(sequences.rows_where(own, variation=first), "error", "block")
+                after = by_seed_and_table(sequences.rows_where(own, variation=variation), "error", "block")
+                cells.append(interval_cell(after - before, is_difference=True))
+            weights = [weights_by_seed(sequences.rows_where(of_rule, variation=name)) for name in (first, variation)]
+            cells.append(interval_cell(weights[1] - weights[0], is_difference=True))
             rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

@@ -56,9 +56,25 @@ class SequenceModel(Network):
         self.head = nn.Sequential(LayerNorm(c.width), nn.Linear(c.width, c.outputs))
 
     def forward(self, pack: Pack, checkpoint_rows: int | None = None) -> Tensor:
-        """Predict the rows of all tables, one table after the other, (rows, C) or (rows, 1)."""
-        # Labels are read only for the rows after them. checkpoint_rows: as in the settings, its default. Raises
-        # ValueError for tables that are too long, and for other dtypes.
+        """Predict the rows of all tables, one table after the other.
+
+        Parameters
+        ----------
+        pack : Pack
+            Tables; a label is read only for the rows after it.
+        checkpoint_rows : int, optional
+            As in the settings, its default.
+
+        Returns
+        -------
+        Tensor
+            Logits (rows, C), or numbers (rows, 1).
+
+        Raises
+        ------
+        ValueError
+            For tables that are too long, and for other dtypes.
+        """
         self._check(pack)
         limit = self.config.checkpoint_rows if checkpoint_rows is None else checkpoint_rows
         recompute = 0 < limit < max(N for N, _, _ in pack.shapes)
@@ -104,8 +120,10 @@ class SequenceModel(Network):
 
     @staticmethod
     def guess_loss(y: Tensor, train_size: int) -> float:
-        """Compute the loss of predicting each row from the labels before it: by their mean, or their frequencies."""
-        # The mean of no labels is 0. A class of k among i labels has the probability (k + 1) / (i + C) in C classes.
+        """Compute the loss of predicting each row from the labels before it: by their mean, or their frequencies.
+
+        The mean of no labels is 0. A class of k among i labels has the probability (k + 1) / (i + C) in C classes.
+        """
         before = torch.arange(len(y))
         if y.is_floating_point():
             means = (y.double().cumsum(0) - y) / before.clamp(min=1)

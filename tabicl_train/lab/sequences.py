@@ -57,7 +57,7 @@ class SequenceOptions:
     """Two steps of training, one seed, and a few test sequences."""
 
 
-def scored(
+def scored_networks(
     folder: Folder,
     options: SequenceOptions,
     variations: dict[str, list[str]],
@@ -113,19 +113,19 @@ def predicted(network: Network, pack: Pack) -> torch.Tensor:
     return predict(network, pack).double().unflatten(0, (len(pack), -1))
 
 
-def where(scores: pd.DataFrame, **values) -> pd.DataFrame:
+def rows_where(scores: pd.DataFrame, **values) -> pd.DataFrame:
     """The rows whose columns have these values."""
     return scores[np.logical_and.reduce([scores[name] == value for name, value in values.items()])]
 
 
 def contrast(scores: pd.DataFrame, column: str, share: float = 1.0) -> Estimate:
     """SSA's error minus this share of softmax's on the same sequences, of one variation and test."""
-    softmax = by_seed_and_table(where(scores, rule="softmax"), column, "block")
-    ssa = by_seed_and_table(where(scores, rule="SSA"), column, "block")
+    softmax = by_seed_and_table(rows_where(scores, rule="softmax"), column, "block")
+    ssa = by_seed_and_table(rows_where(scores, rule="SSA"), column, "block")
     return mean_interval(ssa - share * softmax)
 
 
-def comparison(
+def comparison_table(
     scores: pd.DataFrame, places: dict[str, dict[str, int]], columns: dict[str, str], form: str, highest: float = np.inf
 ) -> str:
     """Mean errors with intervals, a row for each variation, column and rule, and one for the rules' difference.
@@ -134,12 +134,12 @@ def comparison(
     """
     table = []
     for variation, rows in scores.groupby("variation", sort=False):
-        at_places = [where(rows, **place) for place in places.values()]
+        at_places = [rows_where(rows, **place) for place in places.values()]
         for column, title in columns.items():
             for rule in scores["rule"].unique():
                 cells = []
                 for rows_there in at_places:
-                    errors = by_seed_and_table(where(rows_there, rule=rule), column, "block")
+                    errors = by_seed_and_table(rows_where(rows_there, rule=rule), column, "block")
                     cells.append(format(mean_interval(errors, 0.0, highest), form))
                 table.append([f"{rule}, {variation}{title}", *cells])
             differences = [format(contrast(rows_there, column), f"+{form}") for rows_there in at_places]
@@ -195,7 +195,7 @@ def heat_maps(scores: pd.DataFrame, index: str, columns: dict[str, str], logarit
     return figure
 
 
-def lines(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Figure:
+def lines_of_rules(panels: dict[str, tuple[pd.DataFrame, str, str]], **style: Any) -> Figure:
     """Means with intervals, a line for each rule.
 
     panels: rows of one variation, the column of the horizontal axis and that of the vertical one, by title

@@ -9,7 +9,7 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.prediction.classifier import TabICLClassifier
-from tabicl_train.prediction.predict_files import read
+from tabicl_train.prediction.predict_files import read_input
 from tabicl_train.weights.reader import load_model
 
 
@@ -21,13 +21,13 @@ def load_classifier(checkpoint: str, weights: str | None = None) -> TabICL:
     return network
 
 
-def read_table(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
+def read_classes(path: str, target: str | None) -> tuple[pd.DataFrame, np.ndarray]:
     """The columns of a file and the classes in its column `target`, as text; by default, the last column.
 
     Rows without a class are left out; the index counts the rows of the file. Raises ConfigError if there is no such
     file or column.
     """
-    frame = read(path, targets=None if target is None else [target])
+    frame = read_input(path, targets=None if target is None else [target])
     if frame.shape[1] < 2:
         raise ConfigError([f"table is {path!r}; it has one column, and needs features and a target"])
     target = frame.columns[-1] if target is None else target

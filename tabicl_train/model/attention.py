@@ -33,12 +33,28 @@ MIN_KEYS = 12
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, dropout: float = 0.0) -> Tensor:
-    """Softmax attention within sequences -> (Q, H, d)."""
-    # k, v: (K, H, d)
-    # q: (Q, H, d), or (P, L, H, d) if all sequences share their L queries; P = B if a factor of the table belongs to
-    # them, else 1
-    # On CUDA: one launch, or a few, of torch's kernels for sequences of various lengths.
-    # Otherwise: for each run of equal sequences, a call of torch's attention, or of its products.
+    """Compute softmax attention, softmax(q k^T / sqrt(d)) v, within each sequence of a pack.
+
+    On CUDA this is one launch, or a few, of PyTorch's kernels for sequences of various lengths. Elsewhere each run of
+    equal sequences is one call of PyTorch's attention, or two products.
+
+    Parameters
+    ----------
+    q : Tensor
+        Queries, (Q, H, d); or (P, L, H, d) if all sequences share their L queries, with P = B if a scaling rule gave
+        each table its own factor, and P = 1 otherwise.
+    k, v : Tensor
+        Keys and values, (K, H, d).
+    spans : Spans
+        Where sequences begin and end.
+    dropout : float, default 0
+        Probability of dropping a weight of attention.
+
+    Returns
+    -------
+    Tensor
+        (Q, H, d).
+    """
     heads, head_dim = q.shape[-2:]
     if q.is_cuda and not dropout and head_dim % 8 == 0:
         if fits_one_launch(spans, heads, head_dim):
@@ -77,8 +93,10 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Ten
 
 
 def attend_in_launches(q: Tensor, k: Tensor, v: Tensor, spans: Spans, attention: Callable[..., Tensor]) -> Tensor:
-    """`attend` on CUDA as a few launches of `attention`, for more sequences or elements than one can have."""
-    # The 60,000 rows of a table of stage 3 of TabICLv2 are too many from 12 features on.
+    """Compute `attend` on CUDA in a few launches of `attention`, for more sequences or elements than one can have.
+
+    An example that needs it is a table of stage 3 of TabICLv2: 60,000 rows with 12 features or more.
+    """
     refuse_capture()
     heads, head_dim = q.shape[-2:]
     q, k, v = repeated(q, k, v, spans)
@@ -134,9 +152,9 @@ def launches(spans: Spans, num_heads: int, head_dim: int) -> list[tuple[int, int
 def launch(
     q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, most_queries: int, most_keys: int
 ) -> Tensor:
-    """Call torch's kernel for sequences of various lengths: q (Q, H, d), k and v (K, H, d) -> (Q, H, d)."""
-    # The operators of the kernels, and not torch.nn.attention.varlen, which takes cuDNN from torch 2.14 on, whatever
-    # `enable_cudnn_sdp` says: its backward pass gave NaN in bf16 (pytorch issues 196678 and 187770).
+    """Call PyTorch's kernel for sequences of various lengths: q (Q, H, d), k and v (K, H, d) -> (Q, H, d)."""
+    # These operators, not torch.nn.attention.varlen: from torch 2.14 on it chooses cuDNN, whatever `enable_cudnn_sdp`
+    # says, and cuDNN's backward pass gave NaN in bf16 (pytorch issues 196678 and 187770).
     ends = query_ends, key_ends, most_queries, most_keys
     if q.dtype == torch.bfloat16:  # where there is bf16, there is flash attention
         return torch.ops.aten._flash_attention_forward(q, k, v, *ends, 0.0, False, False)[0]
@@ -289,8 +307,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., E)."""
-        # Under autocast, torch's copies its input to float32 and writes float32, which the next product copies back: 20
-        # bytes a value instead of 4.
+        # Under autocast, PyTorch's layer norm copies its input to float32 and writes float32, which the next product
+        # copies back: 20 bytes per value instead of 4.
         device = x.device.type
         if not torch.is_autocast_enabled(device) or x.dtype == torch.float32:
             return super().forward(x)
@@ -322,10 +340,26 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a packed projection, and a scaling rule or a rotary embedding."""
+    """Multi-head attention (arXiv 1706.03762, section 3.2) with a scaling rule or a rotary embedding.
+
+    For head h, softmax(s(q_h) k_h^T / sqrt(d)) v_h, where s is the scaling rule (see scaling.py); the projections of
+    queries, keys and values are one matrix.
+
+    Parameters
+    ----------
+    dim : int
+        Width E of the tokens.
+    num_heads : int
+        Number of heads H, each with d = E / H values.
+    scaling : str
+        Name of a scaling rule.
+    settings : TabICLConfig
+        Settings of the network: dropout, zero_init and those of the scaling rule.
+    fp32 : bool, default False
+        Compute in float32 under autocast.
+    """
 
     def __init__(self, dim: int, num_heads: int, scaling: str, settings: Any, fp32: bool = False) -> None:
-        """Build it with the width E = dim, a scaling rule by name, and fp32 to compute in float32 under autocast."""
         super().__init__()
         self.dim = dim
         self.num_heads = num_heads
@@ -351,11 +385,26 @@ class Attention(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Let x (Q, E) attend to a context (K, E) -> (Q, E); without a context, to itself."""
-        # The context may be its keys and values, see `keys`.
-        # If all sequences share their queries, x is (L, E) and the result (sequences * L, E).
-        # Scaling rules need log_n (B,), the logarithm of the number of keys of each table, and table (Q,), the table of
-        # each query, unless all sequences share their queries.
+        """Let tokens attend to a context, or to themselves.
+
+        Parameters
+        ----------
+        x : Tensor
+            Tokens that attend, (Q, E); (L, E) if all sequences share their queries.
+        context : Tensor, optional
+            Tokens that are attended to, (K, E), or their keys and values (K, 2, H, d) from `keys`. Without it, x.
+        spans : Spans, RowSpans or KernelRows
+            Where sequences begin and end.
+        log_n : Tensor, optional
+            Logarithm of the number of keys of each table, (B,), which scaling rules need.
+        table : Tensor, optional
+            Table of each query, (Q,), which scaling rules need unless all sequences share their queries.
+
+        Returns
+        -------
+        Tensor
+            (Q, E); (sequences * L, E) if all sequences share their queries.
+        """
         if self.fp32 and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 out = self(x.float(), None if context is None else context.float(), spans, log_n, table)
@@ -367,9 +416,9 @@ class Attention(nn.Module):
         if isinstance(spans, RowSpans):
             out = attend_in_rows(q, kv, spans, dropout)
         elif isinstance(spans, KernelRows):
-            from tabicl_train.model.triton_attention import rows  # needs Triton
+            from tabicl_train.model.triton_attention import attend_within_rows  # needs Triton
 
-            out = rows(q, kv, *spans)
+            out = attend_within_rows(q, kv, *spans)
         else:
             assert kv is not None
             q = self.scale(q, log_n, table, spans)
@@ -415,9 +464,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and, with ff_factor > 0, feed-forward, each with a residual; arguments as in `Attention`.
+    """A pre-norm transformer block (arXiv 2002.04745): x + attention(norm(x)), then x + MLP(norm(x)).
 
-    A subclass may have another kind of attention.
+    With ff_factor = 0 there is no MLP. The parameters are those of `Attention`; a subclass may set `attention` to
+    another class.
     """
 
     attention: ClassVar[type[Attention]] = Attention
@@ -446,7 +496,10 @@ class Block(nn.Module):
         log_n: Tensor | None = None,
         table: Tensor | None = None,
     ) -> Tensor:
-        """Call `Attention.forward` with a residual; an int as context: that many first tokens of x are the keys."""
+        """Apply the block; arguments as in `Attention.forward`.
+
+        If `context` is an int, that many first tokens of x are the keys.
+        """
         normed = self.norm1(x)  # the norm of keys too
         if isinstance(context, Tensor):
             if context.dim() != 4:  # tokens, not their keys and values
@@ -491,7 +544,7 @@ def weights_and_biases(*modules: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def call_block(block: nn.Module, *args, recompute: bool, **kwargs) -> Tensor:
-    """Call a block; with `recompute` its activations are recomputed in the backward pass."""
+    """Call a block; with `recompute`, its activations are computed again in the backward pass."""
     if recompute and torch.is_grad_enabled():
         return checkpoint(block, *args, use_reentrant=False, **kwargs)
     return block(*args, **kwargs)

@@ -65,8 +65,10 @@ def wide(q: Tensor) -> torch.dtype:
 
 
 def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Yield the sequences and the queries of each chunk of a run."""
-    # A chunk is a few queries of one sequence, or all queries of one or more.
+    """Yield the sequences and the queries of each chunk of a run.
+
+    A chunk is a few queries of one sequence, or all queries of one or more sequences.
+    """
     scores = SCORES_OF_CHUNK.get(device.type, SCORES_OF_CHUNK["cpu"])
     queries = min(L, max(scores // (H * K), MIN_QUERIES_OF_CHUNK))
     sequences = 1
@@ -79,10 +81,29 @@ def chunks(count: int, H: int, L: int, K: int, device: torch.device) -> Iterator
 
 @torch.library.custom_op("tabicl_train::attend_averaging", mutates_args=())
 def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> Tensor:
-    """softmax(p sgn(z) log(1 + |z|)) with z = q k / sqrt(d), and values: kv (keys, 2, H, d) -> (queries, H, d)."""
-    # It is computed in float32, or float64 if q is.
-    # q: (queries, H, d), or (P, L, H, d) if all sequences share their L queries, up to a factor of the table
-    # exponents: (H,), the p of each head; runs, queries: see pack.Spans
+    """Compute scaled signed averaging: softmax(p sgn(z) log(1 + |z|)) v with z = q k / sqrt(d) (arXiv 2508.14685).
+
+    Sums are in float32, or in float64 if q is.
+
+    Parameters
+    ----------
+    q : Tensor
+        Queries times b, (queries, H, d); or (P, L, H, d) if all sequences share their L queries, up to a factor of
+        their table.
+    kv : Tensor
+        Keys and values, (keys, 2, H, d).
+    exponents : Tensor
+        Exponent p of each head, (H,).
+    runs : Tensor
+        Runs of equal sequences, see `pack.Spans`.
+    queries : int
+        Number of queries of all sequences.
+
+    Returns
+    -------
+    Tensor
+        (queries, H, d).
+    """
     H, d = q.shape[-2:]
     out = q.new_empty(queries, H, d)
     power = exponents.to(wide(q))[:, None, None]
@@ -99,7 +120,7 @@ def attend_averaging(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, que
 
 
 @torch.library.custom_op("tabicl_train::attend_averaging_backward", mutates_args=())
-def backward(
+def averaging_backward(
     grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     H, d = q.shape[-2:]
@@ -148,7 +169,7 @@ def _(q: Tensor, kv: Tensor, exponents: Tensor, runs: Tensor, queries: int) -> T
     return q.new_empty(queries, *q.shape[-2:])
 
 
-@backward.register_fake
+@averaging_backward.register_fake
 def _(grad: Tensor, q: Tensor, kv: Tensor, exponents: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dkv = torch.empty_like(kv, memory_format=torch.contiguous_format)
@@ -162,5 +183,5 @@ def keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 attend_averaging.register_autograd(
-    lambda ctx, grad: (*backward(grad, *ctx.saved_tensors), None, None), setup_context=keep
+    lambda ctx, grad: (*averaging_backward(grad, *ctx.saved_tensors), None, None), setup_context=keep
 )

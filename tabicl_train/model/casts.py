@@ -21,16 +21,16 @@ def aligned_views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
 
     Kernels over many tensors read several values at a time, which needs alignment.
     """
-    pieces = flat[: aligned_size(parameters)].split([round_up(p.numel()) for p in parameters])
+    pieces = flat[: aligned_size(parameters)].split([multiple_of_64(p.numel()) for p in parameters])
     return [piece[: p.numel()].view_as(p) for p, piece in zip(parameters, pieces, strict=True)]
 
 
 def aligned_size(parameters: Sequence[Tensor]) -> int:
     """Return the values of a flat tensor for `aligned_views`."""
-    return sum(round_up(p.numel()) for p in parameters)
+    return sum(multiple_of_64(p.numel()) for p in parameters)
 
 
-def round_up(size: int) -> int:
+def multiple_of_64(size: int) -> int:
     return -(-size // 64) * 64
 
 

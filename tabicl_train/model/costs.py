@@ -63,9 +63,11 @@ def inputs_of_token(config: TabICLConfig) -> int:
 def kept_by_part(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> dict[str, float]:
-    """Count the values of one table that each part keeps for the backward pass; arguments as in `kept_values`."""
-    # Values outside of blocks are always kept: the cells and labels that the column stage reads, the rows before their
-    # last norm, the decoder's values and, for the loss, the quantiles. A recomputed block keeps only its input.
+    """Count the values of one table that each part keeps for the backward pass; arguments as in `kept_values`.
+
+    Values outside of blocks are always kept: the cells and labels that the column stage reads, the rows before their
+    last norm, the values of the decoder and, for the loss, the quantiles. A recomputed block keeps only its input.
+    """
     c = config
     N = num_rows
     n = train_size
@@ -100,10 +102,12 @@ def quantile_values(config: TabICLConfig, queries: int) -> int:
 def block_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int
 ) -> dict[str, tuple[float, float]]:
-    """Count the values of one table that a block of each part keeps, and those that its last block keeps."""
-    # A block keeps 6 + 2 ff_factor vectors of its width for each query: inputs and outputs of both norms, the query,
-    # the output of attention, and the hidden layer of the feed-forward network before and after its activation. For
-    # each key it keeps two vectors, on a GPU four where labeled and query rows attend to the same keys.
+    """Count the values of one table that a block of each part keeps, and those that its last block keeps.
+
+    For each query a block keeps 6 + 2 ff_factor vectors of its width: inputs and outputs of both norms, the query, the
+    output of attention, and the hidden layer of the MLP before and after its activation. For each key it keeps two
+    vectors; on a GPU four if labeled and query rows attend to the same keys.
+    """
     N = num_rows
     n = train_size
     E = config.embed_dim
@@ -128,9 +132,11 @@ def largest_block(config: TabICLConfig, num_rows: int, train_size: int, num_feat
 
 
 def flash_workspace(config: TabICLConfig, num_rows: int, num_features: int) -> float:
-    """Count the bytes in which the backward pass of flash attention adds up gradients of queries, of a table's rows."""
-    # They are float32, in heads of at least 32 values, and each sequence has 128 queries more. A launch has less than
-    # FLASH_BACKWARD of them; launches of several tables share the memory, which is counted for each.
+    """Count the bytes in which the backward pass of flash attention sums gradients of the queries of a table's rows.
+
+    The sums are float32, in heads of at least 32 values, with 128 more queries for each sequence. A launch has fewer
+    than FLASH_BACKWARD of them; launches of several tables share the memory, but it is counted for each.
+    """
     queries = num_rows * (token_groups(config, num_features) + config.row_num_cls + 128)
     width = config.row_num_heads * max(config.embed_dim // config.row_num_heads, 32)
     return 4.0 * min(queries * width, FLASH_BACKWARD)
@@ -139,14 +145,18 @@ def flash_workspace(config: TabICLConfig, num_rows: int, num_features: int) -> f
 def float32_values(
     config: TabICLConfig, num_rows: int, train_size: int, num_features: int, recomputed: bool = False
 ) -> float:
-    """Count those of the values of one table kept for the backward pass that stay in float32 under autocast."""
-    # In float32 are
-    # - cells and labels,
-    # - about three vectors of each inducing point,
-    # - the factors of scaling rules,
-    # - if so configured, column attention: inputs, queries and outputs of tokens, and inputs, keys and values of
-    #   labeled ones; inducing points have both.
-    # Recomputed blocks keep only their inputs, which are not in float32.
+    """Count the kept values of one table that stay in float32 under autocast.
+
+    These are
+
+    - cells and labels,
+    - about three vectors of each inducing point,
+    - the factors of scaling rules,
+    - with `col_attention_fp32`, the column attention: inputs, queries and outputs of tokens, and inputs, keys and
+      values of labeled tokens; inducing points have both.
+
+    Recomputed blocks keep only their inputs, which are not in float32.
+    """
     c = config
     N = num_rows
     n = train_size

@@ -40,12 +40,12 @@ SMALLEST = 1e-6  # added to the probabilities of many classes before their logar
 CPU_PART = 2**19  # embedding values computed at once on a CPU: 2 MB fit into its cache, 1.3 to 1.7 times faster
 
 
-class Node(NamedTuple):
+class ClassNode(NamedTuple):
     """What in-context learning among few classes keeps of the labeled rows of tables, or of some rows of one table."""
 
     counts: list[int]  # the labeled rows n of each table
     keys: list[Tensor]  # keys and values of each block, (labeled rows, 2, H, d); none for a single class
-    children: list[Node]  # with more classes than the network has, the node of each group of classes
+    children: list[ClassNode]  # with more classes than the network has, the node of each group of classes
     sizes: list[int]  # classes of each group; all 1 in a node without children
 
 
@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
 
     num_classes: int  # 0 for regression
     columns: list[list[Tensor]]  # keys and values of inducing points by label digit and block, (columns * I, 2, H, d)
-    nodes: list[Node]  # one for all tables; with more classes than the network has, one for each table
+    nodes: list[ClassNode]  # one for all tables; with more classes than the network has, one for each table
 
 
 class ColumnPart(NamedTuple):
@@ -79,27 +79,27 @@ def encoded_bytes(config: TabICLConfig, n: int, num_features: int, num_classes: 
 
 
 @torch.no_grad()
-def encode(network: Any, context: Pack, num_classes: int, tokens: int) -> Encoded:
+def encode_labeled(network: Any, context: Pack, num_classes: int, tokens: int) -> Encoded:
     """Compute the keys and values of the labeled rows of tables; see `TabICL.encode`."""
     represented, columns = represent_labeled(network, context, num_classes, tokens)  # (labeled rows, D)
     learner = network.icl_predictor
     counts = [n for n, _, _ in context.shapes]
     if num_classes <= network.config.max_classes:
-        return Encoded(num_classes, columns, [leaf(learner, represented, context.y, counts)])
+        return Encoded(num_classes, columns, [leaf_node(learner, represented, context.y, counts)])
     nodes = []
     for rows, labels in zip(represented.split(counts), context.y.split(counts), strict=True):
-        nodes.append(tree(learner, rows, labels, num_classes))
+        nodes.append(class_tree(learner, rows, labels, num_classes))
     return Encoded(num_classes, columns, nodes)
 
 
 @torch.no_grad()
-def decode(network: Any, encoded: Encoded, queries: Pack, temperature: float, tokens: int) -> Tensor:
+def decode_queries(network: Any, encoded: Encoded, queries: Pack, temperature: float, tokens: int) -> Tensor:
     """Predict the query rows of tables, (query rows, C) or (query rows, Q); see `TabICL.decode`."""
     represented = represent_queries(network, queries, encoded.columns, tokens)  # (query rows, D)
     learner = network.icl_predictor
     counts = [N for N, _, _ in queries.shapes]
     if encoded.num_classes <= network.config.max_classes:
-        predicted = ask(learner, encoded.nodes[0], represented, counts)
+        predicted = answer_at_node(learner, encoded.nodes[0], represented, counts)
         if encoded.num_classes == 0:
             return predicted  # quantiles
         return predicted[:, : encoded.num_classes] / temperature
@@ -163,7 +163,7 @@ def represent_queries(network: Any, pack: Pack, columns: list[list[Tensor]], tok
     return represent_rows(network, embedded, layout, size)
 
 
-class Layout(NamedTuple):
+class PackColumns(NamedTuple):
     """The sizes of the tables of a pack, and the layout of their columns."""
 
     sizes: Tensor  # int64 (B, 3), N, n and G of each table
@@ -171,9 +171,9 @@ class Layout(NamedTuple):
     columns: Columns
 
 
-def layout_of(network: Any, pack: Pack) -> Layout:
+def layout_of(network: Any, pack: Pack) -> PackColumns:
     sizes, shapes = network.groups(network.config, pack)
-    return Layout(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
+    return PackColumns(sizes, shapes, column_layout(sizes, shapes, network.config.col_num_inducing))
 
 
 def part_size(network: Any, pack: Pack, tokens: int) -> int:
@@ -184,9 +184,11 @@ def part_size(network: Any, pack: Pack, tokens: int) -> int:
 
 
 def column_parts(config: TabICLConfig, shapes: list[Shape], device: torch.device, size: int) -> Iterator[ColumnPart]:
-    """Yield the columns in parts of at most `size` tokens, or of one column."""
-    # The tokens of a pack lie column by column, G groups of each table, and a column has a token for each of its rows.
-    # So a part is a run of consecutive columns, perhaps of several tables; its tokens and inducing points are slices.
+    """Yield the columns in parts of at most `size` tokens, or of one column.
+
+    The tokens of a pack lie column by column, with G columns for each table and one token for each row of a column. So
+    a part is a run of consecutive columns, perhaps of several tables, and its tokens and inducing points are slices.
+    """
     inducing = config.col_num_inducing
     first_token = first_column = 0
     for shapes_of_part in columns_in_parts(shapes, size):
@@ -221,7 +223,7 @@ def columns_in_parts(shapes: list[Shape], tokens: int) -> list[list[Shape]]:
     return parts
 
 
-def represent_rows(network: Any, embedded: Tensor, layout: Layout, size: int) -> Tensor:
+def represent_rows(network: Any, embedded: Tensor, layout: PackColumns, size: int) -> Tensor:
     """Embeddings of cells (tokens, E) -> representations of rows (rows, D), in the order of the tables."""
     rows = row_layout(layout.sizes, layout.shapes, network.config.row_num_cls, layout.columns)
     return interact(network, embedded, rows, size).index_select(0, rows.order)
@@ -250,8 +252,11 @@ def interact(network: Any, embedded: Tensor, rows: Rows, size: int) -> Tensor:
 
 
 def label_digits(y: Tensor, num_classes: int, most: int) -> list[Tensor]:
-    """Return the digits of labels y, most significant first: the fewest possible digits below `most`."""
-    # All digits have the same radix, the smallest possible: 57 classes need two digits below 8, and 42 is (5, 2).
+    """Return the digits of labels y, most significant first, with as few digits below `most` as possible.
+
+    All digits have the same radix, the smallest possible: with most=10, 57 classes need two digits of radix 8, and
+    label 42 is (5, 2).
+    """
     places = next(k for k in itertools.count(1) if most**k >= num_classes)
     radix = next(r for r in itertools.count(1) if r**places >= num_classes)
     return [y // radix**place % radix for place in reversed(range(places))]
@@ -264,43 +269,45 @@ def split_classes(num_classes: int, most: int) -> list[int]:
     return [size + 1] * larger + [size] * (groups - larger)
 
 
-def leaf(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> Node:
+def leaf_node(learner: InContextLearner, rows: Tensor, y: Tensor, counts: list[int]) -> ClassNode:
     """Make the node of tables with few classes from the rows (rows, D) and labels y of all, and the rows of each."""
     shapes = [(2 * n, n, 1) for n in counts]  # labeled rows are query rows too
     sizes = torch.tensor(shapes, device=rows.device)
     keys = learner.keys(rows, y, context_layout(sizes, shapes), log_counts(sizes))
-    return Node(counts, keys, children=[], sizes=[])
+    return ClassNode(counts, keys, children=[], sizes=[])
 
 
-def ask(learner: InContextLearner, node: Node, queries: Tensor, counts: list[int]) -> Tensor:
+def answer_at_node(learner: InContextLearner, node: ClassNode, queries: Tensor, counts: list[int]) -> Tensor:
     """Predict query rows (query rows, D) of the tables of a node, `counts` of each, (query rows, C)."""
     shapes = [(n + asked, n, 1) for n, asked in zip(node.counts, counts, strict=True)]
     sizes = torch.tensor(shapes, device=queries.device)
     return learner.answer(queries, node.keys, context_layout(sizes, shapes), log_counts(sizes))
 
 
-def tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> Node:
+def class_tree(learner: InContextLearner, rows: Tensor, y: Tensor, num_classes: int) -> ClassNode:
     """Make the node of a table with labeled rows (n, D) of the classes y in 0..C-1, and those below it."""
     if num_classes == 1:
-        return Node([len(rows)], keys=[], children=[], sizes=[])
+        return ClassNode([len(rows)], keys=[], children=[], sizes=[])
     if num_classes <= learner.config.max_classes:
-        return leaf(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
+        return leaf_node(learner, rows, y, [len(rows)])._replace(sizes=[1] * num_classes)
     sizes = split_classes(num_classes, learner.config.max_classes)
     starts = [sum(sizes[:group]) for group in range(len(sizes))]
     group = torch.bucketize(y, torch.tensor(starts[1:], device=y.device), right=True)  # (n,)
     children = []
     for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         is_inside = group == number
-        children.append(tree(learner, rows[is_inside], y[is_inside] - start, size))
-    return leaf(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
+        children.append(class_tree(learner, rows[is_inside], y[is_inside] - start, size))
+    return leaf_node(learner, rows, group, [len(rows)])._replace(children=children, sizes=sizes)
 
 
-def class_probabilities(learner: InContextLearner, node: Node, queries: Tensor, temperature: float) -> Tensor:
-    """Compute the probabilities of the classes of a node for query rows (query rows, D), (query rows, C)."""
-    # Each node predicts from its own labeled rows only; probabilities are multiplied along the paths.
+def class_probabilities(learner: InContextLearner, node: ClassNode, queries: Tensor, temperature: float) -> Tensor:
+    """Compute the probabilities of the classes of a node for query rows, (query rows, D) -> (query rows, C).
+
+    Each node predicts from its own labeled rows; probabilities are multiplied along the paths of the tree.
+    """
     if not node.keys:
         return queries.new_ones(len(queries), 1)
-    logits = ask(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
+    logits = answer_at_node(learner, node, queries, [len(queries)])[:, : len(node.sizes)]
     p = torch.softmax(logits / temperature, dim=-1)  # (query rows, children)
     if not node.children:
         return p

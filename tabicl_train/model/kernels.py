@@ -75,8 +75,10 @@ def kernels_of(network: Network, dtype: torch.dtype) -> Kernels:
 
 
 def layers_with_kernels(module: nn.Module) -> list[Attention]:
-    """Return the attention layers with a kernel of the row stage or of a block of columns; of other modules none."""
-    # A plug-in's subclass of a stage or block may attend to other tokens, or lack the attributes of ours.
+    """Return the attention layers of a row stage or of a column block that our kernels can compute.
+
+    A subclass has none: a plug-in's stage or block may attend to other tokens, or lack the attributes of ours.
+    """
     blocks: list[nn.Module] = []
     if type(module) is RowInteraction:
         blocks = list(module.tf_row["blocks"].children())
@@ -182,7 +184,7 @@ def randn(*shape: int, device: torch.device, dtype: torch.dtype, seed: int = 0) 
 
 def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> float:
     """Return the largest error of attention within rows, of all tokens and of CLS tokens alone."""
-    from tabicl_train.model.triton_attention import rows
+    from tabicl_train.model.triton_attention import attend_within_rows
 
     cls = module.config.row_num_cls
     interleaved = module.config.row_rope_interleaved
@@ -195,9 +197,9 @@ def row_error(module: RowInteraction, heads: int, dim: int, device: torch.device
     qkv = randn(sum(widths), 3, heads, dim, device=device, dtype=dtype)
 
     def own(qkv: Tensor) -> Tensor:
-        every = rows(qkv, None, cos, sin, *programs, 0, interleaved)
+        every = attend_within_rows(qkv, None, cos, sin, *programs, 0, interleaved)
         return torch.cat(
-            [every, rows(qkv[collecting, 0], qkv[:, 1:], cos, sin, *programs, cls, interleaved)]
+            [every, attend_within_rows(qkv[collecting, 0], qkv[:, 1:], cos, sin, *programs, cls, interleaved)]
         )  # fmt: skip
 
     def exact(qkv: Tensor) -> Tensor:

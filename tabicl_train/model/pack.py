@@ -434,10 +434,26 @@ def ends_of(*lengths: Tensor) -> Tensor:
 
 
 def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) -> Tensor:
-    """Return first, first + step, first + 2 step, ... of each piece of these lengths, (total, ...)."""
-    # first: (pieces, ...); step: (pieces,) or 1; total: the sum of the lengths
-    # Entry i of all, in a piece that starts at s, is first + step (i - s) = (first - step s) + step i. The terms of a
-    # piece are repeated in one operation.
+    """Return first, first + step, first + 2 step, ... for each piece.
+
+    Parameters
+    ----------
+    first : Tensor
+        First position of each piece, (pieces, ...).
+    step : Tensor or int
+        Distance of neighbors in each piece, (pieces,), or 1.
+    lengths : Tensor
+        Number of positions of each piece, (pieces,).
+    total : int
+        Sum of the lengths, known to the host.
+
+    Returns
+    -------
+    Tensor
+        (total, ...).
+    """
+    # Entry i of the result, in a piece that starts at s, is first + step (i - s) = (first - step s) + step i. So the
+    # terms of a piece are repeated in one operation.
     within = torch.arange(total, device=lengths.device)
     shape = (-1,) + (1,) * (first.dim() - 1)
     if isinstance(step, int):
@@ -449,8 +465,10 @@ def positions(first: Tensor, step: Tensor | int, lengths: Tensor, total: int) ->
 
 
 def positions_by_kind(first: Tensor, step: Tensor | int, N: Tensor, n: Tensor, total: int, labeled: int) -> Tensor:
-    """Return `positions` of pieces of N, the first n of all pieces before the others of all pieces."""
-    # labeled, total: the sums of n and of N
+    """Return `positions` of pieces of N, with the first n of every piece before the others of every piece.
+
+    `total` and `labeled` are the sums of N and of n.
+    """
     skipped = n.view((-1,) + (1,) * (first.dim() - 1)) * step
     of_labeled = positions(first, step, n, labeled)
     of_queries = positions(first + skipped, step, N - n, total - labeled)
@@ -472,7 +490,21 @@ def equal_splits(shapes: Sequence[Shape]) -> Iterator[tuple[int, list[Shape]]]:
 
 
 def column_layout(sizes: Tensor, shapes: list[tuple[int, int, int]], inducing: int) -> Columns:
-    """Lay out the column stage; sizes: N, n, G of each table, int64 (B, 3) on the device; shapes: as a list."""
+    """Lay out the tokens of the column stage.
+
+    Parameters
+    ----------
+    sizes : Tensor
+        N, n and G of each table, int64 (B, 3), on the device.
+    shapes : list of tuple of int
+        The same on the host.
+    inducing : int
+        Inducing points I of a column.
+
+    Returns
+    -------
+    Columns
+    """
     # N = n is possible, but only in all tables. Then there are no query tokens, and no empty sequences for them.
     num_columns = sum(G for _, _, G in shapes)
     num_tokens = sum(N * G for N, _, G in shapes)

@@ -97,7 +97,7 @@ def totals_of(shapes: Sequence[Shape], cls: int, rows_of_pads: Sequence[int] = (
     )
 
 
-def typical_size(packs: Sequence[Sequence[Shape]], most_rows: int, most_tokens: int, cls: int) -> Size:
+def mean_size(packs: Sequence[Sequence[Shape]], most_rows: int, most_tokens: int, cls: int) -> Size:
     """Return the mean size of planned packs, of tables with at most so many rows, and tokens of a row."""
     totals = [totals_of(shapes, cls) for shapes in packs]
     means = [sum(values) / len(values) for values in zip(*totals, strict=True)]

@@ -27,7 +27,7 @@ TOLERANCE = 1e-4  # of the difference between both ways, relative to the largest
 PERTURBATION = 0.02  # standard deviation that is added to weights: layers that start at zero hide differences
 
 
-class Context(NamedTuple):
+class LabeledRows(NamedTuple):
     """What is kept of the labeled rows for a network without `encode`: the rows themselves."""
 
     num_classes: int
@@ -65,7 +65,7 @@ def encode(network: Network, context: Pack, num_classes: int, tokens: int = TOKE
     if num_classes > most:
         problem = f"the table has {num_classes} classes, and the network predicts at most {most}"
         raise ConfigError([f"{problem}; a network with the methods encode and decode can predict more"])
-    return Context(num_classes, context)
+    return LabeledRows(num_classes, context)
 
 
 @torch.no_grad()
@@ -131,10 +131,10 @@ def predict_logits(
 
     With more than max_classes classes, each must occur in every table, and logarithms of probabilities are returned.
     """
-    return torch.cat(list(predictions(network, pack, num_classes, temperature, tokens)))
+    return torch.cat(list(predict_parts(network, pack, num_classes, temperature, tokens)))
 
 
-def predictions(network: Network, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
+def predict_parts(network: Network, pack: Pack, num_classes: int, temperature: float, tokens: int) -> Iterator[Tensor]:
     """Yield what `predict_logits` returns for some query rows at a time."""
     for tables in groups_of_tables(pack, tokens):
         context = Pack.of((X[:n], y[:n], n) for X, y, n in tables)
@@ -180,7 +180,7 @@ def predict(network: Network, pack: Pack) -> Tensor:
     return predict_logits(network, pack, network.config.max_classes)
 
 
-def disagreement(network: Network, perturbed: bool = False) -> str | None:
+def forward_differs(network: Network, perturbed: bool = False) -> str | None:
     """Compare `forward` with `encode` and `decode` on three small tables.
 
     Parameters

@@ -9,18 +9,30 @@ from torch import Tensor
 NUM_QUANTILES = 999  # of the labels, which predict without features; TabICLv2 predicts as many
 
 
-def levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
+def quantile_levels(num_quantiles: int, device: torch.device | None = None) -> Tensor:
     """Return the levels of quantiles, float32 (Q,), evenly spaced in (0, 1) without its ends."""
     return torch.arange(1, num_quantiles + 1, dtype=torch.float32, device=device) / (num_quantiles + 1)
 
 
 def pinball(quantiles: Tensor, y: Tensor) -> Tensor:
-    """Compute the mean pinball loss of quantiles (rows, Q) for targets y (rows,), float32 (rows,) in any precision."""
-    # For a quantile q at level a it is max(a (y - q), (a - 1) (y - q)).
-    return Pinball.apply(quantiles, y)
+    """Compute the pinball loss of each row, max(a (y - q), (a - 1) (y - q)), averaged over the levels a.
+
+    Parameters
+    ----------
+    quantiles : Tensor
+        Predicted quantiles q, (rows, Q).
+    y : Tensor
+        Targets, (rows,).
+
+    Returns
+    -------
+    Tensor
+        float32 (rows,) in any precision.
+    """
+    return PinballFunction.apply(quantiles, y)
 
 
-class Pinball(torch.autograd.Function):
+class PinballFunction(torch.autograd.Function):
     """Keeps only the quantiles for the backward pass; in parts of rows, as fp32 takes four times the memory of bf16."""
 
     PART = 2**20  # values, 4 MB in fp32
@@ -28,8 +40,8 @@ class Pinball(torch.autograd.Function):
     @staticmethod
     def forward(ctx, quantiles: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(quantiles, y)
-        a = levels(quantiles.shape[1], y.device)
-        size = max(1, Pinball.PART // len(a))
+        a = quantile_levels(quantiles.shape[1], y.device)
+        size = max(1, PinballFunction.PART // len(a))
         losses = []
         for q, targets in zip(quantiles.split(size), y[:, None].split(size), strict=True):
             losses.append(slopes(q > targets, a).mul_(q - targets).mean(1))
@@ -38,8 +50,8 @@ class Pinball(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         quantiles, y = ctx.saved_tensors
-        a = levels(quantiles.shape[1], y.device)
-        size = max(1, Pinball.PART // len(a))
+        a = quantile_levels(quantiles.shape[1], y.device)
+        size = max(1, PinballFunction.PART // len(a))
         grad_of_quantiles = torch.empty_like(quantiles)
         weights = grad[:, None] / len(a)  # (rows, 1)
         parts = (x.split(size) for x in (grad_of_quantiles, quantiles, y[:, None], weights))
@@ -54,9 +66,11 @@ def slopes(above: Tensor, a: Tensor) -> Tensor:
 
 
 def guess_loss(y: Tensor, train_size: int) -> float:
-    """Compute the loss of predicting the query rows of a table from labels alone; y (N,) on the CPU."""
-    # A class of n_c among the n labeled rows gets the probability (n_c + 1) / (n + C) in a table of C classes, which is
-    # positive for a class of query rows only. Numbers are predicted by the quantiles of the labels.
+    """Compute the loss of predicting the query rows of a table from its labels alone; y (N,) on the CPU.
+
+    In a table of C classes, a class with n_c of the n labeled rows gets the probability (n_c + 1) / (n + C), which is
+    positive even for a class that only query rows have. Numbers are predicted by the quantiles of the labels.
+    """
     labeled, queries = y[:train_size], y[train_size:]
     if y.is_floating_point():
         return marginal_pinball(labeled.double(), queries.double())
@@ -66,10 +80,10 @@ def guess_loss(y: Tensor, train_size: int) -> float:
 
 
 def marginal_pinball(labeled: Tensor, queries: Tensor) -> float:
-    """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), float64."""
-    # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries, which has 12 million
-    # values for a table of stage 3, with 64 such tables in a step.
-    a = levels(NUM_QUANTILES).double()
+    """Compute the mean pinball loss of the quantiles of labeled numbers (n,) for queries (N - n,), in float64."""
+    # Sums over the quantiles below and above each query avoid a matrix of quantiles and queries: 12 million values for
+    # a table of stage 3, and 64 such tables in a step.
+    a = quantile_levels(NUM_QUANTILES).double()
     q = labeled.quantile(a)  # (Q,), ascending
     below = torch.searchsorted(q, queries)  # (N - n,), how many
     # Loss of a query y, with sums over the quantiles below it and over the rest:

@@ -47,20 +47,34 @@ class LabelEncoder(nn.Linear):
 
 
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x (rows, K) in float32, also under autocast, whose format the result has, and with TF32."""
-    # In bf16, 60,000 normal values of a column keep 2,473 distinct ones. The last columns of x may be zeros.
+    """Multiply cells by weights in float32, even under autocast and with TF32 enabled.
+
+    In bf16, 60,000 normal values of a column keep only 2,473 distinct values.
+
+    Parameters
+    ----------
+    x : Tensor
+        Cells, (rows, K); the last columns may be zeros, as padding.
+    weight, bias : Tensor
+        Of a linear layer.
+
+    Returns
+    -------
+    Tensor
+        (rows, outputs), in the dtype of autocast if it is enabled.
+    """
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         with without_tf32(x.is_cuda):
             return F.linear(x, weight, bias)
-    x = F.pad(x, (0, padded(x.shape[1]) - x.shape[1]))
+    x = F.pad(x, (0, multiple_of_8(x.shape[1]) - x.shape[1]))
     weight = F.pad(weight, (0, x.shape[1] - weight.shape[1]))
     with torch.autocast(device, enabled=False), without_tf32(x.is_cuda):
         out = F.linear(x, weight, bias)
     return out.to(torch.get_autocast_dtype(device))
 
 
-def padded(width: int) -> int:
+def multiple_of_8(width: int) -> int:
     """Return the next multiple of 8, without which CUDA takes kernels for unaligned memory."""
     return -(-width // 8) * 8
 
@@ -134,8 +148,10 @@ class ColumnEmbedding(nn.Module):
         return self.embed(cells, columns, log_n, recompute)
 
     def set_attention_fp32(self, fp32: bool | str) -> None:
-        """Compute attention in fp32 under autocast, or not; "auto": except by the kernels of triton_attention.py."""
-        # In bf16, flash attention takes the gradient of queries from an output that was rounded, the kernels do not.
+        """Compute attention in fp32 under autocast, or not; "auto": unless the kernels of triton_attention.py run.
+
+        In bf16, flash attention computes the gradient of queries from a rounded output; the kernels do not.
+        """
         for block in self.tf_col["blocks"].children():
             assert isinstance(block, InducedAttention)
             for layer in (block.multihead_attn1.attn, block.multihead_attn2.attn):
@@ -154,11 +170,11 @@ class ColumnEmbedding(nn.Module):
             yield from weights_and_biases(self.out_w, self.out_b, self.ln_w, self.ln_b)
 
     def read(self, pack: Pack, columns: Columns, labels: Tensor | None) -> Tensor:
-        """Return the input of each token, (tokens, K)."""
-        # labels: (labeled tokens,), or None without labeled rows. An input is one after the other
-        # - the features of its group,
-        # - if the network is target-aware, the label (see label_values) and a 1 for labeled rows, zeros for others,
-        # - under autocast zeros, as the product needs them.
+        """Return the input of each token, (tokens, K), from labels (labeled tokens,) or None.
+
+        An input has the features of its group; in a target-aware network then the label (see `label_values`) and a 1,
+        or zeros for query rows; and under autocast zeros up to a multiple of eight, which the product needs.
+        """
         c = self.config
         X = pack.X
         if c.col_grouping == "disjoint":  # whose last group may need cells after X
@@ -172,7 +188,7 @@ class ColumnEmbedding(nn.Module):
         num_features = features.shape[1]
         num_inputs = num_features + c.label_width + 1
         has_padding = torch.is_autocast_enabled(X.device.type)
-        cells = X.new_zeros(len(features), padded(num_inputs) if has_padding else num_inputs)
+        cells = X.new_zeros(len(features), multiple_of_8(num_inputs) if has_padding else num_inputs)
         cells[:, :num_features] = features
         if labels is not None:
             cells[: columns.labeled, num_features : num_inputs - 1] = label_values(labels, c.label_width)
@@ -217,11 +233,14 @@ class ColumnEmbedding(nn.Module):
 
 
 def feature_index(sizes: Tensor, shapes: Iterable[Shape], columns: Columns, grouping: str, size: int) -> Tensor:
-    """Return the cells that each token sees: positions in Pack.X, (tokens, size)."""
-    # Grouping
-    # - none: one feature per token, G = M;
-    # - circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M;
-    # - disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
+    """Return the cells that each token sees, as positions in `Pack.X`, (tokens, size).
+
+    The grouping is one of
+
+    - none: one feature per token, G = M;
+    - circular: token j sees features j + 1, j + 2, j + 4, ... modulo M, G = M (arXiv 2602.11139);
+    - disjoint: neighbors in groups of `size`, G = ceil(M / size); the last group is padded by cells after X.
+    """
     table = columns.table
     N, n, M = sizes.unbind(1)
     first_of_table = starts_of(N * M)[table, None]  # (columns, 1), its first cell
@@ -267,7 +286,10 @@ def products_of_blocks(blocks: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 class RowInteraction(nn.Module):
-    """A transformer over the tokens of each row; the outputs of its CLS tokens represent the row."""
+    """The row stage of TabICL (arXiv 2502.05564): a transformer over the tokens of each row.
+
+    The outputs of C CLS tokens, one after the other, are the representation of the row, of width D = C E.
+    """
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
@@ -337,7 +359,10 @@ class RowInteraction(nn.Module):
 
 
 class InContextLearner(nn.Module):
-    """A transformer over the rows of a table, with the labels added to the labeled rows."""
+    """The in-context stage of TabICL (arXiv 2502.05564): a transformer over the rows of a table.
+
+    An embedding of the label is added to each labeled row. All rows attend to labeled rows only.
+    """
 
     def __init__(self, config: TabICLConfig):
         super().__init__()
@@ -372,8 +397,10 @@ class InContextLearner(nn.Module):
         return self.decoder(self.ln(queries))
 
     def keys(self, rows: Tensor, y: Tensor, context: Context, log_n: Tensor) -> list[Tensor]:
-        """Compute the keys and values of each block from labeled rows (rows, D) with labels y."""
-        # In `context`, the labeled rows are the query rows of their own tables.
+        """Compute the keys and values of each block from labeled rows (rows, D) with labels y.
+
+        In `context`, the labeled rows are the query rows of their own tables.
+        """
         rows = rows + self.y_encoder(y)
         table = context.table[context.labeled :]
         keys_of_blocks = []

@@ -31,7 +31,7 @@ from tabicl_train.model.costs import (
     row_flops,
     token_groups,
 )
-from tabicl_train.model.encoding import Encoded, decode, encode, encoded_bytes, represent_queries
+from tabicl_train.model.encoding import Encoded, decode_queries, encode_labeled, encoded_bytes, represent_queries
 from tabicl_train.model.family import Network
 from tabicl_train.model.pack import (
     Columns,
@@ -46,7 +46,7 @@ from tabicl_train.model.pack import (
     row_layout,
     with_programs,
 )
-from tabicl_train.model.padding import Size, pad_columns, pad_context, pad_rows, round_up, totals_of, typical_size
+from tabicl_train.model.padding import Size, mean_size, pad_columns, pad_context, pad_rows, round_up, totals_of
 from tabicl_train.model.public_config import to_public
 from tabicl_train.model.scaling import SSA, Scaling
 from tabicl_train.model.stages import (
@@ -158,7 +158,7 @@ class TabICL(Network):
         -------
         Encoded
         """
-        return encode(self, context, num_classes, tokens)
+        return encode_labeled(self, context, num_classes, tokens)
 
     def decode(self, state: Encoded, queries: Pack, *, temperature: float, tokens: int) -> Tensor:
         """Predict query rows from the keys and values of labeled rows.
@@ -180,7 +180,7 @@ class TabICL(Network):
             Logits (query rows, C), quantiles (query rows, Q), or with more than max_classes classes logarithms of
             probabilities (query rows, C).
         """
-        return decode(self, state, queries, temperature, tokens)
+        return decode_queries(self, state, queries, temperature, tokens)
 
     @torch.no_grad()
     def represent(self, state: Encoded, queries: Pack, *, tokens: int) -> Tensor:
@@ -236,13 +236,14 @@ class TabICL(Network):
     def typical_size(
         cls, config: TabICLConfig, packs: Sequence[Sequence[Shape]], most_rows: int, most_features: int
     ) -> Size | None:
-        """Return the size of a typical pack; see `Network`."""
-        # A disjoint grouping has more cells than tokens. Signed averaging computes run by run, a plug-in anything.
+        """Return the size of a typical pack, or None if packs are not padded; see `Network`."""
+        # A disjoint grouping has more cells than tokens, signed averaging computes run by run, and a plug-in may do
+        # anything: their packs are not padded.
         rules = config.col_scaling, config.icl_scaling
         is_own = cls is TabICL and not any(register.scaling.plugin(rule) for rule in rules)
         if not is_own or config.col_grouping == "disjoint" or any(register.scaling[rule].averages for rule in rules):
             return None
-        return typical_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
+        return mean_size(packs, most_rows, most_features + config.row_num_cls, config.row_num_cls)
 
     @classmethod
     def padded(cls, config: TabICLConfig, pack: Pack, typical: Size) -> Pack | None:
@@ -313,9 +314,11 @@ class TabICL(Network):
             raise ValueError(f"col_attention_fp32 is {fp32} in a stage; the column stage {stage} has no such setting")
 
     def biases_without_effect(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """Yield the biases of the keys of columns and of in-context learning; see `Network`."""
-        # They add the same to all scores of a query, whatever a scaling rule makes of the query, and softmax does not
-        # see it. Signed averaging does, and so do rows, whose keys are rotated.
+        """Yield the biases of the keys of columns and of in-context learning; see `Network`.
+
+        They add the same number to all scores of a query, which softmax ignores, whatever the scaling rule. Signed
+        averaging depends on them, and so does the row stage, which rotates keys.
+        """
         if type(self) is not TabICL:  # a variant may use its keys otherwise
             return
         for stage in (self.col_embedder, self.icl_predictor):

@@ -57,7 +57,7 @@ def _exponentials(q, k, seen, scale):
 
 
 @triton.jit
-def _weights(q, k, seen, log_sum, scale):
+def _softmax_weights(q, k, seen, log_sum, scale):
     """The weights of softmax (M, N) in a tile of the keys, by the logarithms of the sums over all keys, (M,)."""
     scores = tl.where(seen, _dot(q, tl.trans(k)), UNSEEN)
     return tl.exp2(scores * (scale * LOG2E) - log_sum[:, None])
@@ -65,9 +65,11 @@ def _weights(q, k, seen, log_sum, scale):
 
 @triton.jit
 def _gradients(weights, dweights, delta, q, k, g, scale):
-    """The gradients of q, k and v from a tile: (M, P), (N, P), (N, P), all fp32."""
-    # weights (M, N): softmax of the scores; dweights: their gradients g v^T; delta (M,): sum of the product of both
-    # The gradient of a score is weight * (dweight - delta), since weights sum to 1.
+    """Compute the gradients of q, k and v of a tile, (M, P), (N, P), (N, P), in fp32.
+
+    `weights` (M, N) are the softmax of the scores, `dweights` their gradients g v^T, and `delta` (M,) the sum of the
+    product of both. The gradient of a score is weight * (dweight - delta), since weights sum to 1.
+    """
     dscores = (weights * (dweights - delta[:, None]) * scale).to(q.dtype)
     dq = _dot(dscores, k)
     dk = _dot(tl.trans(dscores), q)
@@ -79,10 +81,12 @@ def _gradients(weights, dweights, delta, q, k, g, scale):
 
 
 @triton.jit
-def _place(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
-    """Offsets (TOKENS, P) of the values of a head, and which of them exist: D values of the first `count` tokens."""
-    # Offsets count from the first token, whose address is one number of 64 bits: an array may have more than 2^31
-    # values, but an offset of 64 bits would take two registers for each value.
+def _value_offsets(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+    """Return offsets (TOKENS, P) of the values of a head, and which exist: D values of the first `count` tokens.
+
+    Offsets count from the first token, whose address is one number of 64 bits. An array may have more than 2^31
+    values, but offsets of 64 bits would take two registers for each value.
+    """
     token = tl.arange(0, TOKENS)
     value = tl.arange(0, P)
     at = token[:, None] * STRIDE + value[None, :]
@@ -95,14 +99,14 @@ def _place(count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P
 @triton.jit
 def _load(first, count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """Load the values of a head of adjacent tokens, (TOKENS, P), zeros where there are none; first: a pointer."""
-    at, exists = _place(count, STRIDE, TOKENS, D, P)
+    at, exists = _value_offsets(count, STRIDE, TOKENS, D, P)
     return tl.load(first + at, mask=exists, other=0.0)
 
 
 @triton.jit
 def _store(first, x, count, STRIDE: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
     """Store what `_load` loads, in the dtype of the array."""
-    at, exists = _place(count, STRIDE, TOKENS, D, P)
+    at, exists = _value_offsets(count, STRIDE, TOKENS, D, P)
     tl.store(first + at, x.to(first.dtype.element_ty), mask=exists)
 
 
@@ -125,8 +129,8 @@ def _partners(D: tl.constexpr, P: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def _turn(x, cos, sin, partners):
-    """Rotate the pairs of x (tokens, P), in fp32; with -sin back again, which is also how gradients are rotated."""
-    # Each sum has one term, so it is exact in bf16, and in fp32 as three products in TF32.
+    """Rotate the pairs of x (tokens, P), in fp32; with -sin, rotate them back, as gradients are."""
+    # Each sum has one term, so it is exact: in bf16, and in fp32 as three products in TF32.
     partner = tl.dot(x, partners.to(x.dtype), input_precision="tf32x3")
     return x.to(tl.float32) * cos + partner * sin
 
@@ -136,8 +140,10 @@ def _turn(x, cos, sin, partners):
 
 @triton.jit
 def _row_program(programs, CLS: tl.constexpr):
-    """Read what a program computes: its first key, its first query, keys and queries of a row, number of rows."""
-    # CLS: queries of each row, which are its first tokens; 0: all tokens of a row are queries
+    """Read what a program computes: its first key, its first query, keys and queries of a row, number of rows.
+
+    With CLS > 0 only the first CLS tokens of a row are queries; with CLS = 0 all are.
+    """
     program = programs + 4 * tl.program_id(0)
     first_key = tl.load(program).to(tl.int64)
     width = tl.load(program + 1)
@@ -238,8 +244,10 @@ def tokens_read_points_forward(
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, USES: tl.constexpr,
     POINTS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """q (Q, H, d) of tokens, kv (columns * POINTS, 2, H, d) -> out (Q, H, d)."""
-    # ends: 0 and the ends of the labeled tokens of each column, then with USES = 2 those of its query tokens
+    """Let tokens attend to inducing points: q (Q, H, d), kv (columns * POINTS, 2, H, d) -> out (Q, H, d).
+
+    `ends` are 0 and the ends of the labeled tokens of each column; with USES = 2, then those of its query tokens.
+    """
     column = tl.program_id(0)
     h = tl.program_id(1)
     kv += column.to(tl.int64) * (POINTS * 2 * H * D)
@@ -303,10 +311,12 @@ def points_read_tokens_forward(
     H: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     POINTS: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """q (tables, POINTS, H, d), kv (K, 2, H, d) of labeled tokens -> out (columns * POINTS, H, d)."""
-    # table (columns,): whose queries each column has, unless with SHARED all have the same
-    # ends: 0 and the ends of the labeled tokens of each column
-    # log_sums (columns, H, POINTS) fp32: logarithms to base 2 of the sums of softmax, for the backward pass
+    """Let inducing points attend to labeled tokens: q (tables, POINTS, H, d), kv (K, 2, H, d) -> out.
+
+    `out` is (columns * POINTS, H, d). `table` (columns,) is the table whose queries a column uses, unless SHARED, where
+    all columns use the same. `ends` are 0 and the ends of the labeled tokens of each column. `log_sums` (columns, H,
+    POINTS), fp32, are the logarithms to base 2 of the sums of softmax, for the backward pass.
+    """
     column = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
     if not SHARED:
@@ -368,14 +378,14 @@ def points_read_tokens_backward(
         k = _load(kv + at, tokens - start, 2 * H * D, TILE, D, P)
         v = _load(kv + at + H * D, tokens - start, 2 * H * D, TILE, D, P)
         seen = (start + tl.arange(0, TILE) < tokens)[None, :]
-        weights = _weights(x, k, seen, log_sum, scale)
+        weights = _softmax_weights(x, k, seen, log_sum, scale)
         delta += tl.sum(weights * _dot(g, tl.trans(v)), 1)
     for start in range(0, tokens, TILE):
         at = start * (2 * H * D) + h * D
         k = _load(kv + at, tokens - start, 2 * H * D, TILE, D, P)
         v = _load(kv + at + H * D, tokens - start, 2 * H * D, TILE, D, P)
         seen = (start + tl.arange(0, TILE) < tokens)[None, :]
-        weights = _weights(x, k, seen, log_sum, scale)
+        weights = _softmax_weights(x, k, seen, log_sum, scale)
         dx_here, dk, dv = _gradients(weights, _dot(g, tl.trans(v)), delta, x, k, g, scale)
         dx += dx_here
         _store(dkv + at, dk, tokens - start, 2 * H * D, TILE, D, P)
@@ -427,7 +437,7 @@ def _launch_rows(
 
 
 @torch.library.custom_op("tabicl_train::rows", mutates_args=())
-def rows(
+def attend_within_rows(
     q: Tensor, kv: Tensor | None, cos: Tensor, sin: Tensor, programs: Tensor, launches: Tensor, cls: int,
     interleaved: bool,
 ) -> Tensor:  # fmt: skip
@@ -474,7 +484,7 @@ def rows_gradients(
     return dq, dkv
 
 
-@rows.register_fake
+@attend_within_rows.register_fake
 def _(q: Tensor, kv: Tensor | None, *_: Any) -> Tensor:
     return q.new_empty(q.shape[0], *q.shape[-2:])
 
@@ -496,7 +506,7 @@ def _differentiate_rows(ctx: Any, grad: Tensor) -> tuple:
     return dq, None if kv is None else dkv, None, None, None, None, None, None
 
 
-rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
+attend_within_rows.register_autograd(_differentiate_rows, setup_context=_keep_rows)
 
 
 @torch.library.custom_op("tabicl_train::tokens_read_points", mutates_args=())

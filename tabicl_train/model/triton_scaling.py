@@ -26,9 +26,10 @@ DENSITY = tl.constexpr(0.3989422804014327)  # of the normal distribution at 0
 
 @triton.jit
 def _normal(x):
-    """Distribution function of the normal distribution and exp(-x^2 / 2)."""
-    # Abramowitz and Stegun 7.1.26, whose error of 8e-8 is that of fp32: fewer instructions than CUDA's erff, and the
-    # backward pass needs the exponential as well.
+    """Return the normal distribution function at x, and exp(-x^2 / 2), which the backward pass needs as well.
+
+    Abramowitz and Stegun 7.1.26, with an error of 8e-8, that of fp32; fewer instructions than CUDA's erff.
+    """
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     t = 1 / (1 + 0.3275911 * SQRT_HALF * tl.abs(x))
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -50,7 +51,7 @@ def _gate(q, w1, b1, w2, b2, P: tl.constexpr, GATES: tl.constexpr):
 
 
 @triton.jit
-def _weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constexpr, HIDDEN: tl.constexpr):
+def _gate_weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constexpr, HIDDEN: tl.constexpr):
     """The gate's MLP: w1 (64, P), b1 (64,), w2 (P or 1, 64), b2 (P or 1,), zero from element D on."""
     i, j = tl.arange(0, P), tl.arange(0, HIDDEN)
     first = tl.load(w1 + j[:, None] * D + i[None, :], mask=(i < D)[None, :], other=0.0)
@@ -60,7 +61,9 @@ def _weights(w1, b1, w2, b2, D: tl.constexpr, P: tl.constexpr, GATES: tl.constex
 
 
 @triton.jit
-def _place(start, tokens, TOKENS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr):
+def _query_offsets(
+    start, tokens, TOKENS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, P: tl.constexpr
+):
     """Tokens (TOKENS,), offsets of their queries (TOKENS, HP, P) and which of these exist."""
     token = start + tl.arange(0, TOKENS)
     head, i = tl.arange(0, HP), tl.arange(0, P)
@@ -83,14 +86,14 @@ def forward_kernel(
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """chunk: tokens of a program."""
-    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     total = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
     square = tl.zeros((VECTORS, 1 if GATES == 1 else P), tl.float32)
     first = tl.program_id(0) * chunk
     last = tl.minimum(first + chunk, tokens)
     for start in range(first, last, TOKENS):
-        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         _, _, gate = _gate(tl.reshape(x, (VECTORS, P)), w1, b1, w2, b2, P, GATES)
         if GATES == 1:
@@ -114,7 +117,7 @@ def backward_kernel(
     HIDDEN: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """dbase and the gradients of the weights: one of each for each program, dbase filled with zeros."""
-    w1, b1, w2, b2 = _weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
+    w1, b1, w2, b2 = _gate_weights(w1, b1, w2, b2, D, P, GATES, HIDDEN)
     VECTORS: tl.constexpr = TOKENS * HP
     G: tl.constexpr = 1 if GATES == 1 else P
     B: tl.constexpr = 1 if BASES == 1 else P
@@ -128,7 +131,7 @@ def backward_kernel(
     head, b = tl.arange(0, HP), tl.arange(0, B)
     dbase += program.to(tl.int64) * segments * (H * BASES) + head[:, None] * BASES + b[None, :]
     for start in range(first, last, TOKENS):
-        token, at, exists = _place(start, last, TOKENS, H, HP, D, P)
+        token, at, exists = _query_offsets(start, last, TOKENS, H, HP, D, P)
         x = tl.load(q + at, mask=exists, other=0.0).to(tl.float32)
         slope = tl.load(grad + at, mask=exists, other=0.0).to(tl.float32)
         flat = tl.reshape(x, (VECTORS, P))
@@ -169,7 +172,7 @@ def backward_kernel(
     tl.store(db2 + program * GATES + o, db2_sum, mask=o < GATES)
 
 
-def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: bool) -> dict[str, int]:
+def kernel_options(num_heads: int, head_dim: int, bases: int, gates: int, backward: bool) -> dict[str, int]:
     """Return constants of a kernel and its number of warps, with as many queries at once as fit into registers."""
     heads = triton.next_power_of_2(num_heads)
     padded = max(16, triton.next_power_of_2(head_dim))  # the smallest size of tensor cores
@@ -183,11 +186,26 @@ def options(num_heads: int, head_dim: int, bases: int, gates: int, backward: boo
 def scale_queries(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute q * base[segment] * gate(q), gate(q) = 1 + tanh(MLP(q)), in the dtype of q, and the gate's moments."""
-    # q: (N, H, d), bf16, fp16 or fp32; base: (S, H, d or 1) float32
-    # segment: (N,) int32, the base of each token; fast if the tokens of a segment are adjacent
-    # w1 (64, d), b1 (64,), w2 (d or 1, 64), b2 (d or 1,), float32: Linear, exact GELU, Linear
-    # The moments, (2,) float32 without gradients, are the sums of all gates and of their squares.
+    """Compute q * base[segment] * (1 + tanh(MLP(q))), the query-aware scalable softmax (arXiv 2602.11139).
+
+    Parameters
+    ----------
+    q : Tensor
+        Queries, (N, H, d), in bf16, fp16 or fp32.
+    base : Tensor
+        Factors of each segment, (S, H, d or 1), float32.
+    segment : Tensor
+        Segment of each query, (N,) int32. It is fast if the queries of a segment are adjacent.
+    w1, b1, w2, b2 : Tensor
+        Weights and biases of the MLP (linear, exact GELU, linear), float32: (64, d), (64,), (d or 1, 64), (d or 1,).
+
+    Returns
+    -------
+    scaled : Tensor
+        (N, H, d), in the dtype of q.
+    moments : Tensor
+        Sum of all gates and of their squares, (2,) float32, without gradients.
+    """
     q, base = q.contiguous(), base.contiguous()
     constants, programs, chunk = _split(q, base, w2, backward=False)
     scaled, moments = torch.empty_like(q), base.new_empty(programs, 2)
@@ -196,7 +214,7 @@ def scale_queries(
 
 
 @torch.library.custom_op("tabicl_train::scale_queries_backward", mutates_args=())
-def backward(
+def scaling_backward(
     q: Tensor, base: Tensor, segment: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of q, base, w1, b1, w2 and b2 from grad (N, H, d), that of `scaled`."""
@@ -214,7 +232,7 @@ def backward(
 def _split(q: Tensor, base: Tensor, w2: Tensor, backward: bool) -> tuple[dict[str, int], int, int]:
     """Return constants, the number of programs, and the tokens of each, whole blocks."""
     tokens, heads, dim = q.shape
-    constants = options(heads, dim, base.shape[-1], w2.shape[0], backward)
+    constants = kernel_options(heads, dim, base.shape[-1], w2.shape[0], backward)
     block = constants["TOKENS"]
     chunk = block * max(1, -(-tokens // (block * PROGRAMS)))
     return constants, -(-tokens // chunk), chunk
@@ -225,7 +243,7 @@ def _(q: Tensor, base: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), base.new_empty(2)
 
 
-@backward.register_fake
+@scaling_backward.register_fake
 def _(q: Tensor, base: Tensor, segment: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     given = (q, base, *others[:-1])
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
@@ -237,7 +255,7 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
-    dq, dbase, *rest = backward(*ctx.saved_tensors, grad)
+    dq, dbase, *rest = scaling_backward(*ctx.saved_tensors, grad)
     return dq, dbase, None, *rest
 
 

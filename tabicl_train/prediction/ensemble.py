@@ -173,7 +173,7 @@ class Ensemble(BaseEstimator):
     def _prepare(self, X: pd.DataFrame, num_classes: int) -> None:
         """Fit everything except the labels, `y_`, which are set before; a regressor has num_classes=0."""
         self._plugins = plugins.load(self.plugins)
-        self.network_ = load(self.model, regression=num_classes == 0).eval()
+        self.network_ = load_or_copy(self.model, regression=num_classes == 0).eval()
         target = np.eye(num_classes)[self.y_] if num_classes else self.y_[:, None]
         self.encoder_ = FeatureEncoder(self.network_.config.missing_values).fit(X, target)
         warn_of_resemblances(X, self.encoder_.kinds)
@@ -208,7 +208,7 @@ class Ensemble(BaseEstimator):
         ConfigError
             If the name has no known format, the format cannot express the network, or the file cannot be written.
         """
-        from tabicl_train.weights.export import check_output, export_weights
+        from tabicl_train.weights.export import check_format, export_weights
         from tabicl_train.weights.pretrained import Pretrained
 
         check_is_fitted(self)
@@ -217,7 +217,7 @@ class Ensemble(BaseEstimator):
         needed = register.plugins_used(named_parts(config))
         origin = {"plugins": needed} if needed else {}
         output = expand_home(path)
-        export_weights(Pretrained(config, weights, origin), output, check_output(output, None))
+        export_weights(Pretrained(config, weights, origin), output, check_format(output, None))
 
     def embed(self, X: Any) -> np.ndarray:
         """Return the representations of rows that in-context learning reads.
@@ -512,7 +512,7 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def load(model: str | Path | Network, regression: bool) -> Network:
+def load_or_copy(model: str | Path | Network, regression: bool) -> Network:
     """Load the network in a file, or copy one, since it may be trained further; raises ValueError for another task."""
     if isinstance(model, Network):
         network = copy.deepcopy(model).float()

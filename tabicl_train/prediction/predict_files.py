@@ -22,7 +22,7 @@ from priors.real.files import (
     Reading,
     advice_on_decimal,
     as_column,
-    facts_of,
+    column_facts,
     nested_type,
     read_file,
     read_texts,
@@ -33,7 +33,7 @@ from tabicl_train.config.options import PredictOptions
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
-from tabicl_train.model.quantiles import levels
+from tabicl_train.model.quantiles import quantile_levels
 from tabicl_train.outputs import check_output, existing_problems, input_problems, write_atomically
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.prediction.regressor import TabICLRegressor
@@ -101,7 +101,7 @@ def predict_files(options: PredictOptions) -> None:
                 next_line = time.monotonic() + LINE_SECONDS
                 for start in range(0, len(test), ROWS):
                     rows = encoded[start : start + ROWS]
-                    parts.append(predictions(model, rows, options, names))
+                    parts.append(output_columns(model, rows, options, names))
                     bar.update(len(rows))
                     if bar.disable and time.monotonic() >= next_line:  # no terminal
                         next_line = time.monotonic() + LINE_SECONDS
@@ -152,7 +152,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
     # The two files.
     form = format_of(options)
     reading = Reading()
-    train = read(options.train, form, targets=[options.target], reading=reading)
+    train = read_input(options.train, form, targets=[options.target], reading=reading)
     # Categories that are texts here are read as texts there, too, even if they all look like numbers in the test file.
     texts = []
     for name in train:
@@ -160,7 +160,7 @@ def read_tables(options: PredictOptions) -> tuple[pd.DataFrame, pd.Series, pd.Da
         if is_text and column_kind(train[name]) == CATEGORY:  # not of dates
             texts.append(name)
     reading_test = Reading()
-    test = read(options.test, form, texts, [options.target], reading_test)
+    test = read_input(options.test, form, texts, [options.target], reading_test)
     for remark in dict.fromkeys([*reading.remarks, *reading_test.remarks]):  # what is true of both is said once
         paths = {options.train: reading, options.test: reading_test}
         where = ", ".join(path for path, of_path in paths.items() if remark in of_path.remarks)
@@ -207,7 +207,7 @@ def format_of(options: PredictOptions) -> CsvFormat:
     return csv_format(options.separator, options.decimal, options.missing_words)
 
 
-def read(
+def read_input(
     path: str,
     form: CsvFormat = USUAL_FORMAT,
     texts: Collection[str] = (),
@@ -233,7 +233,7 @@ def has_numbers(options: PredictOptions, y: pd.Series) -> bool:
         column, kind = as_column(y)
     except LeftOut as error:
         raise ConfigError([f"{name}: {error}"]) from None
-    facts = facts_of(options.target, kind, column)
+    facts = column_facts(options.target, kind, column)
     if kind == "time":
         raise ConfigError([f"{name} has times, which are not predicted"])
     if kind == "category" and options.task == "regression":
@@ -323,7 +323,7 @@ def is_whole(y: pd.Series) -> bool:
     return y.dtype.kind in "iuf" and bool((y == y.round()).all())
 
 
-def predictions(
+def output_columns(
     model: TabICLClassifier | TabICLRegressor, encoded: np.ndarray, options: PredictOptions, names: np.ndarray | None
 ) -> pd.DataFrame:
     """Return the columns of the output for some encoded rows; names: of the classes."""
@@ -333,7 +333,7 @@ def predictions(
         columns = {f"probability_{name}": p[:, i] for i, name in enumerate(names)}
         return pd.DataFrame({options.target: names[p.argmax(axis=1)], **columns})
     # The mean is that of the network's own quantiles, so that all three come from one prediction.
-    network_levels = levels(model.network_.config.outputs).double().tolist()
+    network_levels = quantile_levels(model.network_.config.outputs).double().tolist()
     lower = (1 - options.coverage) / 2
     upper = (1 + options.coverage) / 2
     quantiles = model._quantiles_at(encoded, [*network_levels, lower, upper])

@@ -138,7 +138,7 @@ class TabICLRegressor(RegressorMixin, Ensemble):
         a = np.asarray(levels, dtype=float)
         if a.ndim != 1 or len(a) == 0 or not ((a > 0) & (a < 1)).all():
             raise ValueError(f"levels is {levels}; it must be a list of numbers between 0 and 1, both excluded")
-        return self._average(encoded, lambda q: interpolate(np.sort(q, axis=1), a), len(a))
+        return self._average(encoded, lambda q: interpolate_quantiles(np.sort(q, axis=1), a), len(a))
 
     def _average(self, encoded: np.ndarray, summarize: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """Average summaries of quantiles over the members.
@@ -183,7 +183,7 @@ def refuse_other_targets(y: Any) -> None:
         )
 
 
-def interpolate(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def interpolate_quantiles(quantiles: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Interpolate quantiles at other levels, with exponential tails; see TabICLRegressor.
 
     Parameters

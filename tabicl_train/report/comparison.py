@@ -31,7 +31,7 @@ def write_figures(folder: Path, comparison: Comparison) -> list[str]:
         if comparison.warnings:
             add_warnings(figure, comparison.warnings)
         for ending in FORMATS:
-            save(figure, folder / f"{name}.{ending}")
+            save_figure(figure, folder / f"{name}.{ending}")
     return list(figures)
 
 
@@ -44,7 +44,7 @@ def add_warnings(figure: Figure, warnings: list[str]) -> None:
     figure.supxlabel(text, fontsize="x-small")
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's ending."""
     ending = path.suffix.removeprefix(".")
     metadata = {"CreationDate": None} if ending == "pdf" else {}  # the same figure is the same file
@@ -73,7 +73,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     return figure
 
 
-def score_name(comparison: Comparison) -> str:
+def metric_name(comparison: Comparison) -> str:
     return NAMES.get(comparison.metric, comparison.metric)
 
 
@@ -130,7 +130,7 @@ def draw_means(axes: Axes, comparison: Comparison) -> None:
     axes.margins(x=0.1)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_title(f"lead of {comparison.names[0]}", fontsize="medium")
-    axes.set_xlabel(f"{score_name(comparison)}, means {pairs[0].where} with 95 % intervals", fontsize="small")
+    axes.set_xlabel(f"{metric_name(comparison)}, means {pairs[0].where} with 95 % intervals", fontsize="small")
 
 
 def draw_sorted(axes: Axes, comparison: Comparison) -> None:
@@ -141,7 +141,7 @@ def draw_sorted(axes: Axes, comparison: Comparison) -> None:
     axes.axhline(0, color="gray", linewidth=1)
     axes.set_xlim(0.5, len(comparison.values) + 0.5)
     axes.set_xlabel("tasks, sorted for each of them", fontsize="small")
-    axes.set_title(f"lead in {score_name(comparison)} by task", fontsize="medium")
+    axes.set_title(f"lead in {metric_name(comparison)} by task", fontsize="medium")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="x-small", loc="upper left")
 
@@ -159,7 +159,7 @@ def draw_seeds(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(places, [wrapped(name) for name in comparison.names], fontsize="small")
     axes.set_ylim(len(comparison.names) - 0.4, -0.6)
     better = "lower" if is_lower_better(comparison.metric) else "higher"
-    axes.set_title(f"{score_name(comparison)}, {better} is better", fontsize="medium")
+    axes.set_title(f"{metric_name(comparison)}, {better} is better", fontsize="medium")
     axes.set_xlabel("means, and a gray line for each seed" if len(seeds) > 1 else "one seed", fontsize="small")
 
 
@@ -216,6 +216,6 @@ def draw_ranks(comparison: Comparison) -> Figure:
     axes.set_ylim(depth, -0.7)
     axes.set_axis_off()
     bars_mean = "; bars connect those not shown to differ" if ranks.groups else ""
-    title = f"mean rank by {score_name(comparison)} on {ranks.tasks} tasks{bars_mean}"
+    title = f"mean rank by {metric_name(comparison)} on {ranks.tasks} tasks{bars_mean}"
     figure.suptitle(title, fontsize="medium")
     return figure

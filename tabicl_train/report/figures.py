@@ -63,7 +63,7 @@ def draw_training(metrics: Runs, validation: Runs, other_losses: Collection[str]
             ratios[name] = loss_ratios(rows)
     points = {}  # ratios of validations
     for name, rows in validation.items():
-        tables = inside(of_kind(rows, OWN, SYNTHETIC))
+        tables = rows_in_trained_range(rows_of_kinds(rows, OWN, SYNTHETIC))
         if "guess_loss" in tables and len(tables):  # there may be validations on real data only
             points[name] = loss_ratios(tables)
     loss, axes = panel()
@@ -167,22 +167,22 @@ def draw_validation(runs: Runs) -> list[Figure]:
     Of probes, only means are drawn, below a line at what is possible.
     """
     # What there is to draw: kinds of tables with losses, scores on real data, and probes.
-    kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(of_kind(rows, kind)) for rows in runs.values())]
-    real = {name: of_kind(rows, REAL) for name, rows in runs.items()}
+    kinds = [kind for kind in (OWN, SYNTHETIC) if any(len(rows_of_kinds(rows, kind)) for rows in runs.values())]
+    real = {name: rows_of_kinds(rows, REAL) for name, rows in runs.items()}
     scores = []
     for score in REAL_SCORES:
         if any(len(rows) and score in rows for rows in real.values()):
             scores.append(score)
     probes = {}
     for name, rows in runs.items():
-        probe_rows = inside(of_kind(rows, PROBES))
+        probe_rows = rows_in_trained_range(rows_of_kinds(rows, PROBES))
         if len(probe_rows):
             probes[name] = probe_rows
 
     figures = []
     for kind in kinds:
         figure, axes = panel()
-        draw_sets(axes, {name: of_kind(rows, kind) for name, rows in runs.items()}, "loss")
+        draw_sets(axes, {name: rows_of_kinds(rows, kind) for name, rows in runs.items()}, "loss")
         label_steps(axes, f"loss on {kind} validation tables")
         figures.append(figure)
     for score in scores:
@@ -199,7 +199,7 @@ def draw_validation(runs: Runs) -> list[Figure]:
 
 def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
     """Draw the mean score over the probes inside the trained range for each run, and the mean of what is possible."""
-    titles = dict.fromkeys(score_name(rows) for rows in probes.values())
+    titles = dict.fromkeys(real_score_name(rows) for rows in probes.values())
     for name, rows in probes.items():
         means = rows.groupby("step")[[judged_by(rows), "possible"]].mean()
         color = f"C{names.index(name)}"
@@ -210,12 +210,12 @@ def draw_probe_means(axes: Axes, names: list[str], probes: Runs) -> None:
     label_steps(axes, f"{' and '.join(titles)} on probes")
 
 
-def of_kind(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
+def rows_of_kinds(validation: pd.DataFrame, *kinds: str) -> pd.DataFrame:
     """Return the rows about tables of these kinds."""
     return validation[validation["data"].map(validation_kind).isin(kinds)]
 
 
-def inside(rows: pd.DataFrame) -> pd.DataFrame:
+def rows_in_trained_range(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table of scores that count in means: those that are not outside the trained range."""
     if "trained_range" not in rows:  # files of earlier versions lack it
         return rows
@@ -227,7 +227,7 @@ def draw_sets(axes: Axes, runs: Runs, column: str) -> None:
     for i, (name, validation) in enumerate(runs.items()):
         is_real = validation["data"].map(validation_kind) == REAL
         sets = validation["data"].where(is_real, validation["rows"].astype(str) + " rows")
-        counting = inside(validation)
+        counting = rows_in_trained_range(validation)
         sets = sets.where(validation.index.isin(counting.index), sets + " (outside)").rename("set")
         table = validation.pivot_table(column, "step", sets, sort=False)
         if table.empty:
@@ -329,7 +329,7 @@ def draw_standing(results: pd.DataFrame) -> Figure:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(left=False)
-    figure.suptitle(f"mean {score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
+    figure.suptitle(f"mean {real_score_name(results)} on {counted(results['data'].nunique(), 'real task')}")
     return figure
 
 
@@ -370,7 +370,9 @@ def draw_probes(results: pd.DataFrame) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     panels[0].set_ylim(GUESSING[by] - 0.05, 1.02)
     figure.supxlabel("labeled rows (log scale)", fontsize="medium")
-    figure.supylabel(f"mean {score_name(results)} of {counted(results['split'].nunique(), 'draw')}", fontsize="medium")
+    figure.supylabel(
+        f"mean {real_score_name(results)} of {counted(results['split'].nunique(), 'draw')}", fontsize="medium"
+    )
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize="small")
     return figure
 
@@ -393,7 +395,7 @@ def with_folded_names(results: pd.DataFrame) -> pd.DataFrame:
     return results.assign(method=[textwrap.fill(str(name), NAME_WIDTH) for name in results["method"]])
 
 
-def score_name(results: pd.DataFrame) -> str:
+def real_score_name(results: pd.DataFrame) -> str:
     return REAL_SCORES[judged_by(results)]
 
 
@@ -405,4 +407,4 @@ def draw_buckets(axes: Axes, results: pd.DataFrame, quantity: str) -> None:
     labels = [f"{bucket}\n({counted(count, 'task')})" for bucket, count in tasks.items()]
     axes.set_xticks(range(len(table)), labels, fontsize="small")
     axes.margins(x=0.12)
-    axes.set_title(f"mean {score_name(results)} by {quantity}")
+    axes.set_title(f"mean {real_score_name(results)} by {quantity}")

@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page about one or several runs.
 
 The files of the runs are turned into data frames and figures for the sections; None stands for missing files. The
-template page.html.j2 holds the text. `fill` also makes other pages, such as those of sweeps.
+template page.html.j2 holds the text. `fill_template` also makes other pages, such as those of sweeps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tabicl_train.config.schema import (
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
-from tabicl_train.evaluation.compare import Arm, compare, default_metrics, pair, scope, table_in_words
+from tabicl_train.evaluation.compare import Arm, compare_arms, default_metrics, pair, scope, table_in_words
 from tabicl_train.evaluation.scores import (
     BUCKETS,
     CLASS_METRICS,
@@ -61,7 +61,7 @@ from tabicl_train.report.figures import (
     draw_throughput,
     draw_training,
     draw_validation,
-    inside,
+    rows_in_trained_range,
 )
 from tabicl_train.report.saved_run import TEXTS, SavedRun, holds_run
 from tabicl_train.run.curves import OUTSIDE
@@ -133,11 +133,11 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
     if problems:
         raise ConfigError(problems)
     check_output(output)
-    runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    runs = [read_run(folder, name) for folder, name in zip(folders, names_of_folders(folders), strict=True)]
     try:
         mark_together(runs)
         with rc_context({"text.parse_math": False}):  # a run may be called $x
-            page = fill(TEMPLATE, runs=runs, **sections(runs))
+            page = fill_template(TEMPLATE, runs=runs, **sections(runs))
     except ConfigError:
         raise
     except Exception as error:  # files of others, or edited by hand, which may hold anything
@@ -149,7 +149,7 @@ def write_report(folders: list[Path], output: Path, overwrite: bool = False) -> 
         raise ConfigError([f"output is {str(output)!r}; it cannot be written ({error.strerror})"]) from None
 
 
-def names_of(folders: list[Path]) -> list[str]:
+def names_of_folders(folders: list[Path]) -> list[str]:
     """Return the names of the directories of runs or, if two are equal, their paths below a common one."""
     paths = [folder.resolve() for folder in folders]
     names = [path.name for path in paths]
@@ -174,15 +174,15 @@ def read_run(folder: Path, name: str) -> RunContent:
         status=status,
         starts=saved.starts,
         incidents=saved.incidents,
-        metrics=read_table(saved, "metrics.csv"),
-        scaling=read_table(saved, "scaling.csv"),
-        validation=read_table(saved, "validation.csv"),
-        evaluation=read_table(saved, "evaluation.csv"),
+        metrics=table_of_run(saved, "metrics.csv"),
+        scaling=table_of_run(saved, "scaling.csv"),
+        validation=table_of_run(saved, "validation.csv"),
+        evaluation=table_of_run(saved, "evaluation.csv"),
         test=test,
     )
 
 
-def read_table(saved: SavedRun, name: str) -> pd.DataFrame | None:
+def table_of_run(saved: SavedRun, name: str) -> pd.DataFrame | None:
     """Return a table of a run; None if it has no rows.
 
     Raises ConfigError if a column is missing, or holds something else than numbers.
@@ -207,7 +207,7 @@ def mark_together(runs: list[RunContent]) -> None:
     if len(runs) == 1:
         return
     for source in ("validation", "evaluation"):
-        tables = tables_of(runs, source).values()
+        tables = tables_by_run(runs, source).values()
         outside: set[str] = set()
         for table in tables:
             if "trained_range" in table:
@@ -223,9 +223,9 @@ def mark_together(runs: list[RunContent]) -> None:
 
 def sections(runs: list[RunContent]) -> dict[str, Any]:
     """Return the variables of the template."""
-    metrics = tables_of(runs, "metrics")
-    validations = tables_of(runs, "validation")
-    scalings = tables_of(runs, "scaling")
+    metrics = tables_by_run(runs, "metrics")
+    validations = tables_by_run(runs, "validation")
+    scalings = tables_by_run(runs, "scaling")
     names = [run.name for run in runs]
     scores = why_no_scores = None
     try:
@@ -271,7 +271,7 @@ def draw_each(
     return figures
 
 
-def tables_of(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
+def tables_by_run(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
     """Return one of the data frames, by the names of the runs that have it."""
     tables = {}
     for run in runs:
@@ -283,7 +283,7 @@ def tables_of(runs: list[RunContent], source: str) -> dict[str, pd.DataFrame]:
 
 def overview(runs: list[RunContent]) -> pd.DataFrame:
     """Return a row per fact, a column per run."""
-    facts = {run.name: facts_of(run) for run in runs}
+    facts = {run.name: run_facts(run) for run in runs}
     keys: list[str] = []  # of all runs, in the order of the first run that has them
     for facts_of_run in facts.values():
         keys += [key for key in facts_of_run if key not in keys]
@@ -293,7 +293,7 @@ def overview(runs: list[RunContent]) -> pd.DataFrame:
     return pd.DataFrame(columns, keys, dtype=object)
 
 
-def facts_of(run: RunContent) -> dict[str, Any]:
+def run_facts(run: RunContent) -> dict[str, Any]:
     """Return what the overview says about a run."""
     facts: dict[str, Any] = {"run directory": str(run.folder)}
     if run.status is not None:
@@ -346,7 +346,7 @@ def settings(runs: list[RunContent]) -> dict[str, Any] | None:
     if not configs:
         return None
     first, *_ = configs.values()
-    origin, values_of_origin = chosen(first)
+    origin, values_of_origin = compared_settings(first)
     keys: dict[str, None] = {}
     for config in configs.values():
         keys |= dict.fromkeys(config)
@@ -361,7 +361,7 @@ def settings(runs: list[RunContent]) -> dict[str, Any] | None:
     return {"origin": origin, "all": table, "changed": table.loc[changed]}
 
 
-def chosen(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def compared_settings(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return what a run's settings are compared with: its experiment as it is today, or the defaults."""
     try:
         origin = f"experiment={config['name']}"
@@ -401,7 +401,7 @@ def validation_scores(run: RunContent) -> tuple[pd.DataFrame, list[str]] | None:
 
 def validation_means(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return mean scores by step, for the kinds of tables that were scored inside the trained range."""
-    rows = inside(rows)
+    rows = rows_in_trained_range(rows)
     kinds = rows["data"].map(validation_kind)
     means = {}
     for kind in (OWN, SYNTHETIC):
@@ -418,7 +418,7 @@ def sets_outside(validations: dict[str, pd.DataFrame]) -> list[tuple[str, int | 
     """Return the sets of tables outside the trained range, which no mean includes, and the rows of drawn ones."""
     sets = []
     for rows in validations.values():
-        outside = rows.drop(inside(rows).index)
+        outside = rows.drop(rows_in_trained_range(rows).index)
         for data, number in zip(outside["data"], outside["rows"], strict=True):
             sets.append((data, None if validation_kind(data) in (REAL, PROBES) else number))
     return list(dict.fromkeys(sets))
@@ -453,7 +453,7 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     compared = why_not = None
     if len(arms) > 1:
         try:
-            compared = comparison(arms, metric, are_all_outside)
+            compared = comparison_section(arms, metric, are_all_outside)
         except ConfigError as error:  # a baseline may lack scores
             why_not = str(error)
     if outside:
@@ -475,10 +475,10 @@ def real_data(runs: list[RunContent]) -> dict[str, Any] | None:
     }
 
 
-def comparison(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
+def comparison_section(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
     """Compare the first arm with the others; outside: whether tasks outside the trained range count."""
     paired = pair(arms, outside)
-    found = compare(paired, metric)
+    found = compare_arms(paired, metric)
     (title, *header), lines = table_in_words(found)
     figures = [draw_comparison(found)]
     if found.ranks is not None:
@@ -494,7 +494,7 @@ def comparison(arms: list[Arm], metric: str, outside: bool) -> dict[str, Any]:
 
 def counting_tasks(results: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the results on tasks inside the trained range, or on all if there are none, and the tasks outside."""
-    outside = list(dict.fromkeys(results.drop(inside(results).index)["data"]))
+    outside = list(dict.fromkeys(results.drop(rows_in_trained_range(results).index)["data"]))
     counting = results[~results["data"].isin(outside)]
     return (results if counting.empty else counting), outside
 
@@ -504,7 +504,7 @@ def scored_weights(results: pd.DataFrame) -> str:
     return weights_of_first(results) or "not recorded in evaluation.csv"
 
 
-def fill(template: Path, **variables: Any) -> str:
+def fill_template(template: Path, **variables: Any) -> str:
     """Fill a template that extends the layout of this folder, with the filters `cell`, `png` and `command`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
@@ -513,7 +513,7 @@ def fill(template: Path, **variables: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "png": png, "command": shlex.join}
+    environment.filters |= {"cell": page_cell, "png": png, "command": shlex.join}
     written = time.strftime("%Y-%m-%d %H:%M")
     return environment.get_template(template.name).render(written=written, **variables)
 
@@ -525,7 +525,7 @@ def png(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def cell(value: Any, decimals: int | None = None) -> str:
+def page_cell(value: Any, decimals: int | None = None) -> str:
     """Format the value of a cell, an empty one for None and nan.
 
     Parameters

@@ -45,12 +45,20 @@ class DamagedCheckpoint(Exception):
     """A file that is truncated, altered, or not a checkpoint."""
 
 
-def read(path: Path) -> dict:
-    """Read a run's checkpoint or an export, with tensors on the CPU."""
-    # Raises DamagedCheckpoint if it was altered, ConfigError for another format version, and OSError or MemoryError if
-    # it cannot be read for another reason.
+def read_checkpoint(path: Path) -> dict:
+    """Read a run's checkpoint or an export, with tensors on the CPU.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If the file was altered.
+    ConfigError
+        If it has another format version.
+    OSError, MemoryError
+        If it cannot be read for another reason.
+    """
     verify(path)
-    with damage(path):
+    with checkpoint_damage(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if is_too_nested(content, path.stat().st_size):
         raise DamagedCheckpoint(
@@ -96,7 +104,7 @@ def content_problem(content: dict) -> str | None:
             return f"its {name} is of type {type(content[name]).__name__}"
     if not isinstance((content.get("callbacks") or {}).get("Averages", {}), dict):
         return "the state of its callback Averages is not a dictionary"
-    return state_dict_problem(content.get("state_dict")) or state_dict_problem(averaged(content))
+    return state_dict_problem(content.get("state_dict")) or state_dict_problem(averaged_weights(content))
 
 
 def state_dict_problem(weights: Any) -> str | None:
@@ -128,10 +136,10 @@ def check_version(path: Path | str, content: dict, known: int) -> None:
 
 def verify(path: Path) -> None:
     """Compare a file with its checksums, which torch.load ignores; raises DamagedCheckpoint, OSError, MemoryError."""
-    with damage(path), open(path, "rb") as file:
+    with checkpoint_damage(path), open(path, "rb") as file:
         if file.read(2) != b"PK":  # the start of a zip archive, truncated or not
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
-    with damage(path), zipfile.ZipFile(path) as archive:
+    with checkpoint_damage(path), zipfile.ZipFile(path) as archive:
         if not any(name.endswith("/data.pkl") for name in archive.namelist()):
             raise DamagedCheckpoint(f"{path} is not a checkpoint")
         # torch.save neither compresses nor stores a record twice, so that reading takes no more memory than the file.
@@ -147,7 +155,7 @@ def verify(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def damage(path: Path) -> Iterator[None]:
+def checkpoint_damage(path: Path) -> Iterator[None]:
     """Turn the various errors that zipfile and torch raise for a damaged file into DamagedCheckpoint."""
     try:
         yield
@@ -190,7 +198,7 @@ def checksums(weights: dict[str, Tensor]) -> dict[str, int]:
     return sums
 
 
-def averaged(content: dict) -> dict[str, Tensor]:
+def averaged_weights(content: dict) -> dict[str, Tensor]:
     """Return the average of the weights in a run's checkpoint; empty if it keeps none."""
     return (content.get("callbacks") or {}).get("Averages", {}).get("ema", {})
 
@@ -207,8 +215,13 @@ def step_of(path: Path) -> int:
 
 
 def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | None:
-    """Find the newest intact checkpoint, up to a step; damaged files are reported."""
-    # Raises ConfigError if all are damaged, or if one cannot be read, since an older one would repeat steps silently.
+    """Find the newest intact checkpoint, up to a step; damaged files are reported.
+
+    Raises
+    ------
+    ConfigError
+        If all are damaged, or if one cannot be read: an older one would repeat steps silently.
+    """
     damaged: set[Path] = set()
     gone: set[Path] = set()
     while True:
@@ -220,7 +233,7 @@ def newest_valid(folder: Path, until: int | None = None) -> tuple[Path, dict] | 
             break
         path = untried[-1]
         try:
-            content = read(path)
+            content = read_checkpoint(path)
             if not is_run_checkpoint(content):
                 raise DamagedCheckpoint(f"{path} is not a checkpoint of a run")
             return path, content
@@ -260,7 +273,7 @@ def newest_good(folder: Path) -> Path | None:
     """Find the newest checkpoint whose weights are finite, and were not yet those of skipped steps."""
     for path in reversed(saved(folder)):
         try:
-            content = read(path)
+            content = read_checkpoint(path)
         except (DamagedCheckpoint, ConfigError, OSError, MemoryError):
             continue
         was_skipping = content["callbacks"].get("Guard", {}).get("in_a_row", 0) > 0
@@ -269,7 +282,7 @@ def newest_good(folder: Path) -> Path | None:
     return None
 
 
-def sweep(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files, and folders of exports, that killed processes have left."""
     for leftover in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError), locked(leftover) as is_abandoned:

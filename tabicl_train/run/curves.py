@@ -25,7 +25,7 @@ def training_loss(run_dir: Path) -> float | None:
     losses = []
     for step, rows_of_step in rows.items():
         if step > 0.9 * last_step:
-            losses.append(value(rows_of_step[-1], "loss"))
+            losses.append(number_in_column(rows_of_step[-1], "loss"))
     if not losses:
         return None
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -33,9 +33,11 @@ def training_loss(run_dir: Path) -> float | None:
 
 
 def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> list[tuple[int, float]]:
-    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan."""
-    # Sets outside the trained range do not count. data_sets: the public data sets that count instead, the same ones for
-    # all runs of a comparison.
+    """Return the mean of each validation over its sets of tables, by ascending optimizer steps done; it may be nan.
+
+    Sets outside the trained range do not count. `data_sets` are the public data sets that count instead, the same for
+    all runs of a comparison.
+    """
     kind, score = metric.split("/")
     means = []
     for step, rows in rows_by_step(run_dir, "validation.csv").items():
@@ -45,14 +47,14 @@ def curve(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) 
         for row in rows:
             if validation_kind(row["data"]) != kind:
                 continue
-            if counts(row, data_sets):
-                values.append(value(row, score))
+            if counts_in_means(row, data_sets):
+                values.append(number_in_column(row, score))
         if values:
             means.append((step, statistics.fmean(values)))
     return means
 
 
-def counts(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> bool:
+def counts_in_means(row: Mapping[str, Any], data_sets: Collection[str] | None = None) -> bool:
     """Whether a row of validation.csv counts in means: unless its tables lie outside the trained range.
 
     With the names of data sets, these are the real ones that count, whatever the trained range.
@@ -77,7 +79,7 @@ def rows_by_step(run_dir: Path, name: str) -> dict[int, list[dict[str, str]]]:
     return rows
 
 
-def value(row: dict[str, str], column: str) -> float:
+def number_in_column(row: dict[str, str], column: str) -> float:
     """Return a cell of a row as a number; nan if it is missing or holds a text."""
     cell = number(row.get(column, ""))
     return math.nan if isinstance(cell, str) else float(cell)

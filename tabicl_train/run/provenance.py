@@ -113,16 +113,20 @@ def versions() -> dict[str, str]:
 
 
 def cpu_kind() -> str:
-    """Return the kind of CPU that numba compiles for, and the instruction set that torch uses on it."""
-    # Tables of the same address can differ between kinds (priors/README.md).
+    """Return the kind of CPU that numba compiles for, and the instruction set that torch uses on it.
+
+    Tables of the same address can differ between kinds (priors/README.md).
+    """
     from llvmlite import binding  # compiles for numba
 
     return f"{binding.get_host_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def git(*args: str) -> str | None:
-    """Return git's output for the checkout that tracks this package, or None."""
-    # An installed package may be inside another project's checkout, which does not track it.
+    """Return git's output for the checkout that tracks this package, or None.
+
+    An installed package may lie inside the checkout of another project, which does not track it.
+    """
     for command in (["ls-files", "--error-unmatch", "__main__.py"], list(args)):
         try:
             result = subprocess.run(["git", *command], cwd=PACKAGE, capture_output=True, text=True, timeout=60)

@@ -128,8 +128,10 @@ def written_status(folder: Path) -> dict | None:
 
 
 def read_status(folder: Path) -> dict | None:
-    """Return what `written_status` does; the status of a run that was killed is `killed`."""
-    # The step of a killed run is that of the last update, at most ten seconds before the kill.
+    """Return what `written_status` does; the status of a run that was killed is `killed`.
+
+    The step of a killed run is that of the last update, at most ten seconds before the kill.
+    """
     values = written_status(folder)
     if values is not None and values["status"] == "running" and not is_in_use(folder):
         values["status"] = "killed"

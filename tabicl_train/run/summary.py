@@ -51,7 +51,7 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         name = status["status"]
         step = f"{status['step']:,}"
         try:
-            total = total_steps(run)
+            total = steps_of_run(run)
             if total:
                 step += f"/{total:,}"
         except ConfigError as error:
@@ -63,8 +63,8 @@ def columns_of(run: Path, status: dict | None) -> list[str]:
         name,
         step,
         "-" if loss is None else f"{loss:.3f}",
-        score(run) or "-",
-        age(time.time() - changed) if changed else "-",
+        score_in_words(run) or "-",
+        age_in_words(time.time() - changed) if changed else "-",
     ]
 
 
@@ -86,7 +86,7 @@ def last_change(status: dict | None) -> float:
         return 0.0
 
 
-def age(seconds: float) -> str:
+def age_in_words(seconds: float) -> str:
     """Format a time in the largest unit of which it has at least one."""
     for name, unit in SECONDS.items():
         if seconds >= unit:
@@ -94,7 +94,7 @@ def age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def total_steps(run_dir: Path) -> int | None:
+def steps_of_run(run_dir: Path) -> int | None:
     """Return the steps of a run by its configuration; None if it has not begun. Raises ConfigError if it is damaged."""
     records = Records(run_dir)
     config = records.config()
@@ -107,7 +107,7 @@ def total_steps(run_dir: Path) -> int | None:
         raise ConfigError([f"{records.folder / CONFIG} is not the configuration of a run"]) from None
 
 
-def score(run_dir: Path) -> str | None:
+def score_in_words(run_dir: Path) -> str | None:
     """Format the mean of the last validation, on real data if possible, otherwise on tables like those of training."""
     for metric, name in SCORES.items():
         validations = curve(run_dir, metric)
@@ -118,13 +118,13 @@ def score(run_dir: Path) -> str | None:
     return None
 
 
-def result(run_dir: Path) -> str:
+def result_in_words(run_dir: Path) -> str:
     """Format the loss and the score of a run; "" if it has none yet."""
     texts = []
     loss = training_loss(run_dir)
     if loss is not None:
         texts.append(f"loss {loss:.3f}")
-    last_score = score(run_dir)
+    last_score = score_in_words(run_dir)
     if last_score is not None:
         texts.append(last_score)
     return ", ".join(texts)
@@ -138,7 +138,7 @@ def end_lines(run_dir: Path, has_estimators: bool) -> list[str]:
         next_command = ["tabicl-report", f"run_dir={run_dir}"]
     next_command += plugins.arguments(hashes=False)
     return [
-        f"result    {result(run_dir)}",
+        f"result    {result_in_words(run_dir)}",
         f"files     {run_dir}, with the weights in {run_dir / 'checkpoints'}",
         f"next      {shlex.join(next_command)}",
     ]

@@ -66,12 +66,12 @@ class StepPlan:
 
         # As few packs as the budget allows, of about the same number of tokens: the lowest budget (within 2 %) that
         # does not need more of them.
-        fewest = len(cut(tables, self.pack_tokens))
+        fewest = len(cut_into_packs(tables, self.pack_tokens))
         budget = min(sum(table.table_tokens for table in tables) / fewest, self.pack_tokens)
-        packs = cut(tables, budget)
+        packs = cut_into_packs(tables, budget)
         while len(packs) > fewest:
             budget = min(1.02 * budget, self.pack_tokens)
-            packs = cut(tables, budget)
+            packs = cut_into_packs(tables, budget)
         return [join(pack) for pack in packs]
 
     def assign(self, ranks: int) -> list[list[Group]]:
@@ -100,7 +100,7 @@ class StepPlan:
             groups.append(replace(largest, tables=largest.tables[half:]))
 
 
-def cut(tables: list[Group], budget: float) -> list[list[Group]]:
+def cut_into_packs(tables: list[Group], budget: float) -> list[list[Group]]:
     """Cut groups of one table each, in order, wherever the next table would exceed the budget."""
     packs: list[list[Group]] = []
     room = -1.0

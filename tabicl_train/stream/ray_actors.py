@@ -108,7 +108,7 @@ class RayLoader(Loader):
         import ray
 
         try:
-            connect(self.config)
+            connect_to_ray(self.config)
         except SystemExit:  # Ray raises it on SIGTERM while it connects
             if stop is not None:
                 stop.handle(signal.SIGTERM)
@@ -197,7 +197,7 @@ class RayLoader(Loader):
             self.ray.shutdown()
 
 
-def connect(config: StreamConfig) -> None:
+def connect_to_ray(config: StreamConfig) -> None:
     """Join the cluster, or start Ray on this machine with a CPU for each actor."""
     import ray
 

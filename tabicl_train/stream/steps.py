@@ -84,7 +84,9 @@ class StepStream:
         stage, settings, _ = stage_at(self.curriculum, step)
         if self.pads and len(pack) == settings.tables:
             if stage not in self.typical_sizes:
-                self.typical_sizes[stage] = typical_size(self.curriculum, self.model, self.seed, step, self.prior)
+                self.typical_sizes[stage] = typical_size_of_stage(
+                    self.curriculum, self.model, self.seed, step, self.prior
+                )
             typical = self.typical_sizes[stage]
             padded = None if typical is None else family.padded(self.model, pack, typical)
             if padded is not None:
@@ -94,7 +96,7 @@ class StepStream:
         return pack
 
 
-def typical_size(
+def typical_size_of_stage(
     curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int, prior: Prior | None = None
 ) -> Size | None:
     """Return the size of a typical pack in the stage of a step, from the plan of its first steps; see padding.py."""
@@ -108,9 +110,11 @@ def typical_size(
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:
-    """Draw the table at an address; an error of the prior gets a note that names it."""
-    # Labels are compared with the number of classes of the network here: on a GPU, a wrong one ends the process with an
-    # assertion of the device, without a table or a line.
+    """Draw the table at an address (seed, step, index); an error of the prior gets a note that names it.
+
+    With max_classes > 0, labels are checked here: on a GPU, a wrong label ends the process with an assertion of the
+    device, which names no table.
+    """
     try:
         table = prior.sample(spec, (seed, step, index))
         if table.source is None or not table.source[1]:  # rows of a file may be fewer

@@ -120,9 +120,9 @@ class TableStream(IterableDataset):
             number = 32 if tables is None else tables
             stage = StageConfig(
                 steps=ENDLESS,
-                rows=as_range(128 if rows is None else rows),
-                features=as_range(10 if features is None else features),
-                train_share=as_range(0.5 if labeled_share is None else labeled_share),
+                rows=lowest_and_highest(128 if rows is None else rows),
+                features=lowest_and_highest(10 if features is None else features),
+                train_share=lowest_and_highest(0.5 if labeled_share is None else labeled_share),
                 tables=number,
                 group_size=max(1, number),  # a wrong number is named once, as `tables`
                 pack_tokens=ENDLESS,
@@ -182,7 +182,7 @@ class TableStream(IterableDataset):
             yield as_batch(item) if self.dense else item
 
 
-def as_range(value: Any) -> list[Any]:
+def lowest_and_highest(value: Any) -> list[Any]:
     """Return [lowest, highest] of a number, or of a pair."""
     return list(value) if isinstance(value, tuple | list) else [value, value]
 

@@ -13,7 +13,7 @@ from tabicl_train.console import counted
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import mean_arm
 from tabicl_train.evaluation.compare import Arm
-from tabicl_train.run.curves import counts, rows_by_step, training_loss, value
+from tabicl_train.run.curves import counts_in_means, number_in_column, rows_by_step, training_loss
 from tabicl_train.run.records import Records
 from tabicl_train.sweep.comparable import shared_in_words
 from tabicl_train.sweep.metric import SWEEP_METRICS
@@ -64,10 +64,10 @@ def finished_points(sweep: Sweep) -> list[SweepPoint]:
     finished = [point for point in sweep.points if point.trial.state == TrialState.COMPLETE]
     if len(finished) < 2:
         raise ConfigError([f"{sweep.folder}: {counted(len(finished), 'point')} finished; two are needed"])
-    return sorted(finished, key=lambda point: place(point.trial))
+    return sorted(finished, key=lambda point: grid_place(point.trial))
 
 
-def place(trial: FrozenTrial) -> tuple:
+def grid_place(trial: FrozenTrial) -> tuple:
     """Return the place of a point among the values of a grid; in the order of trials if there are ranges."""
     places = []
     for key, distribution in trial.distributions.items():
@@ -101,14 +101,14 @@ def last_validation(sweep: Sweep, run: SweepRun) -> pd.DataFrame:
         kind = validation_kind(row["data"])
         if kind == PROBES:  # no metric of a sweep is of them; tabicl-compare SWEEP suite=probes compares by them
             continue
-        if not counts(row, sweep.data_sets):
+        if not counts_in_means(row, sweep.data_sets):
             continue
         data = row["data"] if kind == REAL else f"{kind} {row.get('rows', '')} rows"
         scores = {}
         for metric in SWEEP_METRICS:
             metric_kind, _, score = metric.partition("/")
             if metric_kind == kind:
-                scores[metric] = value(row, score)
+                scores[metric] = number_in_column(row, score)
         rows.append({"data": data, "split": 0, **scores})
     return pd.DataFrame(rows).set_index(["data", "split"])
 

@@ -134,8 +134,10 @@ def tables_by_kind(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def stages_at_end(config: RunConfig, settings: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings that decide the distribution of the tables of the stages in the last tenth of the run."""
-    # The training loss of a run is the mean over the last tenth of its steps.
+    """Return, for each stage in the last tenth of the run, the settings that decide the distribution of its tables.
+
+    The training loss of a run is the mean over the last tenth of its steps.
+    """
     stages = {}
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     end = 0

@@ -16,8 +16,8 @@ from tabicl_train.evaluation.compare import (
     Comparison,
     Paired,
     all_warnings,
-    as_text,
-    compare,
+    compare_arms,
+    comparisons_as_text,
     default_metrics,
     pair,
     write_tables,
@@ -42,7 +42,7 @@ class Compared:
     @property
     def text(self) -> str:
         """The tables and sentences for the terminal, without the warnings."""
-        parts = [as_text(self.paired, self.comparisons)]
+        parts = [comparisons_as_text(self.paired, self.comparisons)]
         if self.shared is not None:
             parts.append(one_line(self.shared))
         return "\n\n".join(parts)
@@ -66,7 +66,7 @@ def run_comparison(words: Sequence[str], options: CompareOptions) -> Compared:
     for warning in all_warnings(compared.comparisons):
         print(one_line(f"warning   {warning}"))
     print(compared.text)
-    for line in write(output, compared, overwrite=options.overwrite or is_one_sweep):
+    for line in write_comparison(output, compared, overwrite=options.overwrite or is_one_sweep):
         info(line)
     return compared
 
@@ -83,7 +83,7 @@ def compare_validations(sweep: Sweep, options: CompareOptions) -> Compared:
     from tabicl_train.sweep.arms import arms_of_sweep, shared_of_runs
 
     arms = arms_of_sweep(sweep, options.by, validated=True)
-    paired, comparisons = compare_all(arms, chosen(options) or [sweep.metric], options, by_seed=True)
+    paired, comparisons = compare_all(arms, chosen_metrics(options) or [sweep.metric], options, by_seed=True)
     for number, comparison in enumerate(comparisons):
         warning = sweep.warning(comparison.metric)
         if warning is not None:
@@ -118,10 +118,10 @@ def compare_on_tasks(
         Before anything is scored, if a word names nothing, or the arms cannot be compared.
     """
     arms, word_of_arm = find_arms(words, sweeps, options.by)
-    check(arms, options)
+    check_arms(arms, options)
     arms = with_scores(distinct(arms, word_of_arm), options, output)
 
-    metrics = chosen(options) or default_metrics(arms)
+    metrics = chosen_metrics(options) or default_metrics(arms)
     paired, comparisons = compare_all(arms, metrics, options)
 
     # Only for the points of one sweep, whose configurations are known.
@@ -154,7 +154,7 @@ def find_arms(words: Sequence[str], sweeps: Mapping[str, Sweep], by: str | None)
     return arms, word_of_arm
 
 
-def check(arms: Sequence[Arm], options: CompareOptions) -> None:
+def check_arms(arms: Sequence[Arm], options: CompareOptions) -> None:
     """Raise ConfigError for arms that cannot be compared, and for options that none of them is scored with."""
     if len(arms) < 2:
         raise ConfigError([f"{arms[0].name} is one arm; name another one to compare it with"])
@@ -166,7 +166,7 @@ def check(arms: Sequence[Arm], options: CompareOptions) -> None:
         raise ConfigError([f"{name} is a baseline, which is scored beside a network; name one, or FILE.csv:METHOD"])
 
 
-def chosen(options: CompareOptions) -> list[str]:
+def chosen_metrics(options: CompareOptions) -> list[str]:
     """Return the metrics that the options name; [] for the default ones."""
     if options.metric is None:
         return []
@@ -180,11 +180,11 @@ def compare_all(
 ) -> tuple[Paired, list[Comparison]]:
     """Pair the scores of the arms, and compare the arms by each metric."""
     paired = pair(arms, options.outside)
-    comparisons = [compare(paired, metric, options.reference, by_seed) for metric in metrics]
+    comparisons = [compare_arms(paired, metric, options.reference, by_seed) for metric in metrics]
     return paired, comparisons
 
 
-def write(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
+def write_comparison(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
     """Write the tables and, with matplotlib, the figures of the first metric; returns lines that name the files."""
     make_folder("output", folder)
     write_tables(folder, compared.comparisons, overwrite)
@@ -200,8 +200,10 @@ def write(folder: Path, compared: Compared, overwrite: bool) -> list[str]:
 
 
 def compare_points(sweep: Sweep) -> Compared | None:
-    """Compare the finished points of a grid by its metric; None for a search, and with fewer than two points."""
-    # The points of a search are as many as it has trials, and none of them is the one to compare others with.
+    """Compare the finished points of a grid by its metric; return None with fewer than two points, and for a search.
+
+    A search has as many points as trials, and none of them is a reference for the others.
+    """
     if sweep.study.user_attrs["identity"]["sampler"] != "grid" or len(sweep.ranked) < 2:
         return None
     return compare_validations(sweep, CompareOptions())

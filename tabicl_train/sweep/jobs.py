@@ -19,7 +19,7 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
 from tabicl_train.run.status import is_in_use
 from tabicl_train.sweep.plan import Plan
-from tabicl_train.training.distributed.submit import GPU_WORKERS, PROGRAM, submit
+from tabicl_train.training.distributed.submit import GPU_WORKERS, PROGRAM, submit_job
 from tabicl_train.training.precision import uses_cuda
 
 LOOK = 10.0  # seconds between calls of squeue
@@ -27,8 +27,10 @@ OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, a
 
 
 def slots(plan: Plan) -> list[str]:
-    """Return CUDA_VISIBLE_DEVICES of each of the runs that go on at once, empty without GPUs."""
-    # Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
+    """Return the CUDA_VISIBLE_DEVICES of each of the concurrent runs, empty without GPUs.
+
+    Without sweep.jobs there are as many as the GPUs, or cores, allow for the largest run. With more, runs share GPUs.
+    """
     sweep = plan.sweep
     if sweep.submit.cluster != "local":
         return [""] * (sweep.jobs or plan.total * len(sweep.seeds))
@@ -59,7 +61,7 @@ class Job:
     def __init__(self, run_dir: Path, cluster: str, submitted: Any = None) -> None:
         self.run_dir = run_dir
         self.cluster = cluster
-        self.submitted = submitted  # what `submit` or LocalProcess returned; None for a job of an earlier call
+        self.submitted = submitted  # what `submit_job` or LocalProcess returned; None for a job of an earlier call
 
     @property
     def number(self) -> str | None:
@@ -124,7 +126,7 @@ class LocalProcess:
         return self.process.poll() is not None
 
 
-def find(run_dir: Path, cluster: str) -> Job | None:
+def running_job(run_dir: Path, cluster: str) -> Job | None:
     """Return the job of a run that still runs after an earlier call of the sweep, or None."""
     job = Job(run_dir, cluster)
     if job.has_ended():
@@ -132,9 +134,31 @@ def find(run_dir: Path, cluster: str) -> Job | None:
     return job
 
 
-def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
-    """Submit a run; raises ConfigError if it cannot be submitted."""
-    # gpus: one of `slots`; at_once: number of slots, which share the cores of this machine
+def submit_run(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: int) -> Job:
+    """Submit a run.
+
+    Parameters
+    ----------
+    plan : Plan
+        The sweep.
+    arguments : list of str
+        Command line of the run.
+    run_dir : Path
+        Run directory.
+    gpus : str
+        One of `slots`.
+    at_once : int
+        Number of slots, which share the cores of this machine.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    ConfigError
+        If the run cannot be submitted.
+    """
     options = plan.sweep.submit
     config = plan.configs[0]
     is_local = options.cluster == "local"
@@ -151,7 +175,7 @@ def start(plan: Plan, arguments: list[str], run_dir: Path, gpus: str, at_once: i
     if is_local:
         submitted = LocalProcess(arguments, folder, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=gpus)
     else:
-        submitted = submit(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
+        submitted = submit_job(arguments, options, folder, config.cores, OMP_NUM_THREADS="1")
         queue.looked = -math.inf  # since the last answer lacks this one
     return Job(run_dir, options.cluster, submitted)
 

@@ -25,7 +25,7 @@ SWEEP_METRICS = (
 )
 
 
-def problem(metric: str, config: RunConfig) -> str | None:
+def metric_problem(metric: str, config: RunConfig) -> str | None:
     """Return why a run with this configuration does not write the metric, or None."""
     kind, _, score = metric.partition("/")
     settings = config.validation
@@ -56,9 +56,12 @@ def is_better_lower(metric: str) -> bool:
     return metric.endswith("loss")
 
 
-def last(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
-    """Return the last value of a run's metric, which may be nan, or None before the first one."""
-    # data_sets: the public data sets over which the runs are compared; None takes those inside the run's trained range
+def last_value(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -> float | None:
+    """Return the last value of a run's metric, which may be nan, or None before the first one.
+
+    `data_sets` are the public data sets over which runs are compared. Default: those inside the trained range of the
+    run.
+    """
     if metric == "loss":
         return training_loss(run_dir)
     values = curve(run_dir, metric, data_sets)
@@ -69,8 +72,18 @@ def last(run_dir: Path, metric: str, data_sets: Collection[str] | None = None) -
 
 
 def compared_data_sets(metric: str, configs: Collection[RunConfig]) -> dict[str, bool] | None:
-    """Return the public data sets of a metric, and whether each lies inside the trained range of all runs."""
-    # None for a metric without public data. Raises ConfigError if the weights that the runs start from cannot be read.
+    """Return the public data sets of a metric, and whether each lies inside the trained range of all runs.
+
+    Returns
+    -------
+    dict of str to bool, or None
+        None for a metric without public data.
+
+    Raises
+    ------
+    ConfigError
+        If the weights that the runs start from cannot be read.
+    """
     if not metric.startswith(f"{REAL}/"):
         return None
     from tabicl_train.training.callbacks.scores import suite_tasks  # pandas and scikit-learn: a second or two

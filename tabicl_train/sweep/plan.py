@@ -21,8 +21,7 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.outputs import expand_home
 from tabicl_train.sweep.comparable import incomparable
-from tabicl_train.sweep.metric import compared_data_sets
-from tabicl_train.sweep.metric import problem as metric_problem
+from tabicl_train.sweep.metric import compared_data_sets, metric_problem
 from tabicl_train.sweep.space import (
     MOST_RUNS,
     Axis,

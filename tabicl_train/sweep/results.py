@@ -24,14 +24,14 @@ from tabicl_train.console import counted, one_line, text_table
 from tabicl_train.doors import plugins
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.outputs import write_atomically
-from tabicl_train.report.comparison import save as save_figure
-from tabicl_train.report.page import fill
+from tabicl_train.report.comparison import save_figure
+from tabicl_train.report.page import fill_template
 from tabicl_train.run.records import Records
 from tabicl_train.run.removed import words_as_of_now
 from tabicl_train.run.status import written_status
 from tabicl_train.sweep.comparable import INCOMPARABLE, warning_of
-from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last
-from tabicl_train.sweep.space import MOST_RUNS, short_names, value_text
+from tabicl_train.sweep.metric import DATA_SETS, SWEEP_METRICS, counted_data_sets, is_better_lower, last_value
+from tabicl_train.sweep.space import MOST_RUNS, rounded_text, short_names
 from tabicl_train.sweep.study import RUNS, load_study
 
 RESULTS = "results.csv"
@@ -115,7 +115,7 @@ class Sweep:
             seed=seed,
             arguments=words_as_of_now(arguments),
             status="pruned" if is_pruned else state["status"],
-            value=last(folder, self.metric, self.data_sets),
+            value=last_value(folder, self.metric, self.data_sets),
             step=state["step"],
         )
 
@@ -139,7 +139,7 @@ class Sweep:
 
     def params(self, trial: FrozenTrial) -> dict[str, str]:
         """Return the formatted values of a trial by their short names."""
-        return {name: value_text(trial.params[key]) for key, name in self.parameters.items()}
+        return {name: rounded_text(trial.params[key]) for key, name in self.parameters.items()}
 
     def table_of_runs(self) -> pd.DataFrame:
         """Return a row for each run, with the latest value of the metric."""
@@ -222,7 +222,7 @@ class Sweep:
         """Replace results.csv: the table of runs, and a column for each metric that any of them has."""
         table = self.table_of_runs()  # which has the metric of the sweep
         data_sets = None if self.data_sets is None else tuple(self.data_sets)  # `latest` is cached by its arguments
-        metrics_of_runs = [latest(str(run.folder), stamp(run.folder), data_sets) for run in self.runs]
+        metrics_of_runs = [latest_metrics(str(run.folder), change_times(run.folder), data_sets) for run in self.runs]
         for metric in SWEEP_METRICS:
             column = [metrics.get(metric) for metrics in metrics_of_runs]
             is_empty = all(value is None for value in column)
@@ -231,7 +231,7 @@ class Sweep:
         Records(self.folder).replace(RESULTS, table.to_csv())
 
 
-def stamp(run_dir: Path) -> tuple[int, ...]:
+def change_times(run_dir: Path) -> tuple[int, ...]:
     """Return the times of the last changes of the files with a run's metrics."""
     times = []
     for name in ("metrics.csv", "validation.csv"):
@@ -243,11 +243,11 @@ def stamp(run_dir: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=MOST_RUNS)
-def latest(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | None) -> dict[str, float]:
+def latest_metrics(run_dir: str, changed: tuple[int, ...], data_sets: tuple[str, ...] | None) -> dict[str, float]:
     """Return the last value of each metric that a run has; its files are read again only after a change."""
     values = {}
     for metric in SWEEP_METRICS:
-        value = last(Path(run_dir), metric, data_sets)
+        value = last_value(Path(run_dir), metric, data_sets)
         if value is not None and math.isfinite(value):
             values[metric] = value
     return values
@@ -257,7 +257,7 @@ def write_page(sweep: Sweep) -> None:
     """Replace the page, and its figures as PDF files in the folder `figures`."""
     with pyplot.rc_context({"savefig.bbox": "tight"}):
         drawn = figures(sweep)
-        text = fill(TEMPLATE, sweep=sweep, figures=drawn, wide=PARALLEL)
+        text = fill_template(TEMPLATE, sweep=sweep, figures=drawn, wide=PARALLEL)
         folder = sweep.folder / FIGURES
         for title, panels in drawn.items():
             folder.mkdir(exist_ok=True)

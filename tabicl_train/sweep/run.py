@@ -20,13 +20,12 @@ from tabicl_train.run.status import RunLock, read_status
 from tabicl_train.signals import Stop, watch_signals
 from tabicl_train.sweep import jobs
 from tabicl_train.sweep.comparable import shared_in_words, warning_of
-from tabicl_train.sweep.compare import compare_points
-from tabicl_train.sweep.compare import write as write_comparison
-from tabicl_train.sweep.metric import counted_data_sets, curve, last
+from tabicl_train.sweep.compare import compare_points, write_comparison
+from tabicl_train.sweep.metric import counted_data_sets, curve, last_value
 from tabicl_train.sweep.plan import Plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.space import short_names, value_text
-from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
+from tabicl_train.sweep.space import rounded_text, short_names
+from tabicl_train.sweep.study import RUNS, has_more, open_study, start_trial
 from tabicl_train.training.distributed.processes import start_command
 
 POLL = 0.5  # seconds between checks of the jobs
@@ -93,10 +92,10 @@ class Controller:
         """Run all trials; returns whether all of them have ended."""
         # Trials of an earlier call, some of whose runs may still be running
         for frozen in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            active = ActiveTrial(ask(self.plan, self.study, frozen), self.plan.folder)
+            active = ActiveTrial(start_trial(self.plan, self.study, frozen), self.plan.folder)
             self.active.append(active)
             for run in active.runs:
-                job = jobs.find(run.folder, self.plan.sweep.submit.cluster)
+                job = jobs.running_job(run.folder, self.plan.sweep.submit.cluster)
                 if job is not None:
                     info(f"adopt     {run.folder.name}, which an earlier call has started")
                     self.begin(run, job)
@@ -129,7 +128,7 @@ class Controller:
                 continue
             verb = "resume" if run.folder.exists() else "start"
             info(f"{verb:9} {run.folder.name}")
-            self.begin(run, jobs.start(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
+            self.begin(run, jobs.submit_run(self.plan, run.arguments, run.folder, self.free[0], self.at_once))
 
     def begin(self, run: ActiveRun, job: jobs.Job) -> None:
         """Count a run as running; it takes the first free slot, but one that was adopted may find none."""
@@ -150,7 +149,7 @@ class Controller:
                     return active, run
         if not has_more(self.plan, self.study):
             return None
-        active = ActiveTrial(ask(self.plan, self.study), self.plan.folder)
+        active = ActiveTrial(start_trial(self.plan, self.study), self.plan.folder)
         self.active.append(active)
         return active, active.runs[0]
 
@@ -183,7 +182,7 @@ class Controller:
         """
         status = read_status(run.folder) or {"status": "killed"}
         if status["status"] == "finished":
-            value = last(run.folder, self.metric, self.data_sets)
+            value = last_value(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
                 run.value = math.nan
                 run.reason = f"{self.metric} is {value}"
@@ -254,8 +253,18 @@ class Controller:
 
 
 def run_sweep(plan: Plan) -> str:
-    """Start or continue a sweep, and print its table; returns finished, failed (no point has finished) or preempted."""
-    # Raises ConfigError if another process runs the sweep, its folder holds another one, or a job cannot be submitted.
+    """Start or continue a sweep, and print its table.
+
+    Returns
+    -------
+    str
+        finished, failed (no point has finished) or preempted.
+
+    Raises
+    ------
+    ConfigError
+        If another process runs the sweep, its folder belongs to another sweep, or a job cannot be submitted.
+    """
     make_folder("run_dir", plan.folder)
     lock = RunLock(plan.folder)
     lock.acquire()
@@ -287,7 +296,7 @@ def shared_of_plan(plan: Plan) -> str | None:
     short = short_names([axis.key for axis in plan.axes])
     names = []
     for point in plan.points:
-        settings = [f"{short[key]}={value_text(value)}" for key, value in point.items()]
+        settings = [f"{short[key]}={rounded_text(value)}" for key, value in point.items()]
         names.append(", ".join(settings))
     return shared_in_words(names, [dataclasses.asdict(config) for config in plan.configs])
 

@@ -61,7 +61,7 @@ class Axis:
         return suggest(self.key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
-def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
+def choices_axis(key: str, values: dict[str, Any], element: str = "") -> Axis:
     """Return an axis of several values.
 
     values: by their texts
@@ -76,7 +76,7 @@ def choices(key: str, values: dict[str, Any], element: str = "") -> Axis:
     return Axis(key, distribution, settings=[[f"{element or key}={text}"] for text in values])
 
 
-def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
+def range_axis(key: str, low: Any, high: Any, prefix: str = "", **options: Any) -> Axis:
     """Return the axis of a range, of whole numbers if both ends are; raises ValueError or TypeError."""
     are_numbers = type(low) in (int, float) and type(high) in (int, float)
     if not are_numbers or not -math.inf < low < high < math.inf:
@@ -89,10 +89,10 @@ def interval(key: str, low: Any, high: Any, prefix: str = "", **options: Any) ->
 def axis_of_space(key: str, entry: Any) -> Axis:
     """Return the axis of an entry of a sweep's space; raises ValueError if it is invalid."""
     if isinstance(entry, list) and entry:
-        return choices(key, {override_text(value): value for value in entry})
+        return choices_axis(key, {override_text(value): value for value in entry})
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
         try:
-            return interval(key, **entry)
+            return range_axis(key, **entry)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key} is not a range: {error}") from None
     if isinstance(entry, dict) and entry and all(map(is_texts, entry.values())):
@@ -115,14 +115,14 @@ def axis_of_override(override: Override) -> Axis | None:
     value = override.value()
     if isinstance(value, IntervalSweep):
         prefix = element.removesuffix(key)
-        return interval(key, value.start, value.end, prefix, log="log" in value.tags)
+        return range_axis(key, value.start, value.end, prefix, log="log" in value.tags)
     if isinstance(value, RangeSweep):
         check_range(value)
     parser = OverridesParser.create()
     values = {}
     for text in override.sweep_string_iterator():
         values[text] = parser.parse_override(f"x={text}").value()
-    return choices(key, values, element)
+    return choices_axis(key, values, element)
 
 
 def check_range(value: RangeSweep) -> None:
@@ -162,7 +162,7 @@ def override_text(value: Any) -> str:
     return json.dumps(value)
 
 
-def value_text(value: Any) -> str:
+def rounded_text(value: Any) -> str:
     """Format a value for people: 0.001 rather than 0.0010000000000000002."""
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -174,7 +174,7 @@ def value_text(value: Any) -> str:
 def label(point: Point) -> str:
     """Format a point as part of a file name, which does not depend on the order of its axes."""
     names = short_names(list(point))
-    parts = [f"{names[key]}-{value_text(value).strip('[]{}')}" for key, value in point.items()]
+    parts = [f"{names[key]}-{rounded_text(value).strip('[]{}')}" for key, value in point.items()]
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(sorted(parts)))[:150]
 
 

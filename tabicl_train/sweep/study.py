@@ -32,12 +32,12 @@ def open_study(plan: Plan) -> optuna.Study:
     path = plan.folder / STUDY
     repair(path)
     pruner = optuna.pruners.MedianPruner() if plan.sweep.pruner == "median" else optuna.pruners.NopPruner()
-    with damage(path):
+    with journal_damage(path):
         study = optuna.create_study(
             storage=storage(path),
             study_name=NAME,
             direction="minimize" if is_better_lower(plan.sweep.metric) else "maximize",
-            sampler=optuna.samplers.RandomSampler(),  # `ask` sets that of each trial
+            sampler=optuna.samplers.RandomSampler(),  # `start_trial` sets that of each trial
             pruner=pruner,
             load_if_exists=True,
         )
@@ -79,12 +79,12 @@ def load_study(folder: Path) -> optuna.Study:
     """Open the study in the folder of a sweep for reading; raises ConfigError if there is none."""
     if not (folder / STUDY).exists():
         raise ConfigError([f"{folder}: there is no sweep in it"])
-    with damage(folder / STUDY):
+    with journal_damage(folder / STUDY):
         return optuna.load_study(study_name=NAME, storage=storage(folder / STUDY))
 
 
 @contextlib.contextmanager
-def damage(path: Path) -> Iterator[None]:
+def journal_damage(path: Path) -> Iterator[None]:
     """Turn the errors that Optuna raises for a journal with other content into ConfigError."""
     try:
         yield
@@ -118,7 +118,7 @@ def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.TPESampler(seed=number, constant_liar=True)
 
 
-def ask(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> Trial:
+def start_trial(plan: Plan, study: optuna.Study, running: FrozenTrial | None = None) -> Trial:
     """Start a trial with its runs, or continue one that an earlier call of the sweep has started."""
     default = study.sampler
     if running is None:

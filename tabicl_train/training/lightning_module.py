@@ -23,9 +23,9 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader, build_stream, check_predictions_and_losses, rank_problems
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import losses_of
-from tabicl_train.training.process import device_of, set_up_process
+from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.resume import refuse_changes
-from tabicl_train.training.state import arguments_of, load_initial_weights, set_up_module
+from tabicl_train.training.state import load_initial_weights, module_arguments, set_up_module
 
 __all__ = ["Pretraining", "Tables"]
 
@@ -45,7 +45,7 @@ class Pretraining(TrainedNetwork, L.LightningModule):
     def __init__(self, config: RunConfig) -> None:
         set_up_process(config.trainer)  # before CUDA starts
         torch.manual_seed(config.seed)
-        super().__init__(**arguments_of(config))
+        super().__init__(**module_arguments(config))
         self.automatic_optimization = False
         self.config = config
         load_initial_weights(self, config, Ranks())

@@ -12,7 +12,7 @@ from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
-from tabicl_train.model.predict import disagreement
+from tabicl_train.model.predict import forward_differs
 from tabicl_train.run import checkpoint
 from tabicl_train.signals import Stop
 from tabicl_train.stream.steps import StepStream
@@ -26,7 +26,7 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import mixing_problem
 from tabicl_train.training.planning import memory_problems
-from tabicl_train.training.process import Process
+from tabicl_train.training.rank_process import RankProcess
 from tabicl_train.training.run_folder import RunFolder
 from tabicl_train.training.state import TrainState, build_module
 
@@ -60,7 +60,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     """
     if problems := start_problems(config):
         raise ConfigError(problems)
-    with Process.open(config.trainer) as process:
+    with RankProcess.open(config.trainer) as process:
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
@@ -176,7 +176,7 @@ def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
                 return [f"{type(module.model).__name__}: {problem}"]
         shapes = shapes_of_weights(module.model)
         found = [
-            disagreement(module.model, perturbed=True),
+            forward_differs(module.model, perturbed=True),
             mixing_problem(module.model, module.objective, module.auxiliary),
         ]
         problems = [problem for problem in found if problem is not None]

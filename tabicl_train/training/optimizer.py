@@ -306,10 +306,10 @@ def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
     described = []
     for kind, decayed in sorted(groups, reverse=True):
         described.append({"params": groups[kind, decayed], "kind": kind, "decayed": decayed})
-    return entry(described, **arguments_of(entry, config))
+    return entry(described, **optimizer_arguments(entry, config))
 
 
-def arguments_of(entry: Any, config: Any) -> dict[str, Any]:
+def optimizer_arguments(entry: Any, config: Any) -> dict[str, Any]:
     """Return the options of an optimizer as its class takes them: a list as a tuple if that is the default."""
     parameters = inspect.signature(entry).parameters
     arguments = {}
@@ -375,7 +375,7 @@ def state_bytes(config: Any) -> float:
     return total / MEASURED_SIZE**2
 
 
-def remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay: bool) -> list[str]:
+def optimizer_remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay: bool) -> list[str]:
     """Return what a run says at its start about how an optimizer takes a network.
 
     Parameters

@@ -32,7 +32,7 @@ from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.stream.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.training.optimizer import REPLAYED, state_bytes
-from tabicl_train.training.precision import choose, uses_cuda
+from tabicl_train.training.precision import choose_precision, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
@@ -45,7 +45,7 @@ def run_plan(config: RunConfig) -> list[str]:
     """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
     parameters = count_parameters(config.model)
     memory = memory_of(config.trainer)
-    precision = choose(config.trainer).name
+    precision = choose_precision(config.trainer).name
     lines = [*mixture_lines(config), f"model     {parameters:,} parameters"]
     if plans_for_elsewhere(config.trainer):
         card = f"a GPU of {memory / 1e9:g} GB (trainer.plan_memory_gb), {precision}"

@@ -90,7 +90,7 @@ def compute_capability() -> int | None:
     return None if failed else major.value
 
 
-def choose(settings: TrainerConfig) -> Precision:
+def choose_precision(settings: TrainerConfig) -> Precision:
     """Choose the precision of a run: `trainer.precision`, or with `auto` the default of its device."""
     if settings.precision != "auto":
         return Precision(settings.precision, "as configured")
@@ -139,7 +139,7 @@ def gpu_settings_kept() -> Iterator[None]:
 
 def policy(trainer: TrainerConfig) -> list[str]:
     """Return lines that describe the number formats and memory settings in force."""
-    lines = [f"precision {choose(trainer)}"]
+    lines = [f"precision {choose_precision(trainer)}"]
     if uses_cuda(trainer):
         products = "TF32" if trainer.tf32 else "full precision"
         repeats = "to the bit" if trainer.deterministic else "up to rounding"

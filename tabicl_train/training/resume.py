@@ -291,7 +291,7 @@ def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:
 
 def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | None:
     """Describe how the learning rate changes after the steps done, if the schedule of these steps was changed."""
-    if steps == 0 or steps >= total_steps(values):
+    if steps == 0 or steps >= steps_of_all_stages(values):
         return None
     trained = rate_of(saved, steps - 1)
     if math.isclose(trained, rate_of(values, steps - 1)):
@@ -303,9 +303,9 @@ def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | No
 
 def longer_without_a_jump(saved: dict, values: dict, steps: int) -> str | None:
     """Describe how to train longer than a run that has finished; None unless its stages were given more steps."""
-    more = total_steps(values) - steps
+    more = steps_of_all_stages(values) - steps
     stages = saved["curriculum"]["stages"]
-    if steps < total_steps(saved) or more <= 0 or list(stages) != list(values["curriculum"]["stages"]):
+    if steps < steps_of_all_stages(saved) or more <= 0 or list(stages) != list(values["curriculum"]["stages"]):
         return None
     defaults = dataclasses.asdict(StageConfig())
     last = list(stages.values())[-1]
@@ -328,7 +328,7 @@ def rate_of(values: dict, step: int) -> float:
     return learning_rate(stage, stage_step)
 
 
-def total_steps(values: dict) -> int:
+def steps_of_all_stages(values: dict) -> int:
     """Return the steps of all stages, whatever trainer.max_steps is."""
     return sum(stage["steps"] for stage in values["curriculum"]["stages"].values())
 

@@ -40,7 +40,7 @@ from tabicl_train.training.callbacks.wandb_logger import WandbLogger
 from tabicl_train.training.distributed.processes import shares_store, start_command
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.distributed.requeue import requeue
-from tabicl_train.training.optimizer import remarks
+from tabicl_train.training.optimizer import optimizer_remarks
 from tabicl_train.training.planning import run_plan
 from tabicl_train.training.precision import policy
 from tabicl_train.training.resume import ResumePoint, find_resume_point
@@ -139,8 +139,8 @@ class RunFolder:
         def lock_and_read() -> tuple[ResumePoint, dict | None]:
             make_folder("run_dir", self.path)
             self.lock.acquire()
-            checkpoint.sweep(self.path)
-            checkpoint.sweep(self.path / "checkpoints")
+            checkpoint.remove_temporary_files(self.path)
+            checkpoint.remove_temporary_files(self.path / "checkpoints")
             return find_resume_point(self.values, fingerprint, self.plugins)
 
         point, content = self.ranks.from_first(lock_and_read)
@@ -253,7 +253,7 @@ class RunFolder:
         if shares_store():
             info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
         has_decay = any(stage.weight_decay > 0 for stage in config.curriculum.stages.values())
-        about_optimizer = remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
+        about_optimizer = optimizer_remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
         for line in [*about_optimizer, *policy(config.trainer), *run_plan(config)]:
             info(line)
 

@@ -21,7 +21,7 @@ from tabicl_train.training.cuda_graph import step_problem
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import build_objective
-from tabicl_train.training.precision import DTYPES, choose
+from tabicl_train.training.precision import DTYPES, choose_precision
 from tabicl_train.training.resume import initial_weights
 from tabicl_train.weights.pretrained import is_of_kind
 
@@ -71,16 +71,16 @@ class TrainState:
 def untrained_module(config: RunConfig) -> TrainedNetwork:
     """Build the module of a run, with the random weights of its seed."""
     torch.manual_seed(config.seed)
-    return TrainedNetwork(**arguments_of(config))
+    return TrainedNetwork(**module_arguments(config))
 
 
-def arguments_of(config: RunConfig) -> dict[str, Any]:
+def module_arguments(config: RunConfig) -> dict[str, Any]:
     """Return the arguments of the module of a run."""
     return {
         "model": config.model,
         "curriculum": config.curriculum,
         "optimizer": config.optimizer,
-        "precision": choose(config.trainer),
+        "precision": choose_precision(config.trainer),
         "seed": config.seed,
         "objective": build_objective(config.objective),
         "auxiliary": config.auxiliary_losses,

@@ -18,8 +18,10 @@ FOLDER = Path(__file__).parent
 
 
 def names(regression: bool = False) -> dict[str, Path]:
-    """Return names and their files; `mini` is the newest `mini-2026-12`."""
-    # Names are of the task asked for, or with -classifier or -regressor at the end of that task.
+    """Return the names of weights and their files; `mini` is the newest of those such as `mini-2026-12`.
+
+    A name is of the task asked for, or ends in -classifier or -regressor and is of that task.
+    """
     kind = "regressor" if regression else "classifier"
     found: dict[str, Path] = {}
     for path in sorted(FOLDER.glob("*.safetensors")):

@@ -9,10 +9,10 @@ from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.run.checkpoint import (
     DamagedCheckpoint,
-    averaged,
+    averaged_weights,
     is_run_checkpoint,
     newest_valid,
-    read,
+    read_checkpoint,
     saved,
     step_of,
 )
@@ -52,15 +52,35 @@ def choice_problems(weights: str | None) -> list[str]:
 
 
 def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, str]:
-    """Return the file that holds the chosen weights, its content, and their kind: best, trained or ema."""
-    # Of a run directory, None takes the best by validation if it keeps any, otherwise the newest, and a line says what
-    # was taken. A file is taken as it is, apart from the average in it. Resume and replay have no choice: they need the
-    # newest checkpoint. Raises ConfigError.
+    """Find the weights that a path and a choice name.
+
+    Parameters
+    ----------
+    path : Path
+        A run directory or a file. Resume and replay do not choose; they need the newest checkpoint.
+    weights : str, optional
+        best, newest, trained or ema. Default for a run directory: best if it has them, otherwise newest, and a line
+        says which. A file has one set of weights, and that of a run also the average.
+
+    Returns
+    -------
+    file : Path
+        The file with these weights.
+    content : dict
+        Its content.
+    kind : str
+        best, trained or ema.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such weights.
+    """
     kind = TRAINED if weights == NEWEST else weights
 
     # A file
     if not path.is_dir():
-        file, content = load(str(path))
+        file, content = load_checkpoint(str(path))
         if kind == BEST and is_run_checkpoint(content):
             raise ConfigError([f"checkpoint is {str(path)!r}; weights=best needs a run directory"])
         return file, content, kind or TRAINED
@@ -69,8 +89,8 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     if kind is None:
         kind = BEST if keeps_best(path) else TRAINED
     source = best_file(path) if kind == BEST else path
-    file, content = load(str(source))
-    if kind == EMA and not averaged(content):
+    file, content = load_checkpoint(str(source))
+    if kind == EMA and not averaged_weights(content):
         raise ConfigError([no_average(file)])
 
     step = content["global_step"]
@@ -86,7 +106,7 @@ def find_weights(path: Path, weights: str | None = None) -> tuple[Path, dict, st
     return file, content, kind
 
 
-def load(checkpoint: str) -> tuple[Path, dict]:
+def load_checkpoint(checkpoint: str) -> tuple[Path, dict]:
     """Read a file, or the newest intact checkpoint of a run directory; raises ConfigError if it cannot be read."""
     path = Path(checkpoint)
     if path.is_dir():
@@ -95,7 +115,7 @@ def load(checkpoint: str) -> tuple[Path, dict]:
             raise ConfigError([f"checkpoint is {checkpoint!r}; the folder holds no checkpoint of a run"])
         return newest
     try:
-        return path, read(path)
+        return path, read_checkpoint(path)
     except FileNotFoundError:
         raise ConfigError([no_such_weights("checkpoint", checkpoint)]) from None
     except DamagedCheckpoint as error:

@@ -29,8 +29,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.predict import disagreement as different_functions
-from tabicl_train.model.predict import outputs_of
+from tabicl_train.model.predict import forward_differs, outputs_of
 from tabicl_train.model.tabicl import TabICL
 from tabicl_train.outputs import (
     expand_home,
@@ -38,7 +37,7 @@ from tabicl_train.outputs import (
     output_problems,
     owner_problem,
     remove_leftovers,
-    save,
+    save_tensors,
     write_atomically,
 )
 from tabicl_train.run.curves import OUTSIDE
@@ -92,7 +91,7 @@ def export(
     """
     load_plugins(plugins)
     output = expand_home(output)
-    chosen = check_output(output, format)  # before weights are read, which takes longer
+    chosen = check_format(output, format)  # before weights are read, which takes longer
     inputs = [("checkpoint", path) for path in files_of_weights(checkpoint)]
     problems = input_problems("output", output, inputs)
     if problems:
@@ -120,10 +119,10 @@ def best_in_words(origin: dict) -> str:
 
 
 def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
-    """Write weights to a file or folder in a format that `check_output` has returned; see `export`."""
+    """Write weights to a file or folder in a format that `check_format` has returned; see `export`."""
     chosen = register.export_format[format]
     network = build_network(pretrained)
-    problem = different_functions(network)
+    problem = forward_differs(network)
     if problem:
         raise ConfigError([f"{output} is not written: {problem}"])
     pretrained = replace(pretrained, origin=without_folders(pretrained.origin))  # an export may be published
@@ -133,7 +132,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
         nonlocal checked
         checked = True
         try:
-            problem = disagreement(network, chosen.predictor(path), chosen.tolerance)
+            problem = export_differs(network, chosen.predictor(path), chosen.tolerance)
         except ConfigError as error:  # names the temporary file
             problem = "; ".join(error.problems).replace(f"{path}: ", "").replace(str(path), "it")
         if problem:
@@ -166,8 +165,15 @@ def save_public(
     origin: dict | None = None,
     check: Callable[[Path], None] = lambda path: None,
 ) -> None:
-    """Write a public file, unless `check`, which is called with the complete temporary file, raises."""
-    # Raises ConfigError if the weights do not fit the configuration or the format has no such network, and OSError.
+    """Write a public file, unless `check`, which is called with the complete temporary file, raises.
+
+    Raises
+    ------
+    ConfigError
+        If the weights do not fit the configuration, or the format has no such network.
+    OSError
+        If the file cannot be written.
+    """
     weights = {name: as_float32(weight.detach().to("cpu", copy=True)) for name, weight in weights.items()}
     problems = mismatches(config, weights)
     if problems:
@@ -182,7 +188,7 @@ def save_public(
             metadata = with_checksum({"format": "pt"} | texts, arrays)
             file.write(safetensors.torch.save(tensors, metadata))
         else:
-            save(public | {"state_dict": weights}, file)
+            save_tensors(public | {"state_dict": weights}, file)
         file.flush()
         check(Path(file.name))
 
@@ -290,7 +296,7 @@ register.export_format(
 )
 
 
-def check_output(output: str, format: str | None) -> str:
+def check_format(output: str, format: str | None) -> str:
     """Return the format to write; raises ConfigError with all problems of the arguments."""
     formats = register.export_format
     suffix = Path(output).suffix
@@ -319,18 +325,18 @@ def names_of_formats() -> str:
     described = []
     for name, each in register.export_format.items():
         suffixes = [suffix for suffix in each.suffixes if suffix]
-        described.append(f"FILE{alternatives(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
-    return alternatives(described)
+        described.append(f"FILE{joined_by_or(suffixes)} ({name})" if suffixes else f"FOLDER ({name})")
+    return joined_by_or(described)
 
 
-def alternatives(texts: list[str]) -> str:
+def joined_by_or(texts: list[str]) -> str:
     """Join texts as in `A, B or C`."""
     *others, last = texts
     return f"{', '.join(others)} or {last}" if others else last
 
 
 @torch.no_grad()
-def disagreement(network: Network, predict: Predictor, tolerance: float) -> str | None:
+def export_differs(network: Network, predict: Predictor, tolerance: float) -> str | None:
     """Describe how logits or quantiles of an export differ from the network's on random tables; None if they agree."""
     what = "quantiles" if network.config.is_regression else "logits"
     generator = torch.Generator().manual_seed(0)

@@ -100,7 +100,7 @@ def load_hub(folder: Path) -> Pretrained:
         tensors = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
         raise ConfigError([f"{folder / WEIGHTS} cannot be read: {first_line(error)}"]) from None
-    if recorded_checksum(description, WEIGHTS) != checksum(content):
+    if recorded_checksum(description, WEIGHTS) != sha256_of(content):
         raise ConfigError([f"{folder / WEIGHTS} is damaged, or does not belong to the {CONFIG} beside it"])
     require(plugins_in(description.get("origin")), NEEDED, folder)
     config = network_config(folder / CONFIG, description["model"])
@@ -122,5 +122,5 @@ def recorded_checksum(description: dict, name: str) -> Any:
     return checksums.get(name) if isinstance(checksums, dict) else None
 
 
-def checksum(content: bytes) -> str:
+def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

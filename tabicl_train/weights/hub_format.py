@@ -37,9 +37,9 @@ from tabicl_train.weights.files import (
     HUB_VERSION,
     LIBRARY,
     WEIGHTS,
-    checksum,
     read_description,
     recorded_checksum,
+    sha256_of,
 )
 from tabicl_train.weights.pretrained import NEEDED, Pretrained, as_float32, plugins_argument, plugins_in
 
@@ -90,7 +90,7 @@ def hub_files(pretrained: Pretrained, name: str) -> dict[str, bytes]:
         "model_type": family_name(type(pretrained.config)),
         "format_version": HUB_VERSION,
         "model": dataclasses.asdict(pretrained.config),
-        "sha256": {WEIGHTS: checksum(weights), CARD: checksum(card)},
+        "sha256": {WEIGHTS: sha256_of(weights), CARD: sha256_of(card)},
         "origin": pretrained.origin,
     }
     return {WEIGHTS: weights, CARD: card, CONFIG: json.dumps(description, indent=2, allow_nan=False).encode()}
@@ -112,7 +112,7 @@ def hub_problem(folder: Path) -> str | None:
     description = read_description(folder)
     if description is None:
         return "tabicl-export did not write this folder; choose another name"
-    if CARD in names and checksum((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
+    if CARD in names and sha256_of((folder / CARD).read_bytes()) != recorded_checksum(description, CARD):
         return f"its {CARD} was edited and would be lost; choose another name"
     return folder_problem(folder.parent)
 
@@ -131,7 +131,12 @@ def model_card(name: str, pretrained: Pretrained) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"cell": cell, "interval": interval, "weighted": weighted_names, "command": shlex.join}
+    environment.filters |= {
+        "cell": card_cell,
+        "interval": range_text,
+        "weighted": weighted_names,
+        "command": shlex.join,
+    }
     card = environment.get_template("model_card.md.j2").render(
         name=name,
         library=LIBRARY,
@@ -199,7 +204,7 @@ def mean_score(pretrained: Pretrained) -> dict[str, Any] | None:
     for row in mean_scores(pretrained):
         is_inside = row["method"] == THIS_MODEL and row["trained_range"] == INSIDE
         if is_inside and row.get("weights") == pretrained.name:
-            return {"type": score, "title": title, "value": cell(row[score]), "tasks": row["tasks"]}
+            return {"type": score, "title": title, "value": card_cell(row[score]), "tasks": row["tasks"]}
     return None
 
 
@@ -208,12 +213,12 @@ def weighted_names(weights: dict[str, float] | None) -> str:
     return ", ".join(f"`{name}` {weight:g}" for name, weight in (weights or {}).items())
 
 
-def interval(bounds: list) -> str:
+def range_text(bounds: list) -> str:
     low, high = bounds
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def cell(value: Any) -> str:
+def card_cell(value: Any) -> str:
     """Format a value for a table in Markdown, with four digits for fractions."""
     if value == "nan":  # as run_checkpoint.py writes it
         return ""

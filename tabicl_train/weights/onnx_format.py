@@ -57,7 +57,7 @@ class WithSymbolicSizes(nn.Module):
         # Columns: labeled rows, to inducing points and back to all rows.
         groups = group_features(X, config.col_grouping, config.group_size)  # (B, G, N, K)
         G = groups.shape[1]
-        cells = split_rows(groups, n)  # (B * G * N, K), labeled rows first
+        cells = labeled_rows_first(groups, n)  # (B * G * N, K), labeled rows first
         if config.col_target_aware:
             if config.is_regression:
                 marks = torch.stack([y_train, torch.ones_like(y_train)], 2)
@@ -89,11 +89,11 @@ class WithSymbolicSizes(nn.Module):
 
         # In-context learning.
         context = equal_context(B, n, N - n)
-        predictions = learner(split_rows(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
+        predictions = learner(labeled_rows_first(rows.view(B, N, -1), n), y_train.flatten(), context, log_n)
         return predictions.view(B, N - n, -1)
 
 
-def split_rows(x: Tensor, n: int) -> Tensor:
+def labeled_rows_first(x: Tensor, n: int) -> Tensor:
     """Flatten x (..., N, K) to (rows, K), the first n rows of all before the others of all."""
     return torch.cat([x[..., :n, :].flatten(0, -2), x[..., n:, :].flatten(0, -2)])
 

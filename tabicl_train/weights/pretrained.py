@@ -118,7 +118,7 @@ class Pretrained:
     def trained_range(self) -> TrainedRange | None:
         """The sizes of the tables that the network was trained on; None if unknown."""
         sizes = self.origin.get("trained_range")
-        return as_range(sizes, self.config.max_classes) if sizes else None
+        return recorded_range(sizes, self.config.max_classes) if sizes else None
 
     @property
     def name(self) -> str:
@@ -295,9 +295,11 @@ def check_weights(source: Path | str, config: NetworkConfig, weights: dict[str, 
 
 
 def trained_range(content: dict) -> TrainedRange:
-    """Return the trained range of a run's checkpoint."""
-    # It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the
-    # range that was recorded of the weights that the run started from; None if there were none, or if nothing was.
+    """Return the trained range of a run's checkpoint.
+
+    It depends on `config`, `global_step`, `largest_tables` (see stream/curriculum.py) and `inherited_range`, the range
+    recorded with the weights that the run started from, or None.
+    """
     config = content["config"]
     stages = config["curriculum"]["stages"]
     max_classes = config["model"]["max_classes"]
@@ -309,7 +311,7 @@ def trained_range(content: dict) -> TrainedRange:
     inherited = content.get("inherited_range")
     if inherited is None:
         return range_of_run
-    inherited_range = as_range(inherited, max_classes)
+    inherited_range = recorded_range(inherited, max_classes)
     if content["global_step"] == 0:  # the weights as they were taken over
         return inherited_range
     return range_of_run.with_those_of(inherited_range)
@@ -327,8 +329,10 @@ def limited(stage: dict, largest: Mapping[str, int]) -> dict:
 
 
 def rows_of(stage: dict) -> list[int]:
-    """Return the fewest and the most rows of the tables of a stage."""
-    # A stage of version 0.2.0 could draw a share of its tables from a second range.
+    """Return the fewest and the most rows of the tables of a stage.
+
+    In version 0.2.0, a stage could draw a share of its tables from a second range.
+    """
     small_share = stage.get("small_share", 0.0)
     if small_share == 0:
         return stage["rows"]
@@ -352,7 +356,7 @@ def range_of_stages(stages: Iterable[dict], max_classes: int) -> TrainedRange:
     return TrainedRange(widest_bounds([labeled]), widest_bounds(features), classes or None)
 
 
-def as_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
+def recorded_range(recorded: Mapping[str, Any], max_classes: int) -> TrainedRange:
     """Return a range as a file holds it, of a network with so many classes (0: numbers)."""
     (fewest, most), (narrowest, widest) = recorded["labeled_rows"], recorded["features"]
     classes = min(recorded.get("classes", max_classes), max_classes)

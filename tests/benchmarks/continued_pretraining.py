@@ -33,7 +33,7 @@ from tabicl_train.evaluation.suites import Source, sources
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.training.callbacks.scores import score_packs
 from tabicl_train.training.callbacks.validation import validation_streams
-from tabicl_train.training.precision import choose
+from tabicl_train.training.precision import choose_precision
 from tabicl_train.weights.reader import load_model
 
 FAMILIES = {  # tables of one study, or of one kind of survey by the same people
@@ -112,7 +112,7 @@ def score(some: list[Source], start: str, run: Path, path: Path, most_rows: int,
     for prior in SYNTHETIC:
         config = compose(["experiment=demo_long", f"prior={prior}", f"validation.tables={tables}"])
         streams = validation_streams(config.validation, {"synthetic": configured_prior(config.prior)}, config.model)
-        items, precision = list(streams["synthetic"]), choose(config.trainer)
+        items, precision = list(streams["synthetic"]), choose_precision(config.trainer)
         rows += [
             {
                 "data": prior,

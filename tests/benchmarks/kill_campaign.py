@@ -119,7 +119,7 @@ def finish(folder: Path, name: str, kills: int) -> None:
 def compare(run_dir: Path, whole: Path) -> None:
     from training_runs import assert_same_end, assert_same_state, last_checkpoint
 
-    from tabicl_train.run.checkpoint import read
+    from tabicl_train.run.checkpoint import read_checkpoint
     from tabicl_train.run.status import read_status
 
     assert_same_end(run_dir, whole)
@@ -129,7 +129,7 @@ def compare(run_dir: Path, whole: Path) -> None:
     for name in ("scaling.csv", "validation.csv"):
         assert (run_dir / name).read_bytes() == (whole / name).read_bytes(), name
     for name in ("best", *(f"stage-{stage}" for stage in STEPS)):
-        one, other = (read(folder / f"checkpoints/{name}.ckpt") for folder in (run_dir, whole))
+        one, other = (read_checkpoint(folder / f"checkpoints/{name}.ckpt") for folder in (run_dir, whole))
         assert one["global_step"] == other["global_step"], name
         assert_same_state(one["state_dict"], other["state_dict"])
     names = [sorted(f.name for f in (folder / "checkpoints").iterdir()) for folder in (run_dir, whole)]

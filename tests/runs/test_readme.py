@@ -13,6 +13,7 @@ from command_line import command
 from table_files import build_frame, write_table_files
 
 from tabicl_train.config.compose import compose
+from tabicl_train.config.documentation import OTHER_COMMANDS
 from tabicl_train.stream.curriculum import learning_rate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,7 +213,7 @@ def test_links_between_pages_lead_somewhere():
 def test_every_command_is_shown_and_installed():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     shown = {line.split()[0] for lines in PAGES.values() for line in lines if line.startswith("tabicl-")}
-    assert scripts.keys() == shown
+    assert scripts.keys() == shown == {"tabicl-train", *OTHER_COMMANDS}
     assert scripts["tabicl-train"] == "tabicl_train.__main__:main"
 
 

@@ -19,7 +19,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.run.checkpoint import saved
 from tabicl_train.run.records import Records
 from tabicl_train.stream.steps import StepStream
-from tabicl_train.training import loop, process, run_folder
+from tabicl_train.training import loop, rank_process, run_folder
 from tabicl_train.training.callbacks.callback import Reason
 from tabicl_train.training.callbacks.metrics import COLUMNS
 
@@ -139,13 +139,13 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
         assert threading.active_count() <= threads  # threads of earlier tests may end meanwhile
         return build(*arguments)
 
-    def connect(*arguments, connect=process.connect):
+    def connect(*arguments, connect=rank_process.open_process_groups):
         found.append(len(multiprocessing.active_children()) - before)
         found.append((dist.is_initialized(), torch.cuda.is_initialized()))
         connect(*arguments)
 
     monkeypatch.setattr(loop, "build_loader", fork)
-    monkeypatch.setattr(process, "connect", connect)
+    monkeypatch.setattr(rank_process, "open_process_groups", connect)
     find = run_folder.find_resume_point
     monkeypatch.setattr(run_folder, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
     monkeypatch.setattr(loop, "fit", lambda *_: Reason.DONE)

@@ -43,7 +43,7 @@ def test_an_exit_of_other_code_is_an_error_and_one_of_ours_is_not(tmp_path, monk
         with pytest.raises(SystemExit, match=r"^error: .*leaving_.*.py has called sys.exit\("), cli.plain_end():
             function()
     with pytest.raises(SystemExit) as ours, cli.plain_end():
-        cli.arguments("ExportOptions")  # nothing was given
+        cli.command_options("ExportOptions")  # nothing was given
     assert ours.value.code == cli.EXIT_CONFIG
     try:
         leaving.leave()

@@ -3,6 +3,7 @@
 import ast
 import functools
 import sys
+import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,10 +34,17 @@ APART = (
 )
 SHARED = "tabicl_train.evaluation.statistics"  # of which validation takes intervals
 
-# What training reaches: both are counted, so that files are not glued. Raise them for a reason only. Lines are of code:
-# comments and docstrings are free.
+# What training reaches: both are counted, so that files are not glued. Raise them for a reason only.
 MOST_FILES = 95
-MOST_LINES = 12_450
+MOST_LINES = 12_400  # of code, without docstrings and comments
+LAYOUT_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def module_name(path: Path) -> str:
@@ -124,14 +132,18 @@ def test_training_reaches_no_more_than_it_did():
 
 
 def code_lines(path: Path) -> int:
-    """Count the lines of a file without blank ones, comments and docstrings."""
-    source = path.read_text()
-    documented: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            documented.update(range(node.lineno, node.end_lineno + 1))
-    lines = enumerate(source.splitlines(), start=1)
-    return sum(line.strip()[:1] not in ("", "#") for number, line in lines if number not in documented)
+    """Count the lines of a file that have code; docstrings and comments may grow."""
+    lines = set()
+    at_start = True  # of a statement
+    with path.open() as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type in LAYOUT_TOKENS:
+                at_start = at_start or token.type == tokenize.NEWLINE
+                continue
+            if token.type != tokenize.STRING or not at_start:
+                lines.update(range(token.start[0], token.end[0] + 1))
+            at_start = False
+    return len(lines)
 
 
 def reached(modules: Iterable[str]) -> set[str]:

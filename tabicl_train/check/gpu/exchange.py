@@ -66,9 +66,19 @@ def main(backend: str, name: str) -> None:
 
 
 def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, stream: StepStream, ranks: Ranks) -> float:
-    """Take the steps of a stream -> the largest difference from gradients of a single process, of their norm."""
-    # Weights and gradients must be equal on all ranks, and gradients those that rank 0 computes as a single process.
-    # Otherwise it raises ConfigError on all ranks.
+    """Take the steps of a stream, and compare ranks with each other and with a single process.
+
+    Returns
+    -------
+    float
+        Largest difference between the gradients of the ranks and those that rank 0 computes as a single process,
+        relative to their norm.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks, if weights or gradients differ between ranks, or if gradients differ from a single process.
+    """
     whole_stream = replace(stream, rank=0, ranks=1)
     rounding = 0.0
     for step in stream.steps:
@@ -95,11 +105,11 @@ def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, str
         problems = []
         reference = of_rank_0(gradients.flat)
         if not torch.equal(gradients.flat, reference):
-            size, label = largest(gradients, labels, gradients.flat - reference, reference)
+            size, label = largest_difference(gradients, labels, gradients.flat - reference, reference)
             what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
             problems.append(f"{where}: {what}")
         ranks.raise_on_all_ranks(problems)
-        size, label = largest(gradients, labels, gradients.flat - alone, alone)
+        size, label = largest_difference(gradients, labels, gradients.flat - alone, alone)
         rounding = max(rounding, size)
         if not size <= TOLERANCE:
             what = f"the gradients of {ranks.size} ranks differ from those of one process, most in {label}"
@@ -122,7 +132,9 @@ def of_rank_0(tensor: Tensor) -> Tensor:
     return copied
 
 
-def largest(gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor) -> tuple[float, str]:
+def largest_difference(
+    gradients: Gradients, labels: list[str], difference: Tensor, reference: Tensor
+) -> tuple[float, str]:
     """Return the largest difference of flat gradients, relative to the norm of all, or of the loss, and its label."""
     pieces = []
     for view in gradients.views:  # of each parameter

@@ -98,14 +98,14 @@ def check_all(place: Place, chosen: Iterator[Case]) -> None:
     for case in chosen:
         for dtype in LIMIT:
             if not place.is_cuda or dtype == torch.float32 or torch.cuda.is_bf16_supported(False):
-                wrong += check(place, case, dtype)
+                wrong += check_case(place, case, dtype)
             if place.is_cuda:
                 torch.cuda.empty_cache()
     if wrong:
         raise CheckFailed("; ".join(wrong))
 
 
-def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
+def check_case(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     """Check one case, add its row, and return what is wrong."""
     name = str(dtype).removeprefix("torch.")
     spans = spans_of(case, place.device)
@@ -119,7 +119,7 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     first = forward_and_backward(q, kv, spans, case.is_own)
     again = forward_and_backward(q, kv, spans, case.is_own)
     repeats = all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    error = largest_error(case, spans, q, kv, first)
+    error = largest_error_of_case(case, spans, q, kv, first)
     del first, again
     launched = launched_kernels(place, lambda: forward_and_backward(q, kv, spans, case.is_own))
     kernels = attention_names(kernel.name for kernel in launched)
@@ -136,9 +136,9 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
         "attention",
         **row,
         **{
-            "one launch": yes(fits_one_launch(spans, HEADS, case.head_dim)) if place.is_cuda else "no (CPU)",
+            "one launch": yes_or_no(fits_one_launch(spans, HEADS, case.head_dim)) if place.is_cuda else "no (CPU)",
             "largest error": error,
-            "same bits again": yes(repeats),
+            "same bits again": yes_or_no(repeats),
             "ms, both passes": ms,
             "kernels": ", ".join(kernels) if place.is_cuda else "none (CPU)",
             "result": "right" if is_right and is_chosen else "WRONG",
@@ -148,7 +148,7 @@ def check(place: Place, case: Case, dtype: torch.dtype) -> list[str]:
     return wrong if is_chosen else [*wrong, f"{case.name} in {name}: runs {', '.join(kernels)}, which nobody chose"]
 
 
-def yes(value: bool) -> str:
+def yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
@@ -200,13 +200,13 @@ def own_attention(q: Tensor, kv: Tensor, spans: Spans) -> Tensor:
     """Compute attention by the kernels of this package, rows without rotation."""
     if spans.table is not None or spans.uses > 1:
         return attend_in_columns(q, kv, spans)
-    from tabicl_train.model.triton_attention import rows
+    from tabicl_train.model.triton_attention import attend_within_rows
 
     assert isinstance(spans.runs, Tensor)
     programs = row_programs(spans.runs[:, [0, 2]], q.device)
     cls = 0 if spans.most_queries == spans.most_keys else spans.most_queries
     cos = torch.ones(spans.most_keys, q.shape[-1], device=q.device)
-    return rows(q, kv, cos, torch.zeros_like(cos), *programs, cls, False)
+    return attend_within_rows(q, kv, cos, torch.zeros_like(cos), *programs, cls, False)
 
 
 def forward_and_backward(q: Tensor, kv: Tensor, spans: Spans, is_own: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +216,9 @@ def forward_and_backward(q: Tensor, kv: Tensor, spans: Spans, is_own: bool) -> t
     return out.detach(), dq, dkv
 
 
-def largest_error(case: Case, spans: Spans, q: Tensor, kv: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> float:
+def largest_error_of_case(
+    case: Case, spans: Spans, q: Tensor, kv: Tensor, found: tuple[Tensor, Tensor, Tensor]
+) -> float:
     """Return the largest error of some sequences beside float64, at both ends and in the middle."""
     count = len(case.queries)
     query_ends, key_ends = spans.query_ends.tolist(), spans.key_ends.tolist()
@@ -230,7 +232,7 @@ def largest_error(case: Case, spans: Spans, q: Tensor, kv: Tensor, found: tuple[
         first_key = key_ends[i] % len(kv)
         keys = slice(first_key, first_key + key_ends[i + 1] - key_ends[i])
         own = q[rows] if spans.table is None else q[spans.table[i]]
-        exact = exact_attention(own, kv[keys], out[rows])
+        exact = exact_attention_with_gradients(own, kv[keys], out[rows])
         errors.append(distance(out[rows], exact[0]))
         # With a single key the gradient of a query is 0. Rounding is that of products with the gradient of the output.
         least = 0.1 * torch.linalg.vector_norm(out[rows].double()).item()
@@ -244,7 +246,7 @@ def largest_error(case: Case, spans: Spans, q: Tensor, kv: Tensor, found: tuple[
     return torch.tensor(errors, dtype=torch.float64).max().item()
 
 
-def exact_attention(q: Tensor, kv: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def exact_attention_with_gradients(q: Tensor, kv: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return output and gradients of one sequence in float64, for this gradient of the output."""
     q = q.detach().double().requires_grad_()
     kv = kv.detach().double().requires_grad_()
@@ -264,5 +266,5 @@ def exact_gradient_of_shared_queries(spans: Spans, q: Tensor, kv: Tensor, out: T
     ends = spans.key_ends.tolist()
     length = q.shape[1]
     for i in range(int((spans.table == 0).sum())):
-        total += exact_attention(q[0], kv[ends[i] : ends[i + 1]], out[i * length : (i + 1) * length])[1]
+        total += exact_attention_with_gradients(q[0], kv[ends[i] : ends[i + 1]], out[i * length : (i + 1) * length])[1]
     return total

@@ -42,10 +42,10 @@ def launched_kernels(place: Place, work: Callable[[], object]) -> list[Kernel]:
 
 def attention_names(names: Iterable[str]) -> list[str]:
     """Return those of attention among the names of kernels, without arguments and namespaces."""
-    return sorted({short_name(name) for name in names if not OTHERS.search(name)})
+    return sorted({name_of_kernel(name) for name in names if not OTHERS.search(name)})
 
 
-def short_name(name: str) -> str:
+def name_of_kernel(name: str) -> str:
     """Return the name of a kernel without arguments, templates, namespaces and return type."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2]

@@ -44,18 +44,21 @@ def page_of(content: Row) -> str:
     for check in checks:
         if check["trace"]:
             parts += [f"## {check['name']} has failed", f"```\n{check['trace'].rstrip()}\n```"]
-    parts += ["## Machine", markdown_table(["what", "value"], [(k, cell(v)) for k, v in content["machine"].items()])]
+    parts += [
+        "## Machine",
+        markdown_table(["what", "value"], [(k, measurement_cell(v)) for k, v in content["machine"].items()]),
+    ]
     rows = [row for check in checks for row in check["rows"]]
     for table, (title, how) in TABLES.items():
         of_table = [row for row in rows if row["table"] == table]
         if of_table:
             names = list(dict.fromkeys(name for row in of_table for name in row if name != "table"))
-            cells = [[cell(row.get(name)) for name in names] for row in of_table]
+            cells = [[measurement_cell(row.get(name)) for name in names] for row in of_table]
             parts += [f"## {title}", how, markdown_table(names, cells)]
     return "\n\n".join(parts) + "\n"
 
 
-def cell(value: object) -> str:
+def measurement_cell(value: object) -> str:
     """Return a value as a cell of a table."""
     if value is None:
         return ""

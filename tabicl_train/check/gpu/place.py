@@ -75,7 +75,7 @@ def set_up() -> None:
     """Choose exact products and the attention kernels of training, which each check begins with."""
     torch.set_float32_matmul_precision("highest")
     torch.use_deterministic_algorithms(False)  # trainer.deterministic of an earlier check
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training/process.py
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training/rank_process.py
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

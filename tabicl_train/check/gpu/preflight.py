@@ -28,8 +28,8 @@ from tabicl_train.training.callbacks.guard import MULTIPLIER_AT
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.loop import build_loader
 from tabicl_train.training.module import TrainedNetwork
-from tabicl_train.training.precision import choose, set_up_gpu
-from tabicl_train.training.process import set_up_process
+from tabicl_train.training.precision import choose_precision, set_up_gpu
+from tabicl_train.training.rank_process import set_up_process
 from tabicl_train.training.resume import refuse_changes
 from tabicl_train.training.state import build_module
 
@@ -57,7 +57,7 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
     prior = configured_prior(config.prior)
     content = newest_content(config, prior)
     config = replace(config, trainer=replace(config.trainer, accelerator=place.device.type, devices=None))
-    precision = choose(config.trainer)
+    precision = choose_precision(config.trainer)
     if precision.name == "fp32":
         raise CheckSkipped(f"the precision is {precision}: there is nothing to compare")
     first = 0 if content is None else content["global_step"]
@@ -82,7 +82,7 @@ def preflight(place: Place, settings: Sequence[str] = DEFAULT, config_dir: str |
             place.add("preflight", step=item.step, **row)
             if place.seconds_left() < 0:  # so few steps must do
                 break
-    problems = differences(*measures, precision.name)
+    problems = problems_beside_fp32(*measures, precision.name)
     expect(not problems, "; ".join(problems))
 
 
@@ -113,7 +113,7 @@ def measured(module: TrainedNetwork) -> Measured:
     return Measured(module.loss.item(), module.grad_norm.item(), max(multipliers, default=1.0))
 
 
-def differences(exact_steps: list[Measured], low_steps: list[Measured], name: str) -> list[str]:
+def problems_beside_fp32(exact_steps: list[Measured], low_steps: list[Measured], name: str) -> list[str]:
     """List the problems of a precision compared with fp32."""
     for step, (loss, norm, _) in enumerate(low_steps):
         # In fp16 infinite norms are normal until the loss scale is found.

@@ -79,7 +79,7 @@ CHECKS = (
     Check("memory", "peak memory is within 15 % of the plan", stages.memory),
     Check("small_steps", "steps of small networks", stages.small_steps),
     Check("real_run", "a run with all workers is stopped and continued", runs.real_run, LONG),
-    Check("drawing", "tables of the three stages are drawn", stages.drawing),
+    Check("drawing", "tables of the three stages are drawn", stages.draw_stages),
     Check(
         "eager_fp32", "steps of the stages, eager in fp32", partial(stages.step_of_variant, variant="eager, fp32"), LONG
     ),
@@ -126,7 +126,7 @@ def check_gpu(options: GpuCheckOptions, settings: Sequence[str] = (), config_dir
     if settings:
         of_run = partial(preflight, settings=settings, config_dir=config_dir)
         chosen = [replace(check, run=of_run) if check.name == "preflight" else check for check in chosen]
-    output = prepare(options)
+    output = prepare_output(options)
     end = time.monotonic() + 60 * options.minutes
     content: Row = {
         "format": FORMAT,
@@ -168,7 +168,7 @@ def chosen_checks(names: Any) -> list[Check]:
     return [check for check in CHECKS if check.name in names]
 
 
-def prepare(options: GpuCheckOptions) -> Path:
+def prepare_output(options: GpuCheckOptions) -> Path:
     """Create the folder of the files; raises ConfigError if it is not writable or holds other results."""
     output = Path(options.output)
     if output.exists() and not output.is_dir():
@@ -253,7 +253,7 @@ def stack_trace() -> str:
     return traceback.format_exc().replace(str(Path.home()), "~")
 
 
-def describe_machine(place: Place) -> None:
+def add_machine(place: Place) -> None:
     """Describe device, versions and commit; not the name of the machine."""
     changed = " with changes" if git("diff", "HEAD") else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -284,7 +284,7 @@ def describe_machine(place: Place) -> None:
     )
 
 
-MACHINE = Check("machine", "what the machine is", describe_machine)
+MACHINE = Check("machine", "what the machine is", add_machine)
 
 
 def installed_version(package: str) -> str:

@@ -86,8 +86,8 @@ def compare_runs(place: Place, whole: Path, parts: Path, is_exact: bool) -> None
     for row, expected_row in zip(continued, expected, strict=True):
         errors.append(abs(float(row["loss"]) / float(expected_row["loss"]) - 1))
 
-    expected_weights = weights(whole)
-    continued_weights = weights(parts)
+    expected_weights = last_weights(whole)
+    continued_weights = last_weights(parts)
     same_weights = all(torch.equal(expected_weights[name], continued_weights[name]) for name in expected_weights)
     error = max(distance(continued_weights[name], expected_weights[name]) for name in expected_weights)
 
@@ -114,7 +114,7 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+def last_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     """Read the weights of the last checkpoint."""
     return torch.load(saved(run_dir / "checkpoints")[-1], weights_only=True, map_location="cpu")["state_dict"]
 

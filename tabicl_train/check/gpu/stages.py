@@ -22,7 +22,7 @@ from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack, Shape
 from tabicl_train.model.padding import Size
 from tabicl_train.stream.curriculum import Group, plan_step
-from tabicl_train.stream.steps import StepItem, StepStream, typical_size
+from tabicl_train.stream.steps import StepItem, StepStream, typical_size_of_stage
 from tabicl_train.training import compiling
 from tabicl_train.training.cuda_graph import EAGER_CALLS
 from tabicl_train.training.distributed.ranks import Ranks
@@ -34,7 +34,7 @@ from tabicl_train.training.planning import (
     peak_bytes,
     training_flops,
 )
-from tabicl_train.training.precision import choose, peak_flops, set_up_gpu
+from tabicl_train.training.precision import choose_precision, peak_flops, set_up_gpu
 from tabicl_train.training.state import choose_attention
 
 EXPERIMENT = "tabicl_v2"
@@ -119,7 +119,7 @@ def shapes_of(groups: Iterable[Group]) -> list[Shape]:
     return shapes
 
 
-def drawing(place: Place) -> None:
+def draw_stages(place: Place) -> None:
     """Draw tables of the three stages on one core, after others for which the loops of the priors are compiled."""
     config = config_of(place)
     prior = configured_prior(config.prior)
@@ -154,7 +154,7 @@ def step_of_variant(place: Place, variant: str) -> None:
         started = time.perf_counter()
         laps = time_steps(place, module, optimizer, shares)
         if exact is not None:
-            compare(place, variant, exact, laps)
+            compare_variant(place, variant, exact, laps)
             exact = None
         if not laps.times:
             unfinished.append(stage)
@@ -227,7 +227,7 @@ def gradient_of_step(place: Place, item: StepItem) -> tuple[torch.Tensor, torch.
     return module.loss.clone(), module.gradients.flat.clone()
 
 
-def compare(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor], laps: Laps) -> None:
+def compare_variant(place: Place, variant: str, exact: tuple[torch.Tensor, torch.Tensor], laps: Laps) -> None:
     """Compare the first step of a variant with eager fp32."""
     loss, gradient = distance(laps.loss, exact[0]), distance(laps.gradient, exact[1])
     place.add("figures", figure=f"first step {variant}: error of the loss beside eager fp32", value=loss)
@@ -241,7 +241,7 @@ def add_times(
 ) -> None:
     """Add the row of a kind of steps, each divided among so many ranks."""
     rate = sum(laps.flops) / sum(laps.times)
-    peak = peak_flops(place.device, choose(config.trainer).name, config.trainer.tf32)
+    peak = peak_flops(place.device, choose_precision(config.trainer).name, config.trainer.tf32)
     whole = statistics.mean(share.whole for share in shares)
     host = statistics.median(laps.host)
     launches = sum(kernel.launches for kernel in laps.kernels)
@@ -283,7 +283,7 @@ def small_steps(place: Place) -> None:
         config = compose(settings)
         set_up_gpu(config.trainer)
         eager = [planned_share(config, step) for step in range(1, 1 + (8 if place.is_cuda else 1))]
-        typical = typical_size(config.curriculum, config.model, config.seed, 0)
+        typical = typical_size_of_stage(config.curriculum, config.model, config.seed, 0)
         assert typical is not None  # as they are ours
         for way in ("eager", "graphs"):
             module = variant_of(place, config, None)
@@ -301,7 +301,7 @@ def small_steps(place: Place) -> None:
             if place.is_cuda and way == "graphs":
                 expect(module.step_replay.enabled, "a step was not captured, see the log")
             seconds = time.perf_counter() - started
-            what = f"{name}, {tables} tables, {choose(config.trainer).name}, {way}"
+            what = f"{name}, {tables} tables, {choose_precision(config.trainer).name}, {way}"
             add_times(place, what, 1, shares, laps, seconds, config)
 
 
@@ -327,7 +327,7 @@ def largest_pack(
 ) -> tuple[tuple[Shape, ...], float]:
     """Return the tables, of so many rows, for which the plan expects the most memory within a limit, and the bytes."""
     network = network_in_stage(config, stage)
-    precision = choose(config.trainer).name
+    precision = choose_precision(config.trainer).name
     parameters = count_parameters(network)
     largest: tuple[Shape, ...] = ()
     most = 0.0

@@ -17,7 +17,7 @@ from tabicl_train.training.callbacks.averages import Averages
 from tabicl_train.training.callbacks.callback import RunContext, state_name
 from tabicl_train.training.callbacks.checkpoints import to_host
 from tabicl_train.training.callbacks.scores import Scored, cluster_means
-from tabicl_train.training.callbacks.validation_history import VALIDATION, is_improvement, read_history, tables_of
+from tabicl_train.training.callbacks.validation_history import VALIDATION, counted_tables, is_improvement, read_history
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.weights.reader import read_weights
 
@@ -82,7 +82,7 @@ class BestWeights:
             return False
         if not self.gains_over_start(losses, module):
             return False
-        if rows_of_best and tables_of(rows_of_best, settings.best) != tables_of(rows, settings.best):
+        if rows_of_best and counted_tables(rows_of_best, settings.best) != counted_tables(rows, settings.best):
             info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
         return True
 

@@ -33,7 +33,7 @@ from tabicl_train.training.callbacks.callback import Callback, Reason
 from tabicl_train.training.callbacks.scores import cluster_means, score_network
 from tabicl_train.training.callbacks.validation import final_test_streams
 from tabicl_train.training.callbacks.validation_history import read_history
-from tabicl_train.training.precision import Precision, choose
+from tabicl_train.training.precision import Precision, choose_precision
 from tabicl_train.training.state import TrainState
 from tabicl_train.weights.choice import START_FILE
 from tabicl_train.weights.reader import load_network
@@ -64,7 +64,7 @@ class FinalTest(Callback):
     @cached_property
     def precision(self) -> Precision:
         """That of the run."""
-        return choose(self.context.config.trainer)
+        return choose_precision(self.context.config.trainer)
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
         """At the end of the run, score, print and write the test; STOPPED if a stop signal came first."""

@@ -24,8 +24,8 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import Diverged
 from tabicl_train.model.family import Network
 from tabicl_train.model.scaling import Scaling
-from tabicl_train.run.checkpoint import DamagedCheckpoint, how_to_begin_again, read, saved, step_of
-from tabicl_train.run.curves import rows_by_step, value
+from tabicl_train.run.checkpoint import DamagedCheckpoint, how_to_begin_again, read_checkpoint, saved, step_of
+from tabicl_train.run.curves import number_in_column, rows_by_step
 from tabicl_train.run.records import Records
 from tabicl_train.stream.curriculum import plan_step
 from tabicl_train.stream.steps import StepItem
@@ -223,7 +223,7 @@ class Guard(Callback):
             if any(good < done < rewound for good, rewound in self.abandoned):
                 continue
             try:
-                content = read(paths[done])
+                content = read_checkpoint(paths[done])
             except (DamagedCheckpoint, OSError) as error:
                 info(f"warning   {error}; trying an older checkpoint")
                 continue
@@ -262,7 +262,7 @@ def failure_of(run_dir: Path) -> str | None:
     skipped = sum("grad_norm" in line for line in Records(run_dir).lines("incidents.jsonl"))
     if skipped > last / 2:
         what = f"{skipped:,} of {last:,} steps were skipped, since their loss or gradient norm was not finite"
-    elif not math.isfinite(value(steps[last][-1], "loss")):
+    elif not math.isfinite(number_in_column(steps[last][-1], "loss")):
         what = f"the loss of the last step, {last:,}, is not finite"
     else:
         return None

@@ -57,7 +57,7 @@ def score_network(
         scored.append(score_item(network, part, item, precision))
     for task in suite_tasks(tuple(suites), network.config.is_regression):
         before_each()
-        scored.append(score_task(network, task))
+        scored.append(score_in_validation(network, task))
     return scored
 
 
@@ -116,13 +116,13 @@ def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     crps = 2 * pinball(in_order, y)
     error = (in_order.mean(1) - y).square()
     lowest_level, highest_level = INTERVAL
-    low = in_order[:, place(lowest_level, in_order.shape[1])]
-    high = in_order[:, place(highest_level, in_order.shape[1])]
+    low = in_order[:, nearest_quantile(lowest_level, in_order.shape[1])]
+    high = in_order[:, nearest_quantile(highest_level, in_order.shape[1])]
     is_covered = ((low <= y) & (y <= high)).float()
     return crps, error, y, y.square(), is_covered
 
 
-def place(level: float, num_quantiles: int) -> int:
+def nearest_quantile(level: float, num_quantiles: int) -> int:
     """Return the index of the quantile with the nearest level."""
     return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
 
@@ -173,7 +173,7 @@ def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
     return tasks
 
 
-def score_task(network: Network, task: Any) -> Scored:
+def score_in_validation(network: Network, task: Any) -> Scored:
     """Score a task of a suite, by column of validation.csv, with what is possible on it if that is known."""
     # The loss of numbers is the pinball loss at nine levels, which estimators predict, instead of all of the network's.
     columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES

@@ -51,7 +51,7 @@ from tabicl_train.config.schema import (
 )
 from tabicl_train.console import info
 from tabicl_train.model.family import Network, NetworkConfig
-from tabicl_train.run.curves import INSIDE, OUTSIDE, counts
+from tabicl_train.run.curves import INSIDE, OUTSIDE, counts_in_means
 from tabicl_train.run.records import Records
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import StopRequested
@@ -332,7 +332,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
         if not rows_of_kind:
             continue
         total = len(rows_of_kind)
-        inside = sum(counts(row) for row in rows_of_kind)
+        inside = sum(counts_in_means(row) for row in rows_of_kind)
         if inside == 0:
             texts.append(f"none of {total} {names} is inside the trained range")
             continue
@@ -346,7 +346,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
 
 def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
     """Return the mean of what is possible on the probes inside the trained range; None without probes."""
-    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts(row)]
+    possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts_in_means(row)]
     return statistics.fmean(possible) if possible else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabicl_train.config.schema import PROBES, REAL, REAL_SCORES, ValidationConfig, judged_by, validation_kind
 from tabicl_train.console import counted
-from tabicl_train.run.curves import counts
+from tabicl_train.run.curves import counts_in_means
 
 VALIDATION = "validation.csv"
 FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
@@ -43,7 +43,7 @@ def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, unti
             continue
         score = scores_of_step[settings.best]
         rows_of_step = [row for row in rows if int(row["step"]) == step]
-        tables_of_step = tables_of(rows_of_step, settings.best)
+        tables_of_step = counted_tables(rows_of_step, settings.best)
         if tables_of_step != tables:
             tables = tables_of_step
             best_score = math.nan
@@ -70,7 +70,7 @@ def read_scores(rows: Iterable[ValidationRow]) -> dict[int, dict[str, float]]:
     by_step: dict[int, dict[str, list[float]]] = {}  # by step and kind of data
     for row in rows:
         by_kind = by_step.setdefault(int(row["step"]), {})
-        if counts(row):
+        if counts_in_means(row):
             kind = validation_kind(row["data"])
             column = judged_by(row) if kind in (REAL, PROBES) else "loss"
             by_kind.setdefault(kind, []).append(float(row[column]))
@@ -93,7 +93,7 @@ def is_improvement(rows: list[ValidationRow], rows_of_best: list[ValidationRow],
     """Whether the rows of a validation beat those of the best weights so far; always if the tables have changed."""
     score = score_of(rows, settings.best)
     best = math.nan
-    if tables_of(rows, settings.best) == tables_of(rows_of_best, settings.best):
+    if counted_tables(rows, settings.best) == counted_tables(rows_of_best, settings.best):
         best = score_of(rows_of_best, settings.best)
     return is_better(score, best, settings.best)
 
@@ -105,13 +105,13 @@ def score_of(rows: list[ValidationRow], kind: str) -> float:
     return math.nan
 
 
-def tables_of(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
+def counted_tables(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
     """Identify the tables of this kind that count in the rows of a validation."""
     # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
         for row in rows
-        if validation_kind(row["data"]) == kind and counts(row)
+        if validation_kind(row["data"]) == kind and counts_in_means(row)
     }
 
 

@@ -34,7 +34,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
     from tabicl_train.training.distributed import loopback
 
-    loopback.register()
+    loopback.register_rendezvous()
     signals = stop_signals()
     logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
     run_id = OWN + uuid.uuid4().hex[:12]

@@ -88,7 +88,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
 
-def register() -> None:
+def register_rendezvous() -> None:
     """Let torch's elastic agent find the rendezvous by its name."""
     rendezvous_handler_registry.register(BACKEND, LoopbackRendezvous)
 
@@ -96,5 +96,5 @@ def register() -> None:
 if __name__ == "__main__":
     from torch.distributed.run import main
 
-    register()
+    register_rendezvous()
     main()

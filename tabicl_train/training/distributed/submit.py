@@ -96,7 +96,7 @@ class Training:
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def submit(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **variables: str) -> Any:
+def submit_job(arguments: list[str], options: Any, folder: Path, cpus: int = 1, **variables: str) -> Any:
     """Submit `tabicl-train ARGUMENTS` as a job."""
     import submitit
 

@@ -44,7 +44,7 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
 
 def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):
     folder = write_table_files(tmp_path / "own", 3)
-    monkeypatch.setattr("priors.inspection.describe", lambda tables: f"{len(list(tables))} draws")
+    monkeypatch.setattr("priors.inspection.describe_tables", lambda tables: f"{len(list(tables))} draws")
     described = command("prior", "describe", "experiment=smoke", "prior=tables", f"prior.folder={folder}")
     assert described.stdout.splitlines()[-1] == "20 draws"
     assert "20/20" in described.stderr

@@ -154,19 +154,19 @@ def test_an_actor_on_another_machine_gets_the_contents_of_the_file_and_of_what_i
 def test_runs_of_a_sweep_and_jobs_get_absolute_paths_with_hashes(fresh, monkeypatch):
     start, submit = mock.Mock(), mock.Mock()
     monkeypatch.setattr(jobs, "LocalProcess", start)
-    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit", submit)
+    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit_job", submit)
     submit.return_value.paths.stdout = fresh / "log"
     plan = make_plan([*SMOKE, "prior=ring", "prior.radius=1.1,1.2"])
     (argument,) = plugins.arguments()
     assert argument.startswith(f"plugins=[{fresh}/mine.py#")
     assert f"'plugins=[{fresh}/mine.py]'" in plan.text()
-    jobs.start(plan, ["seed=0"], fresh / "run", "", 1)
+    jobs.submit_run(plan, ["seed=0"], fresh / "run", "", 1)
     assert argument in start.call_args.args[0]
     assert command("submit", *SMOKE, "prior=ring", "run_dir=job").returncode == 0
     assert argument in submit.call_args.args[0]
     change(fresh)
     with pytest.raises(ConfigError, match=r"mine.py has changed since the command that started this process"):
-        jobs.start(plan, ["seed=0"], fresh / "run", "", 1)
+        jobs.submit_run(plan, ["seed=0"], fresh / "run", "", 1)
 
 
 def test_a_sweep_goes_on_with_another_file_only_if_a_resume_may(fresh, capsys):

@@ -180,7 +180,7 @@ def test_members_differ_in_class_numbers_or_in_columns_alone(run_dir):
         numbers += np.log(np.roll(probabilities, -shift, axis=1))
         columns += np.log(one.fit(X[:, features], y).predict_proba(asked[:, features]))
     for differ_in, expected in {"numbers": numbers, "columns": columns}.items():
-        assert np.array_equal(classes.predict(network, X, y, asked, 2, differ_in), expected.argmax(axis=1))
+        assert np.array_equal(classes.predict_classes(network, X, y, asked, 2, differ_in), expected.argmax(axis=1))
 
 
 @pytest.mark.parametrize(

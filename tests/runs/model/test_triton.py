@@ -66,11 +66,11 @@ def check(tokens, heads, d, width, in_order, dtype):
     given = (q, base, segment, w1, b1, w2, b2)
     scaled, moments = triton_scaling.scale_queries(*given)
     assert_close([moments], [torch.stack([gate.sum(), gate.square().sum()])], 3e-6)
-    results = triton_scaling.backward(*given, slope)
+    results = triton_scaling.scaling_backward(*given, slope)
     assert scaled.dtype == results[0].dtype == dtype
     assert_close([scaled, results[0]], [exact, gradients[0]], TOLERANCE[dtype])
     assert_close(results[1:], gradients[1:], 3e-6)  # of parameters in fp32, whatever the dtype of queries
-    for again, once in zip(triton_scaling.backward(*given, slope), results, strict=True):
+    for again, once in zip(triton_scaling.scaling_backward(*given, slope), results, strict=True):
         assert torch.equal(again, once)
 
 

@@ -283,14 +283,14 @@ def test_what_cannot_be_predicted_is_said_in_a_line(options, line, monkeypatch, 
 
 def test_predictions_that_are_not_finite_are_not_written(monkeypatch, capfd):
     """As those of a network that has diverged, although its weights are finite."""
-    predictions = predict_files.predictions
+    predictions = predict_files.output_columns
 
     def spoiled(*arguments):
         table = predictions(*arguments)
         table.iloc[-1, -1] = np.nan
         return table
 
-    monkeypatch.setattr(predict_files, "predictions", spoiled)
+    monkeypatch.setattr(predict_files, "output_columns", spoiled)
     assert predict(monkeypatch, "target=label") == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert line == "error: checkpoint is 'mini'; its predictions are not finite, nothing is written"

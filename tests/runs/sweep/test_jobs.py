@@ -45,24 +45,24 @@ def slurm(monkeypatch):
 
 
 def test_a_job_that_waits_in_the_queue_is_found_again(slurm, tmp_path):
-    assert jobs.find(tmp_path, "slurm") is None
+    assert jobs.running_job(tmp_path, "slurm") is None
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "7_submitted.pkl").touch()
-    job = jobs.find(tmp_path, "slurm")
+    job = jobs.running_job(tmp_path, "slurm")
     job.stop()
     assert job.number == "7" and slurm[1] == ["7"]
     slurm[0].remove("7")
     jobs.queue.looked = -1e9
-    assert job.has_ended() and jobs.find(tmp_path, "slurm") is None
+    assert job.has_ended() and jobs.running_job(tmp_path, "slurm") is None
 
 
 def test_a_run_on_slurm_gets_the_options_of_submit(slurm, tmp_path, monkeypatch):
     submit = mock.Mock()
     submit.return_value.job_id = "9"
-    monkeypatch.setattr(jobs, "submit", submit)
+    monkeypatch.setattr(jobs, "submit_job", submit)
     options = ["sweep.submit.cluster=slurm", "sweep.submit.gpus=2", "sweep.submit.sbatch={mem: 64G}"]
     plan = make_plan(["experiment=smoke", *options])
-    jobs.start(plan, ["seed=0"], tmp_path / "run", "", 1)
+    jobs.submit_run(plan, ["seed=0"], tmp_path / "run", "", 1)
     arguments, given, folder, cores = submit.call_args.args
     assert arguments == ["seed=0", "stream.num_workers=8"]
     assert (given.gpus, given.sbatch) == (2, {"mem": "64G"})
@@ -76,16 +76,16 @@ def test_a_run_on_this_machine_needs_no_submitit_and_is_found_by_a_later_call(tm
     monkeypatch.setitem(sys.modules, "submitit", None)
     monkeypatch.setattr(jobs, "PROGRAM", (str(tmp_path / "program.py"),))
     plan = make_plan(["experiment=smoke", "stream.num_workers=0"])
-    job = jobs.start(plan, [str(run_dir), "x='a b'"], run_dir, "3", 1)
+    job = jobs.submit_run(plan, [str(run_dir), "x='a b'"], run_dir, "3", 1)
     try:
         waiting.until(lambda: is_in_use(run_dir), "the run holds its lock")
-        found = jobs.find(run_dir, "local")
+        found = jobs.running_job(run_dir, "local")
         assert found.number == job.number
         assert os.getsid(int(found.number)) == int(found.number) != os.getsid(0)
         found.stop()
         waiting.until(job.has_ended, "the run has ended")
         assert job.error() == "asked to stop, with x='a b' on GPU 3"
-        assert jobs.find(run_dir, "local") is None
+        assert jobs.running_job(run_dir, "local") is None
     finally:
         job.submitted.process.kill()
         job.submitted.process.wait()

@@ -11,7 +11,7 @@ from tabicl_train import register
 from tabicl_train.config.compose import compose, from_values
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.family import Network
-from tabicl_train.training.optimizer import Muon, build_optimizer, remarks, state_bytes
+from tabicl_train.training.optimizer import Muon, build_optimizer, optimizer_remarks, state_bytes
 from tabicl_train.training.state import untrained_module
 
 SHORT = ["curriculum.stages.smoke.steps=5", "checkpoint.every=3"]
@@ -160,14 +160,14 @@ def test_muon_takes_hidden_matrices_of_a_foreign_network_and_says_so(network, ta
     names = {parameter: name for name, parameter in network.named_parameters()}
     of_muon = [group["params"] for group in optimizer.param_groups if group["kind"] == "muon"]
     assert [names[parameter] for parameters in of_muon for parameter in parameters] == taken
-    lines = remarks(network, optimizer, "muon", has_decay=True)
+    lines = optimizer_remarks(network, optimizer, "muon", has_decay=True)
     assert [line[: len(words or "")] for line in lines] == ([] if words is None else [words])
 
 
 def test_a_run_says_what_an_optimizer_does_not_take_from_its_stages():
-    lines = remarks(Foreign(), torch.optim.Rprop(Foreign().parameters()), "rprop", has_decay=True)
+    lines = optimizer_remarks(Foreign(), torch.optim.Rprop(Foreign().parameters()), "rprop", has_decay=True)
     assert lines == [
         "optimizer rprop has no step(taken), so each step waits for the device",
         "warning   the optimizer rprop has no weight_decay: the weight decay of the stages has no effect",
     ]
-    assert remarks(Foreign(), Sign(Foreign().parameters(), 0.9), "sign", has_decay=True) == []
+    assert optimizer_remarks(Foreign(), Sign(Foreign().parameters(), 0.9), "sign", has_decay=True) == []

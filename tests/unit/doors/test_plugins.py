@@ -18,7 +18,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
-from tabicl_train.evaluation.identity import changes, identity
+from tabicl_train.evaluation.identity import identity, identity_changes
 from tabicl_train.model import TabICLConfig
 from tabicl_train.stream.table_stream import TableStream
 from tabicl_train.training.callbacks.build import build_callbacks
@@ -312,4 +312,4 @@ def test_scores_are_those_of_the_code_of_the_suite(fresh):
         )
         plugins.load("./mine.py")
         found.append(identity(EvaluateOptions(suite="made"), Pretrained(TabICLConfig(), {}), []))
-    assert changes(*found) == ["the code of mine changed"]
+    assert identity_changes(*found) == ["the code of mine changed"]

@@ -14,8 +14,8 @@ from tabicl_train.evaluation import evaluate as evaluation
 from tabicl_train.evaluation.compare import (
     Arm,
     as_latex,
-    as_text,
-    compare,
+    compare_arms,
+    comparisons_as_text,
     default_metrics,
     groups_of,
     pair,
@@ -33,7 +33,9 @@ TASKS = [f"task{i}" for i in range(8)]
 def unsaved(monkeypatch) -> dict[str, Figure]:
     """The figures of comparisons by the names of their files, which are not written: that takes most of the time."""
     figures = {}
-    monkeypatch.setattr("tabicl_train.report.comparison.save", lambda figure, path: figures.update({path.name: figure}))
+    monkeypatch.setattr(
+        "tabicl_train.report.comparison.save_figure", lambda figure, path: figures.update({path.name: figure})
+    )
     return figures
 
 
@@ -65,7 +67,7 @@ def test_two_arms_are_compared_on_the_tasks_and_splits_that_both_have():
     a = drawn(0).drop([("task1", 2), ("task3", 0), ("task3", 1), ("task3", 2)])
     b = drawn(1).drop([("task1", 0)])
     paired = pair([Arm("A", {None: a}), Arm("B", {None: b})])
-    (found,) = compare(paired, "roc_auc").pairs
+    (found,) = compare_arms(paired, "roc_auc").pairs
     leads = mean_lead(a, b)
     expected = mean_interval(np.array(leads))
     assert found.leads == pytest.approx(leads) and len(leads) == 7
@@ -84,14 +86,14 @@ def test_seeds_are_paired_and_a_fixed_arm_is_paired_with_all_of_them():
     paired = pair([a, b, fixed])
     assert paired.seeds == [0, 2]
     assert paired.left_out[0] == "of A the seeds 1, which another arm lacks"
-    of_b, of_fixed = compare(paired, "roc_auc").pairs
+    of_b, of_fixed = compare_arms(paired, "roc_auc").pairs
     for found, others in ((of_b, b.scores), (of_fixed, {0: fixed.scores[None], 2: fixed.scores[None]})):
         leads = np.array([mean_lead(a.scores[seed], others[seed]) for seed in (0, 2)])
         expected = mean_interval(leads)
         assert (found.lead.mean, found.lead.low) == pytest.approx((expected.mean, expected.low))
         assert found.spreads[2] == pytest.approx(leads.mean(1).std(ddof=1))
     assert of_fixed.spreads[1] == pytest.approx(0, abs=1e-12)
-    by_seed = compare(pair([a, Arm("B", b.scores)]), "roc_auc", by_seed=True).pairs[0]
+    by_seed = compare_arms(pair([a, Arm("B", b.scores)]), "roc_auc", by_seed=True).pairs[0]
     of_seeds = mean_interval(np.array([np.mean(mean_lead(a.scores[seed], b.scores[seed])) for seed in (0, 2)]))
     assert (by_seed.lead.low, by_seed.lead.high) == pytest.approx((of_seeds.low, of_seeds.high))
     with pytest.raises(ConfigError, match=r"no seed in common: A has 0; B has 1"):
@@ -116,11 +118,11 @@ def test_tasks_outside_the_trained_range_of_any_arm_count_only_if_asked_for():
 
 def test_a_lead_is_positive_if_the_first_is_better_and_r2_below_0_counts_as_0():
     arms = [Arm("A", {None: drawn(0, metric="log_loss")}), Arm("B", {None: drawn(0, 0.2, metric="log_loss")})]
-    (found,) = compare(pair(arms), "log_loss").pairs
+    (found,) = compare_arms(pair(arms), "log_loss").pairs
     assert found.lead.mean == pytest.approx(0.2) and found.wins.mean == 1
     a = frame({("x", 0): 0.4, ("x", 1): 0.2, ("y", 0): -1e9}, "r2")
     b = frame({("x", 0): 0.1, ("x", 1): 0.1, ("y", 0): -3.0}, "r2")
-    (found,) = compare(pair([Arm("A", {None: a}), Arm("B", {None: b})]), "r2").pairs
+    (found,) = compare_arms(pair([Arm("A", {None: a}), Arm("B", {None: b})]), "r2").pairs
     assert found.leads == pytest.approx([0.2, 0.0])
 
 
@@ -136,9 +138,9 @@ def test_a_task_counts_only_if_all_scores_are_finite():
     a, b = drawn(0), drawn(1)
     a.loc[("task2", 1)] = np.nan
     paired = pair([Arm("A", {None: a}), Arm("B", {None: b})])
-    comparison = compare(paired, "roc_auc")
+    comparison = compare_arms(paired, "roc_auc")
     assert comparison.pairs[0].leads == pytest.approx(mean_lead(a.drop("task2"), b.drop("task2")))
-    assert "left out of ROC AUC: 1 task where a score" in as_text(paired, [comparison])
+    assert "left out of ROC AUC: 1 task where a score" in comparisons_as_text(paired, [comparison])
 
 
 def test_tables_of_other_sizes_are_not_compared():
@@ -152,13 +154,13 @@ def test_what_it_says():
     noisy = base + np.random.default_rng(3).normal(0, 0.1, (24, 1))
 
     def sentence(a, b, **options) -> str:
-        return compare(pair([Arm("A", a), Arm("B", b)]), "roc_auc", **options).pairs[0].sentence
+        return compare_arms(pair([Arm("A", a), Arm("B", b)]), "roc_auc", **options).pairs[0].sentence
 
     assert sentence({None: base}, {None: better}) == (
         "B is better than A by 0.0500 [0.0500, 0.0500] of ROC AUC on 8 tasks"
     )
     assert sentence({None: base}, {None: base}) == "A and B have the same ROC AUC on 8 tasks"
-    found = compare(pair([Arm("A", {None: base}), Arm("B", {None: noisy})]), "roc_auc").pairs[0]
+    found = compare_arms(pair([Arm("A", {None: base}), Arm("B", {None: noisy})]), "roc_auc").pairs[0]
     power = f"one of {found.smallest_shown:.4f} would have been seen with a probability of 80 %"
     assert found.sentence.startswith("no difference between A and B is shown: ")
     assert found.sentence.endswith(power)
@@ -169,18 +171,18 @@ def test_what_it_says():
 def test_it_says_where_an_interval_is_not_one_over_tasks():
     arms = [Arm("A", {0: drawn(0), 1: drawn(1)}), Arm("B", {0: drawn(5), 1: drawn(6)})]
     paired = pair(arms)
-    assert "two seeds say little" in as_text(paired, [compare(paired, "roc_auc")])
+    assert "two seeds say little" in comparisons_as_text(paired, [compare_arms(paired, "roc_auc")])
 
     on_one_task = []
     for arm in arms:
         on_one_task.append(Arm(arm.name, {seed: scores.loc[["task0"]] for seed, scores in arm.scores.items()}))
-    (difference,) = compare(pair(on_one_task), "roc_auc").pairs
+    (difference,) = compare_arms(pair(on_one_task), "roc_auc").pairs
     assert "over 2 seeds on a single task" in difference.sentence
 
 
 def test_ranks_and_groups():
     arms = [Arm("low", {None: drawn(0)}), Arm("high", {None: drawn(0, 0.2)}), Arm("middle", {None: drawn(0, 0.1)})]
-    found = compare(pair(arms), "roc_auc", reference="high")
+    found = compare_arms(pair(arms), "roc_auc", reference="high")
     assert found.names == ["high", "low", "middle"]
     assert found.ranks.means.to_dict() == {
         "high": 1,
@@ -190,7 +192,7 @@ def test_ranks_and_groups():
     # 8 of 8 tasks have the two-sided p value 2 / 2^8, times 3 pairs 0.023: all of them differ
     assert found.ranks.groups == [] and found.ranks.p == pytest.approx(np.exp(-8))  # chi square of 16 with 2 degrees
     alike = [Arm(name, {None: drawn(0)}) for name in "ABC"]
-    assert compare(pair(alike), "roc_auc").ranks.groups == [["A", "B", "C"]]
+    assert compare_arms(pair(alike), "roc_auc").ranks.groups == [["A", "B", "C"]]
     pairs = {frozenset(two) for two in ("ab", "bc", "cd", "bd")}
     assert groups_of(list("abcd"), pairs) == [["a", "b"], ["b", "c", "d"]]
 
@@ -198,20 +200,20 @@ def test_ranks_and_groups():
 def test_arms_can_have_any_name_in_latex():
     arms = [Arm("a_b & 50%", {None: drawn(0)}), Arm("{C}", {None: drawn(1)})]
     paired = pair(arms)
-    comparison = compare(paired, "roc_auc")
+    comparison = compare_arms(paired, "roc_auc")
     text = as_latex([comparison])
     assert r"lead of a\_b \& 50\%" in text
     assert r"\{C\} & 0." in text
     assert r"\toprule" in text
     assert text.count("&") - text.count(r"\&") == 3 * 5
-    assert "a_b & 50%" in as_text(paired, [comparison])
+    assert "a_b & 50%" in comparisons_as_text(paired, [comparison])
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\f", "\v", "\x1c", "\x85", "\u2028", "\x00"])
 def test_no_name_leaves_its_line_of_latex(end):
     name = f"a{end}\\immediate\\write18{{id}}"
     arms = [Arm(name, {None: drawn(0, trained_range="unknown")}), Arm(f"[4pt]{end}*", {None: drawn(1)})]
-    text = as_latex([compare(pair(arms), "roc_auc")])
+    text = as_latex([compare_arms(pair(arms), "roc_auc")])
     assert len(text.splitlines()) == 11 and text.isascii()
     assert not {chr(code) for code in range(32)} & set(text.replace("\n", ""))
     for line in text.splitlines():
@@ -225,7 +227,7 @@ def test_no_name_is_a_formula_in_a_table(first, tmp_path):
     scores = drawn(0).rename(index={"task0": name})
     arms = [Arm(name, {None: scores}), Arm("-b", {None: scores}), Arm("c-d", {None: scores + 0.1})]
     for _ in range(2):  # the second time, the same arms are found there
-        write_tables(tmp_path, [compare(pair(arms), "roc_auc")])
+        write_tables(tmp_path, [compare_arms(pair(arms), "roc_auc")])
     table = pd.read_csv(tmp_path / "comparison.csv", lineterminator="\n")
     assert table[["a", "b"]].to_numpy().tolist() == [[f"'{name}", "'-b"], [f"'{name}", "c-d"]]
     assert table["lead"].iloc[1] == pytest.approx(-0.1)
@@ -339,8 +341,10 @@ def test_networks_are_scored_once_beside_baselines(tmp_path, monkeypatch):
     save_public(TINY, tiny_network().state_dict(), tmp_path / "tiny.ckpt")
     save_public(TINY, {k: 0.5 * v for k, v in tiny_network().state_dict().items()}, tmp_path / "half.ckpt")
     scored = []
-    real = evaluated_arms.scored
-    monkeypatch.setattr(evaluated_arms, "scored", lambda o, *rest: scored.append(o.checkpoint) or real(o, *rest))
+    real = evaluated_arms.score_checkpoint
+    monkeypatch.setattr(
+        evaluated_arms, "score_checkpoint", lambda o, *rest: scored.append(o.checkpoint) or real(o, *rest)
+    )
     monkeypatch.chdir(tmp_path)
     words = ["tiny.ckpt", "half.ckpt", "logistic regression", "suite=folder", "folder=.", "n_estimators=1", "splits=2"]
     result = command("compare", *words)

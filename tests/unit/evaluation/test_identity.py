@@ -15,7 +15,7 @@ from tabicl_train.config.options import EvaluateOptions
 from tabicl_train.evaluation import arms
 from tabicl_train.evaluation import identity as identities
 from tabicl_train.evaluation.baselines import BASELINES
-from tabicl_train.evaluation.identity import changes, identity
+from tabicl_train.evaluation.identity import identity, identity_changes
 from tabicl_train.weights.export import save_public
 from tabicl_train.weights.pretrained import Pretrained
 
@@ -46,10 +46,10 @@ def now(pretrained: Pretrained = PRETRAINED, **options) -> dict:
 @pytest.mark.parametrize("package", ["scikit-learn", "numpy", "torch"])
 def test_versions_of_packages(package, made, monkeypatch):
     before = now()
-    assert changes(before, now()) == []
+    assert identity_changes(before, now()) == []
     version = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: "0.9" if name == package else version(name))
-    assert changes(before, now()) == [f"{package} was {version(package)}, is 0.9"]
+    assert identity_changes(before, now()) == [f"{package} was {version(package)}, is 0.9"]
 
 
 @pytest.mark.parametrize("file", ["made_estimator", "made_base"])
@@ -57,7 +57,7 @@ def test_source_files_of_an_estimator(file, made):
     before = now()
     with open(made / f"{file}.py", "a") as source:
         source.write("    strategy = 'uniform'\n")
-    assert f"the code of {file} changed" in changes(before, now())  # and that of what imports it
+    assert f"the code of {file} changed" in identity_changes(before, now())  # and that of what imports it
 
 
 def test_source_files_of_this_package(made, monkeypatch):
@@ -67,7 +67,7 @@ def test_source_files_of_this_package(made, monkeypatch):
     monkeypatch.setattr(identities, "FOLDERS", (*identities.FOLDERS, str(own)))
     before = now()
     (own / "ensemble.py").write_text("members = 9\n")
-    assert changes(before, now()) == ["the code of tabicl-train changed"]
+    assert identity_changes(before, now()) == ["the code of tabicl-train changed"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_source_files_of_this_package(made, monkeypatch):
     ],
 )
 def test_weights_and_what_a_file_says_of_them(pretrained, said, made):
-    assert changes(now(), now(dataclasses.replace(PRETRAINED, **pretrained))) == [said]
+    assert identity_changes(now(), now(dataclasses.replace(PRETRAINED, **pretrained))) == [said]
 
 
 def test_a_comparison_scores_again_and_says_why(made, tmp_path, monkeypatch):

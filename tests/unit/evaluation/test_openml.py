@@ -79,7 +79,7 @@ class Shifted(DummyClassifier):
 def test_nano_has_one_seed_and_one_score_of_all_folds(tmp_path, monkeypatch):
     frame = table(1300, 118, 2, seed=0)
     write_task(tmp_path, 7, frame)
-    monkeypatch.setattr(openml_cache, "chosen", lambda _: [7])
+    monkeypatch.setattr(openml_cache, "chosen_tasks", lambda _: [7])
     (source,) = listed(tmp_path, "nano")
     task = source.load(None)
 
@@ -184,8 +184,8 @@ def test_tasks_by_number_with_fewer_folds_and_rows(tmp_path, checkpoint, monkeyp
 
 def test_whether_it_is_the_protocol_of_others_is_said(protocols, checkpoint, monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "BASELINES", {})
-    every = openml_cache.chosen
-    monkeypatch.setattr(openml_cache, "chosen", lambda tasks: every(tasks)[:2])
+    every = openml_cache.chosen_tasks
+    monkeypatch.setattr(openml_cache, "chosen_tasks", lambda tasks: every(tasks)[:2])
     settings = (f"checkpoint={checkpoint}", "suite=openml", f"folder={protocols}", "n_estimators=1")
     result = command("evaluate", *settings, "tasks=nano", f"output={tmp_path}/rows.csv")
     assert result.returncode == 0, result.stderr

@@ -15,8 +15,7 @@ from tabicl_train.evaluation.evaluate import score_task, split_problems, stored_
 from tabicl_train.evaluation.probes import DRAWS, KINDS, POSSIBLE, Probe, probe_of
 from tabicl_train.evaluation.suites import sources
 from tabicl_train.report.figures import draw_probes
-from tabicl_train.training.callbacks.scores import score_task as score_in_validation
-from tabicl_train.training.callbacks.scores import suite_tasks
+from tabicl_train.training.callbacks.scores import score_in_validation, suite_tasks
 from tabicl_train.weights.export import save_public
 
 

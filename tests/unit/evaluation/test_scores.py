@@ -12,14 +12,14 @@ from tabicl_train.evaluation.scores import (
     CLASS_METRICS,
     LEVELS,
     MARGINAL,
-    as_text,
     bucket_name,
     by_bucket,
     by_task,
     calibration_error,
+    class_scores,
     judged,
-    score,
     score_numbers,
+    scores_as_text,
     standardize,
     standing,
     summarize,
@@ -43,7 +43,7 @@ def results(scores: dict[str, dict[str, list[float]]], **sizes) -> pd.DataFrame:
 def test_two_classes():
     y = np.array([0, 1, 1, 0, 1])
     p = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.6, 0.4], [0.2, 0.8]])
-    scores = score(y, p)
+    scores = class_scores(y, p)
     assert scores["roc_auc"] == pytest.approx(5 / 6)
     assert scores["accuracy"] == pytest.approx(0.8)
     assert scores["log_loss"] == pytest.approx(-np.log([0.9, 0.6, 0.3, 0.6, 0.8]).mean())
@@ -53,7 +53,7 @@ def test_three_classes():
     p = np.random.default_rng(0).dirichlet(np.ones(3), 30)
     y = np.arange(30) % 3
     each = [roc_auc_score(y == c, p[:, c]) for c in range(3)]
-    assert score(y, p)["roc_auc"] == pytest.approx(np.mean(each))
+    assert class_scores(y, p)["roc_auc"] == pytest.approx(np.mean(each))
 
 
 def test_calibration_error():
@@ -201,7 +201,7 @@ def test_a_perfect_prediction_is_the_best_by_rmse():
 
 
 def test_text_shows_the_scores():
-    text = as_text(RESULTS, None)
+    text = scores_as_text(RESULTS, None)
     lines = [line.split() for line in text.splitlines()]
     assert ["task", "1", "this", "model", "-0.500", "3.000", "0.400", "0.70"] in lines
     assert ["task", "1", "ridge", "-9.000", "1.000", "-", "-"] in lines

@@ -12,7 +12,7 @@ from tabicl_train import register
 from tabicl_train.lab.codes import code_words
 from tabicl_train.lab.fading import EXPONENT, ssa_score
 from tabicl_train.lab.four_tokens import compute_steps
-from tabicl_train.lab.ranking import crossing, multipliers, weights
+from tabicl_train.lab.ranking import crossing, multipliers_by_rule, weights_of_keys
 from tabicl_train.model import TabICLConfig
 from tabicl_train.model.encoding import label_digits, split_classes
 from tabicl_train.model.scaling import SSMax, SSMaxMLP
@@ -95,7 +95,7 @@ def test_the_ranking_is_that_of_the_networks_rules(rule):
         first.weight[0], first.bias[0] = 1.0, 50.0
         last.weight[:, 0] = torch.tensor([0.1, 0.43])
         last.bias[:] = torch.tensor([1 - 0.1 * 50, -0.43 * 50])
-    for count, expected in zip(n, weights(n, multipliers(n)[rule]), strict=True):
+    for count, expected in zip(n, weights_of_keys(n, multipliers_by_rule(n)[rule]), strict=True):
         query = layer(torch.tensor([[[4.0, 3.0]]], dtype=torch.float64), torch.tensor([math.log(count)]).double())
         odds = torch.exp(query.flatten())
         np.testing.assert_allclose((odds / (odds.sum() + count - 2)).numpy(), expected, rtol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tabicl_train.lab.fading import Options, curves, ssa_weight, weight
+from tabicl_train.lab.fading import FadingOptions, fading_curves, ssa_weight, weight
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Spans
@@ -85,7 +85,7 @@ def test_limits_that_the_page_names():
 
 
 def test_the_figure_has_every_rule():
-    frame = curves(Options(folder="", small=True))
+    frame = fading_curves(FadingOptions(folder="", small=True))
     assert frame["rule"].nunique() == 6
     assert frame["n"].min() == 10
     assert frame["n"].max() == 10**6

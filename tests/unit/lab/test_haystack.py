@@ -11,7 +11,7 @@ from tabicl_train.lab.identity_start import IdentityStart, IdentityStartConfig
 from tabicl_train.lab.output_gate import OutputGate, OutputGateConfig
 from tabicl_train.model import TabICL
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.predict import disagreement, predict
+from tabicl_train.model.predict import forward_differs, predict
 from tabicl_train.model.scaling import gate_flops
 
 
@@ -67,7 +67,7 @@ def test_gates_of_outputs_start_at_one_and_multiply_the_output_of_each_head():
     fresh = gated(random=False)
     same = [name for name, weight in fresh.state_dict().items() if "output_gate.2" in name and weight.abs().max() == 0]
     assert len(same) == 2 * fresh.config.icl_num_blocks
-    assert disagreement(network) is None
+    assert forward_differs(network) is None
     torch.testing.assert_close(predict(network, pack), network(pack), rtol=0, atol=1e-5)
     more = OutputGate.forward_flops(network.config, 30, 20, 4) - TabICL.forward_flops(network.config, 30, 20, 4)
     queries = 30 * (network.config.icl_num_blocks - 1) + 10

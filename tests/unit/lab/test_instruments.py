@@ -8,7 +8,7 @@ import torch
 from networks import draw_batch, small_network
 
 from tabicl_train import register
-from tabicl_train.lab.instruments import measure, multipliers, sites, weight_statistics
+from tabicl_train.lab.instruments import measure, query_multipliers, sites, weight_statistics
 from tabicl_train.model.attention import Attention
 from tabicl_train.model.config import TabICLConfig
 from tabicl_train.model.pack import Pack
@@ -68,7 +68,7 @@ def test_measures_are_means_over_the_queries_of_each_kind(rule):
             np.testing.assert_allclose(rows[["entropy", "top_weight", "gap_mean"]], torch.stack(expected, 1), rtol=1e-4)
             assert set(rows["n"]) == {n}
             assert set(rows["measured"]) == {sum(len(one.q) for one in own)}
-            base, gate = multipliers(site.attention, torch.cat([one.projected for one in own]), n)
+            base, gate = query_multipliers(site.attention, torch.cat([one.projected for one in own]), n)
             assert rows["base_largest"].isna().all() == (rule == "none")
             if base is not None:
                 np.testing.assert_allclose(rows["base_largest"], base.abs().amax(-1), rtol=1e-5)

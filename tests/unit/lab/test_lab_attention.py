@@ -14,11 +14,11 @@ from scipy.special import erf
 
 from tabicl_train import TabICLClassifier, register
 from tabicl_train.lab import attention as lab_attention
-from tabicl_train.lab.attention import Options, explain, page, scene_of
+from tabicl_train.lab.attention import AttentionOptions, explain, page, scene_of
 
 
 def explained(network, table, layer, head, **options):
-    options = Options(folder="", checkpoint="", table=str(table), target="class", **options)
+    options = AttentionOptions(folder="", checkpoint="", table=str(table), target="class", **options)
     return explain(scene_of(options, network), layer, head)
 
 

@@ -70,7 +70,7 @@ def test_needle_claims_only_what_the_interval_supports():
     assert "- QASSMax is right in 80.5% of the cases, softmax in 50.5%: a difference whose interval excludes" in clear
     assert "which decides nothing" in needle.findings(needle_scores(gain=0.1, noise=0.2))
     assert "which decides nothing" not in clear
-    gaps = needle.differences(needle_scores(gain=0.3, noise=0.0))
+    gaps = needle.leads_over_first(needle_scores(gain=0.3, noise=0.0))
     assert list(gaps.index) == ["QASSMax"]
     assert gaps.loc["QASSMax", 15_000].mean == pytest.approx(0.3, abs=0.01)
 
@@ -85,7 +85,7 @@ def test_shorter_tables_have_the_same_query_rows_and_the_labeled_rows_before_the
         return 2.0 * F.one_hot(table.y[40:], classes)
 
     monkeypatch.setattr(curriculum, "predict_logits", predict_logits)
-    found = curriculum.score(SimpleNamespace(config=SimpleNamespace(max_classes=5)), table, 10)
+    found = curriculum.score_rows(SimpleNamespace(config=SimpleNamespace(max_classes=5)), table, 10)
     assert found == pytest.approx({"accuracy": 1.0, "log_loss": np.log(np.exp(2) + 4) - 2}, rel=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_query_rows_of_a_class_that_no_labeled_row_has_do_not_count(monkeypatch)
     p = np.tile([[0.75, 0.25]], (curriculum.QUERIES, 1))
     classifier = SimpleNamespace(classes_=np.array(["a", "c"]), predict_proba=lambda X: p)
     monkeypatch.setattr(curriculum, "plain_classifier", lambda *_: classifier)
-    found = curriculum.score(None, curriculum.TestTable(pd.DataFrame({"x": range(len(y))}), y), 8)
+    found = curriculum.score_rows(None, curriculum.TestTable(pd.DataFrame({"x": range(len(y))}), y), 8)
     assert found == pytest.approx({"accuracy": 1 / 3, "log_loss": -(np.log(0.75) + 2 * np.log(0.25)) / 3})
 
 
@@ -242,7 +242,7 @@ def test_test_sequences_are_the_same_for_all_networks_and_differ_between_blocks(
     assert torch.allclose(scales[:, 0], torch.tensor(20.0))
     assert not torch.equal(pack.X, sequences.draw(3, 1, test, "linear_functions", 0).X)  # another block
     with pytest.raises(ConfigError, match="each value must be one of every, some"):
-        quantifiers.run(quantifiers.Options(folder="x", quantifiers=["evry"]))
+        quantifiers.run(quantifiers.QuantifiersOptions(folder="x", quantifiers=["evry"]))
 
 
 def test_no_output_of_a_network_exceeds_its_bound():

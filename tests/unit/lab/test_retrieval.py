@@ -14,9 +14,9 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.retrieval import SMALLEST, Retrieval, RetrievalConfig
 from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.costs import kept_by_part
-from tabicl_train.model.encoding import class_probabilities, represent_labeled, represent_queries, tree
+from tabicl_train.model.encoding import class_probabilities, class_tree, represent_labeled, represent_queries
 from tabicl_train.model.pack import Pack, context_layout, log_counts
-from tabicl_train.model.predict import disagreement, pack_of_queries, predict
+from tabicl_train.model.predict import forward_differs, pack_of_queries, predict
 from tabicl_train.prediction.attention_weights import attention_weights
 from tabicl_train.weights.export import save_public
 
@@ -77,7 +77,7 @@ def test_a_pack_is_each_table_alone_and_both_ways_of_predicting_agree(options):
     together = built(Pack.of(drawn))
     alone = torch.cat([built(Pack.of([table])) for table in drawn])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-    assert disagreement(built) is None
+    assert forward_differs(built) is None
     torch.testing.assert_close(predict(built, Pack.of(drawn)), together, rtol=0, atol=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_many_classes_are_a_tree_of_the_same_learner():
     for number, (start, classes) in enumerate([(0, 3), (3, 2), (5, 2)]):
         inside = group == number
         expected.append(above[:, number, None] * forward(labeled[inside], y[:n][inside] - start, classes))
-    found = class_probabilities(learner, tree(learner, labeled, y[:n], 7), queries, 1.0)
+    found = class_probabilities(learner, class_tree(learner, labeled, y[:n], 7), queries, 1.0)
     torch.testing.assert_close(found, torch.cat(expected, 1), rtol=0, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from tabicl_train.lab.scored_sequence import ScoredSequence, ScoredSequenceConfi
 from tabicl_train.lab.scores import query_and_key_weights
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.predict import disagreement
+from tabicl_train.model.predict import forward_differs
 
 SMALL = {"num_blocks": 2, "num_heads": 2, "width": 16, "ff_factor": 2, "max_tokens": 60, "max_classes": 0}
 
@@ -68,7 +68,7 @@ def test_weights_are_those_of_the_formulas(score):
 @pytest.mark.parametrize("score", ["cosformer", "sa_softmax", "absent", "scaling"])
 def test_a_prediction_depends_on_earlier_points_only_or_on_none_without_attention(score):
     built = network(score=score)
-    assert disagreement(built) is None
+    assert forward_differs(built) is None
     (X, y, n), *_ = packed().tables()
     found = built(Pack.of([(X, y, n)]))
     later, earlier = y.clone(), y.clone()

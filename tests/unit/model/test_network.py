@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tabicl_train.model import TabICL, TabICLConfig, attention
 from tabicl_train.model.pack import Pack, column_layout
-from tabicl_train.model.quantiles import Pinball, pinball
+from tabicl_train.model.quantiles import PinballFunction, pinball
 from tabicl_train.model.stages import feature_index
 from tabicl_train.training.module import query_losses
 
@@ -128,7 +128,7 @@ def pinball_in_float64(quantiles, y):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("quantiles", [1, 999])
 def test_pinball_loss_and_gradient_are_those_of_its_definition(quantiles, dtype, monkeypatch):
-    monkeypatch.setattr(Pinball, "PART", 5 * quantiles)  # the last of three parts has two rows
+    monkeypatch.setattr(PinballFunction, "PART", 5 * quantiles)  # the last of three parts has two rows
     generator = torch.Generator().manual_seed(0)
     q = (2 * torch.randn(12, quantiles, generator=generator)).to(dtype).requires_grad_()
     y, weights = torch.randn(12, generator=generator), torch.rand(12, generator=generator)

@@ -11,7 +11,7 @@ from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model import config as family
 from tabicl_train.model.family import encodes
 from tabicl_train.model.pack import Pack
-from tabicl_train.model.predict import decode, disagreement, encode, pack_of_queries, predict
+from tabicl_train.model.predict import decode, encode, forward_differs, pack_of_queries, predict
 from tabicl_train.prediction.classifier import TabICLClassifier
 from tabicl_train.weights.export import export_weights
 from tabicl_train.weights.pretrained import Pretrained
@@ -78,10 +78,10 @@ def test_a_subclass_that_overrides_forward_is_scored_by_it_everywhere():
 
 
 def test_a_pair_that_predicts_something_else_is_named():
-    assert disagreement(of_class(TabICL)) is None
-    assert disagreement(of_class(TabICL), perturbed=True) is None
-    assert disagreement(of_class(Doubled)) is None  # only one way
-    assert "Wrong.encode and decode predict something else" in disagreement(of_class(Wrong))
+    assert forward_differs(of_class(TabICL)) is None
+    assert forward_differs(of_class(TabICL), perturbed=True) is None
+    assert forward_differs(of_class(Doubled)) is None  # only one way
+    assert "Wrong.encode and decode predict something else" in forward_differs(of_class(Wrong))
 
 
 def test_a_run_and_an_export_of_a_network_whose_pair_predicts_something_else_are_refused(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_the_comparison_changes_no_weights_and_no_random_state():
     network = of_class(Wrong)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.random.get_rng_state()
-    disagreement(network, perturbed=True)
+    forward_differs(network, perturbed=True)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
@@ -118,8 +118,8 @@ def test_weights_that_start_at_zero_hide_no_difference_at_the_start():
         encode, decode = TabICL.encode, TabICL.decode
 
     network = Silent(small_network().config).eval()
-    assert disagreement(network) is None
-    assert "Silent.encode" in disagreement(network, perturbed=True)
+    assert forward_differs(network) is None
+    assert "Silent.encode" in forward_differs(network, perturbed=True)
 
 
 def test_more_classes_than_a_network_without_the_pair_has_are_refused_in_one_line():

@@ -12,7 +12,7 @@ from tabicl_train.model import padding
 from tabicl_train.model.family import random_tables
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream.curriculum import plan_step
-from tabicl_train.stream.steps import typical_size
+from tabicl_train.stream.steps import typical_size_of_stage
 from tabicl_train.training.objectives import losses_of
 
 
@@ -36,7 +36,7 @@ def test_a_padded_pack_has_the_losses_and_gradients_of_its_tables(options, numbe
     weights = [p for p in network.parameters() if p.requires_grad]
     pack = Pack.of(random_tables(network.config, MIXED, torch.Generator().manual_seed(0)))
     totals = padding.totals_of(MIXED, network.config.row_num_cls)
-    typical = padding.typical_size([MIXED], 128, 9 + network.config.row_num_cls, network.config.row_num_cls)
+    typical = padding.mean_size([MIXED], 128, 9 + network.config.row_num_cls, network.config.row_num_cls)
     # Each total has room for its pads.
     typical = typical._replace(totals=padding.Totals(*(int(total * (1.2 + 0.3 * number)) + 9 for total in totals)))
     padded = network.padded(network.config, pack, typical)
@@ -54,7 +54,7 @@ def test_a_padded_pack_has_the_losses_and_gradients_of_its_tables(options, numbe
 
 def test_few_sizes_fit_all_packs_of_a_run():
     config = compose(["experiment=mini", "run_dir=x", "trainer.accelerator=cpu", "curriculum.stages.short.tables=64"])
-    typical = typical_size(config.curriculum, config.model, config.seed, 0)
+    typical = typical_size_of_stage(config.curriculum, config.model, config.seed, 0)
     sizes = Counter()
     padded = exact = 0
     for step in range(0, 400, 4):
@@ -69,7 +69,7 @@ def test_few_sizes_fit_all_packs_of_a_run():
 
 
 def test_tables_that_do_not_fit_are_not_padded():
-    typical = padding.typical_size([[(20, 12, 3)] * 4], 20, 7, 4)
+    typical = padding.mean_size([[(20, 12, 3)] * 4], 20, 7, 4)
     assert padding.round_up([(20, 12, 3)] * 4, typical, 4) is not None
     assert padding.round_up([(20, 12, 3)] * 3, typical, 4) is None  # other tables a step
     assert padding.round_up([(400, 12, 3)] * 4, typical, 4) is None  # longer

@@ -14,7 +14,7 @@ from tabicl_train.model.pack import Pack, Spans
 from tabicl_train.model.scaling import SSA
 from tabicl_train.stream.steps import StepItem
 from tabicl_train.training.module import TrainedNetwork
-from tabicl_train.training.precision import choose
+from tabicl_train.training.precision import choose_precision
 
 FINE = 1e-5  # relative
 
@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_the_square_of_the_rows():
         with Largest() as forward:
             out = attend_averaging._init_fn(q, kv, exponents, runs, queries)
         with Largest() as backward:
-            averaging.backward._init_fn(out, q, kv, exponents, runs, out)
+            averaging.averaging_backward._init_fn(out, q, kv, exponents, runs, out)
         # with 3,000 rows there are 18 million scores
         assert max(forward.elements, backward.elements) <= max(averaging.SCORES_OF_CHUNK["cpu"], q.numel(), kv.numel())
         assert min(forward.elements, backward.elements) > n
@@ -197,7 +197,7 @@ def test_autocast_changes_no_bit_of_the_attention(dtype):
 def test_a_training_step_moves_the_exponent_that_is_learned():
     settings = ("model.icl_scaling=ssa_trainable", "model.col_scaling=ssa_trainable", "trainer.accelerator=cpu")
     config = compose(["experiment=smoke", *settings])
-    parts = (config.model, config.curriculum, config.optimizer, choose(config.trainer), config.seed)
+    parts = (config.model, config.curriculum, config.optimizer, choose_precision(config.trainer), config.seed)
     module = TrainedNetwork(*parts)
     layers = dict(module.model.named_scalings())
     before = {name: layer.exponents().detach() for name, layer in layers.items()}

@@ -30,10 +30,10 @@ from tabicl_train.model.attention import Rotary, turn  # noqa: E402
 from tabicl_train.model.pack import KEYS, Pack, ends_of, row_programs  # noqa: E402
 from tabicl_train.model.padding import Size, Totals, pad_programs  # noqa: E402
 from tabicl_train.model.triton_attention import (  # noqa: E402
+    attend_within_rows,
     column_options,
     points_read_tokens,
     row_options,
-    rows,
     tokens_read_points,
 )
 
@@ -115,8 +115,8 @@ def exact_rows(qkv, rotation, widths, cls, interleaved):
 
 def own_rows(qkv, rotation, kernel_rows, collecting, cls, interleaved):
     if cls:
-        return rows(qkv[collecting, 0], qkv[:, 1:], *rotation, *kernel_rows, cls, interleaved)
-    return rows(qkv, None, *rotation, *kernel_rows, 0, interleaved)
+        return attend_within_rows(qkv[collecting, 0], qkv[:, 1:], *rotation, *kernel_rows, cls, interleaved)
+    return attend_within_rows(qkv, None, *rotation, *kernel_rows, 0, interleaved)
 
 
 RAGGED = [(7, 5), (3, 9), (2, 31), (3, 32), (1, 33), (2, 64), (1, 65), (1, 128)]

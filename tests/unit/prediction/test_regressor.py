@@ -12,7 +12,7 @@ from priors.real.preprocessing import Normalizer
 from tabicl_train import TabICLRegressor
 from tabicl_train.model.pack import Pack
 from tabicl_train.prediction import regressor as module
-from tabicl_train.prediction.regressor import interpolate
+from tabicl_train.prediction.regressor import interpolate_quantiles
 
 CHECKS = list(estimator_checks_generator(TabICLRegressor()))
 LEVELS = np.array([0.5, 0.9995, 1e-9, 0.0007, 0.001, 0.00125, 0.31415, 0.999, 1 - 1e-9])
@@ -113,12 +113,14 @@ def test_units_and_zero_of_the_target_make_no_difference(unit, zero, fitted):
 def test_tails_keep_their_bounds_and_few_quantiles_are_enough():
     levels = np.array([0.0001, 0.5, 0.9999])
     steps = np.log(10) * np.array([-1, 0, 1])
-    assert np.allclose(interpolate(np.zeros((1, 999)), levels), 0.01 * steps)
+    assert np.allclose(interpolate_quantiles(np.zeros((1, 999)), levels), 0.01 * steps)
     steep = 1e6 * np.arange(-499, 500.0)
-    assert np.allclose(interpolate(steep[None], levels), [steep[0], 0, steep[-1]] + 100 * steps)
+    assert np.allclose(interpolate_quantiles(steep[None], levels), [steep[0], 0, steep[-1]] + 100 * steps)
     exponential = -np.log1p(-np.arange(1, 1000) / 1000)  # its own tail
-    assert np.allclose(interpolate(exponential[None], levels[1:]), -np.log1p(-levels[1:]))
-    assert np.allclose(interpolate(np.full((1, 1), 3.0), levels), 3 + 0.01 * np.log(5000) * np.array([-1, 0, 1]))
+    assert np.allclose(interpolate_quantiles(exponential[None], levels[1:]), -np.log1p(-levels[1:]))
+    assert np.allclose(
+        interpolate_quantiles(np.full((1, 1), 3.0), levels), 3 + 0.01 * np.log(5000) * np.array([-1, 0, 1])
+    )
     model = TabICLRegressor(small_network(max_classes=0, num_quantiles=9)).fit(X[:LABELED], Y)
     assert (np.diff(model.predict_quantiles(QUERIES, np.linspace(0.01, 0.99, 99))) > 0).all()
 

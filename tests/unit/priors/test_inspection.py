@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from priors import TableSpec, build_prior
-from priors.inspection import describe, informative_columns, plot_graph, plot_table, save_gallery, statistics
+from priors.inspection import describe_tables, informative_columns, plot_graph, plot_table, save_gallery, statistics
 from priors.random import rng_at
 from priors.table import Table
 
@@ -49,7 +49,7 @@ def test_the_share_of_tables_that_can_be_learned():
         tables.append(Table(torch.from_numpy(X), torch.from_numpy(labels(X).astype(np.int64)), 200, 2))
     followed, *noise = (statistics(table)["ROC AUC out of bag"] for table in tables)
     assert followed > 0.97 and all(abs(value - 0.5) < 0.1 for value in noise)
-    text = describe(tables)
+    text = describe_tables(tables)
     lines = dict(re.findall(r"^  (\d\.\d\d) +([\d.]+)% ?#*$", text, re.MULTILINE))
     assert lines["0.95"] == "33.3"
     assert float(lines["0.50"]) + float(lines["0.55"]) == pytest.approx(66.7)

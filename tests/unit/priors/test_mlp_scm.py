@@ -14,13 +14,13 @@ from priors.mlp_scm import (
     FourierFunction,
     MLPActivation,
     MLPLayer,
-    Network,
+    MLPNetwork,
     apply_activation,
     draw_hyperparameters,
     draw_weight,
-    linear,
+    linear_layer,
     pick_variables,
-    run_network,
+    run_mlp_network,
 )
 from priors.random import rng_at
 from priors.scm import Discretization, LayerNoise, plan_causes, sample_causes
@@ -92,7 +92,7 @@ def test_block_diagonal_weights_keep_the_variance(rng, blocks):
 @pytest.mark.parametrize("varies", [False, True])
 def test_noise(rng, varies):
     silent = layer(weight_std=0.0, num_units=2000, noise=LayerNoise(0.5, varies))
-    stds = linear(silent, torch.ones(400, 20), rng, None).std(0).numpy() / 0.5
+    stds = linear_layer(silent, torch.ones(400, 20), rng, None).std(0).numpy() / 0.5
     assert kstest(stds, "halfnorm").pvalue > 0.001 if varies else np.abs(stds - 1).max() < 0.2
     assert (stds**2).mean() == pytest.approx(1, rel=0.1)
 
@@ -102,11 +102,11 @@ def test_only_the_chosen_variables_are_computed_and_they_are_the_same(rng):
     layers = (layer(num_inputs=4), *[layer(activation=activation, num_inputs=30)] * 3)
     all_variables = (Choice(tuple(range(89)), 89),)
     classes = Discretization("rank", 2, ())
-    whole = Network((1,), 50, plan_causes(rng, 4, "normal", False), layers, all_variables, classes)
-    causes, indices, everything = run_network(whole)
+    whole = MLPNetwork((1,), 50, plan_causes(rng, 4, "normal", False), layers, all_variables, classes)
+    causes, indices, everything = run_mlp_network(whole)
     assert indices.tolist() == list(range(90)) and everything.shape == (90, 50)
     for choices in ([Choice((89, 0), 31)], [Choice((5,), 29), Choice((29, 3), 5)], [Choice(None, 40)]):
-        _, indices, variables = run_network(replace(whole, choices=tuple(choices)))
+        _, indices, variables = run_mlp_network(replace(whole, choices=tuple(choices)))
         assert indices.tolist() == sorted({i for choice in choices for i in (*(choice.features or ()), choice.target)})
         assert torch.allclose(variables, everything[indices], atol=1e-4)
 

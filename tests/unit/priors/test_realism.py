@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from priors import PriorError, TableSpec, build_prior
 from priors.random import rng_at
-from priors.realism import MECHANISMS, RATES, draw_missing, fill, ranks
+from priors.realism import MECHANISMS, RATES, draw_missing, fill_with_means, uniform_ranks
 
 SYNTHETIC = ["graph_scm", "mlp_scm", "tree_scm", "mix_scm"]
 SPEC = TableSpec(num_rows=100, train_size=60, num_features=5, max_classes=3)
 
 
 def test_ranks_break_ties_at_random():
-    drawn = np.mean([ranks(np.zeros((1, 50)), rng_at("ties", seed))[0] for seed in range(3000)], axis=0)
+    drawn = np.mean([uniform_ranks(np.zeros((1, 50)), rng_at("ties", seed))[0] for seed in range(3000)], axis=0)
     np.testing.assert_allclose(drawn, 0.5, atol=0.03)
-    assert ranks(np.array([[3.0, 1.0, 2.0]]), rng_at(0))[0].tolist() == pytest.approx([5 / 6, 1 / 6, 1 / 2])
+    assert uniform_ranks(np.array([[3.0, 1.0, 2.0]]), rng_at(0))[0].tolist() == pytest.approx([5 / 6, 1 / 6, 1 / 2])
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -158,7 +158,7 @@ def test_no_column_loses_all_labeled_rows():
 
 def test_a_column_is_filled_with_the_mean_of_its_labeled_rows():
     table = np.array([[1.0, 5.0], [3.0, np.nan], [np.nan, 100.0], [np.nan, np.nan], [50.0, 7.0]], np.float32)
-    fill(table, np.isnan(table), 2)
+    fill_with_means(table, np.isnan(table), 2)
     assert table.tolist() == [[1, 5], [3, 5], [2, 100], [2, 5], [50, 7]]
 
 

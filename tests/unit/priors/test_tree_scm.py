@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from priors import TableSpec, build_prior
 from priors.boosting import bin_columns, fit_predict
 from priors.scm import Causes, Discretization, LayerNoise
-from priors.tree_scm import Network, TreeLayer, TreePlan
+from priors.tree_scm import TreeLayer, TreeNetwork, TreePlan
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -86,7 +86,7 @@ def execute(seed: int, noise_std: float, noise_varies: bool = False) -> tuple[to
     """Features and real target of one tree with a single split, before the target is cut into classes."""
     causes = Causes(("normal",) * 5, np.zeros(5), np.ones(5))
     layer = TreeLayer(num_outputs=1, num_trees=1, depth=1, noise=LayerNoise(noise_std, noise_varies))
-    plan = TreePlan((seed,), Network((seed,), 800, causes, (), (layer,), Discretization("rank", 10, ())), 0)
+    plan = TreePlan((seed,), TreeNetwork((seed,), 800, causes, (), (layer,), Discretization("rank", 10, ())), 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("priors.scm.discretize", lambda columns, target, *_: (columns, target))
         return build_prior("tree_scm").execute(plan)

@@ -21,7 +21,7 @@ from html_page import Page
 from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.evaluation.arms import arm_of_method
-from tabicl_train.evaluation.compare import compare, pair
+from tabicl_train.evaluation.compare import compare_arms, pair
 from tabicl_train.evaluation.scores import CLASS_METRICS, standing, summarize
 from tabicl_train.report.figures import (
     draw_gates,
@@ -30,7 +30,7 @@ from tabicl_train.report.figures import (
     draw_training,
     draw_validation,
 )
-from tabicl_train.report.page import chosen, effort, fill, validation_means, write_report
+from tabicl_train.report.page import compared_settings, effort, fill_template, validation_means, write_report
 
 pytestmark = pytest.mark.usefixtures("unrendered")  # but for the page of the fixture `written`
 SECTIONS = [
@@ -147,7 +147,7 @@ def test_a_page_shows_the_content_of_the_files(runs, written):
     expected = summarize(counting)
     assert list(scores) == ["this model", "random <forest>"]
     assert scores["this model"]["ROC AUC"] == f"{expected.loc['this model', 'roc_auc']:.4f}"
-    (compared,) = compare(pair([arm_of_method(results, each, each) for each in scores]), "roc_auc").pairs
+    (compared,) = compare_arms(pair([arm_of_method(results, each, each) for each in scores]), "roc_auc").pairs
     leads = page.table("ROC AUC", "lead of this model")
     assert leads["random <forest>"]["lead of this model"] == f"{compared.lead:+.4f}"
     assert compared.sentence in page.text and compared.tasks == 4
@@ -166,7 +166,7 @@ def test_tables_and_time_are_counted_by_stage():
 
 
 def test_a_configuration_without_an_experiment_is_compared_with_the_defaults():
-    assert chosen({"name": "lost"})[0] == chosen({})[0] == "the defaults"
+    assert compared_settings({"name": "lost"})[0] == compared_settings({})[0] == "the defaults"
 
 
 def test_cells_of_tables(tmp_path):
@@ -175,7 +175,7 @@ def test_cells_of_tables(tmp_path):
     )
     frame = pd.DataFrame({"a<b": [12345, None, 0.123456], "text": ["<i>", math.nan, "c"]}, dtype=object)
     numbers = pd.DataFrame({"n": [1.5, math.nan, 98765.4]}, index=pd.Index(["x", "y", "z"], name="name"))
-    (tmp_path / "tables.html").write_text(fill(tmp_path / "page.html.j2", frames=[frame, numbers]))
+    (tmp_path / "tables.html").write_text(fill_template(tmp_path / "page.html.j2", frames=[frame, numbers]))
     page = Page(tmp_path / "tables.html")
     assert page.tables == [
         [["", "a<b", "text"], ["0", "12,345", "<i>"], ["1", "", ""], ["2", "0.1235", "c"]],

@@ -23,7 +23,14 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import CheckpointConfig
 from tabicl_train.errors import ConfigError, Diverged
 from tabicl_train.run import checkpoint
-from tabicl_train.run.checkpoint import FORMAT_VERSION, DamagedCheckpoint, checksums, newest_valid, read, saved
+from tabicl_train.run.checkpoint import (
+    FORMAT_VERSION,
+    DamagedCheckpoint,
+    checksums,
+    newest_valid,
+    read_checkpoint,
+    saved,
+)
 from tabicl_train.run.status import read_status
 from tabicl_train.training.callbacks import checkpoints
 from tabicl_train.training.callbacks.checkpoints import CheckpointFiles, Checkpoints
@@ -48,7 +55,7 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
         changed[place // 8] ^= 1 << place % 8
         damaged.write_bytes(changed)
         try:
-            result = read(damaged)
+            result = read_checkpoint(damaged)
         except DamagedCheckpoint:
             seen += 1
         else:  # the bit lay in padding or in a date
@@ -58,26 +65,26 @@ def test_every_flipped_bit_and_every_truncation_is_found(tmp_path):
     for length in [0, 1, len(data) - 1, *(generator.randrange(len(data)) for _ in range(20))]:
         damaged.write_bytes(data[:length])
         with pytest.raises(DamagedCheckpoint, match=r"damaged\.ckpt"):
-            read(damaged)
+            read_checkpoint(damaged)
 
 
 def test_a_file_of_another_kind_is_no_checkpoint(tmp_path):
     path = tmp_path / "some.ckpt"
     path.write_text("text")
     with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
-        read(path)
+        read_checkpoint(path)
     with zipfile.ZipFile(path, "w") as archive:  # such as a spreadsheet
         archive.writestr("a.xml", "b")
     with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
-        read(path)
+        read_checkpoint(path)
     torch.save(Path("a"), path)
     with pytest.raises(DamagedCheckpoint, match=r"some\.ckpt is not a checkpoint$"):
-        read(path)
+        read_checkpoint(path)
 
 
 def test_a_checkpoint_describes_itself(tmp_path):
     train_short_run(tmp_path / "run", "trainer.max_steps=1")
-    content = read(saved(tmp_path / "run/checkpoints")[-1])
+    content = read_checkpoint(saved(tmp_path / "run/checkpoints")[-1])
     assert content["config"]["model"]["embed_dim"] == 16
     assert content["config"]["prior"]["name"] == "dummy"
     facts = content["run"]

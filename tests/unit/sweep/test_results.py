@@ -30,7 +30,7 @@ from tabicl_train.sweep.comparable import OF_LEARNING, shared_in_words
 from tabicl_train.sweep.compare import compare_points
 from tabicl_train.sweep.plan import Plan, make_plan
 from tabicl_train.sweep.results import Sweep, write_page
-from tabicl_train.sweep.study import RUNS, ask, has_more, open_study
+from tabicl_train.sweep.study import RUNS, has_more, open_study, start_trial
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 RATE, WIDTH = "curriculum.stages.smoke.learning_rate", "model.embed_dim"
@@ -56,7 +56,7 @@ def invent(plan: Plan, quality: Callable[[dict, int], float], count: int | None 
     study = open_study(plan)
     data = "synthetic" if plan.sweep.metric == "synthetic/loss" else "iris"
     for _ in range(plan.total if count is None else count):
-        trial = ask(plan, study)
+        trial = start_trial(plan, study)
         values = []
         for name, seed, _ in trial.user_attrs[RUNS]:
             values.append(quality(trial.params, seed))
@@ -178,7 +178,7 @@ def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_
     def refuse(*_):
         pytest.fail("a run that has finished is started again")
 
-    monkeypatch.setattr(jobs, "start", refuse)
+    monkeypatch.setattr(jobs, "submit_run", refuse)
     monkeypatch.setattr(sweep_run, "write_page", lambda sweep: None)
     plan = make_plan([*SETTINGS, f"{WIDTH}=16,32", "seed=0,1", f"run_dir={tmp_path}/it"])
     expected = invent(plan, quality_of_width).text()
@@ -224,7 +224,7 @@ def test_a_sweep_of_0_2_0_is_continued_by_what_has_replaced_its_settings(now, re
     old = ["curriculum.stages.smoke.uses=1", "experiment=smoke", *replaced]
     study = open_study(plan)
     study.set_user_attr("identity", plan.identity() | {"settings": old})
-    trial = ask(plan, study)
+    trial = start_trial(plan, study)
     trial.set_user_attr(RUNS, [[name, seed, old] for name, seed, _ in trial.user_attrs[RUNS]])
     assert Sweep(tmp_path).runs[0].arguments == ["experiment=smoke", now]  # of the command that is shown
     open_study(plan)
@@ -236,7 +236,7 @@ def test_a_sweep_of_0_2_0_is_continued_by_what_has_replaced_its_settings(now, re
 def test_runs_of_a_pruned_point_that_have_finished_are_finished(tmp_path):
     plan = make_plan([*GRID, f"run_dir={tmp_path}/it"])
     plan.folder.mkdir()
-    trial = ask(plan, study := open_study(plan))
+    trial = start_trial(plan, study := open_study(plan))
     for (name, _, _), status in zip(trial.user_attrs[RUNS][:2], ("finished", "preempted"), strict=True):
         (plan.folder / name).mkdir()
         (plan.folder / name / "status.json").write_text(json.dumps({"status": status, "step": 20}))
@@ -250,7 +250,7 @@ def test_a_trial_that_was_killed_while_it_was_asked_for_gets_its_point(tmp_path)
     study = open_study(plan)
     study.ask()
     (running,) = study.get_trials(states=[TrialState.RUNNING])
-    first = ask(plan, study, running)
+    first = start_trial(plan, study, running)
     assert set(first.params) == {RATE, WIDTH}
     assert len(first.user_attrs[RUNS]) == 3
     invent(plan, quality, 5)

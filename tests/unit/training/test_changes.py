@@ -18,7 +18,7 @@ from tabicl_train.config.on_resume import Severity
 from tabicl_train.config.schema import RunConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import NetworkSettings
-from tabicl_train.run.checkpoint import FORMAT_VERSION, newest_valid, read
+from tabicl_train.run.checkpoint import FORMAT_VERSION, newest_valid, read_checkpoint
 from tabicl_train.training.resume import changes_since, refuse_changes, severity_of_model
 from tabicl_train.weights.export import save_public
 from tabicl_train.weights.reader import read_weights
@@ -270,7 +270,7 @@ def test_files_of_another_format_version_are_refused_in_one_line(version, compos
     save_public(TINY, tiny_network().state_dict(), public)
     torch.save(torch.load(public) | {"format_version": version}, public)
     for name, load in (
-        ("step-00000004", read),
+        ("step-00000004", read_checkpoint),
         ("step-00000004", lambda path: newest_valid(path.parent)),
         ("step-00000004", lambda path: read_weights(str(path))),
         ("public", lambda _: read_weights(str(public))),

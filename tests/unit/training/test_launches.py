@@ -12,7 +12,7 @@ from networks import randomize
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.model.config import family_of
-from tabicl_train.stream.steps import StepItem, StepStream, typical_size
+from tabicl_train.stream.steps import StepItem, StepStream, typical_size_of_stage
 from tabicl_train.stream.workers import packed, unpacked
 from tabicl_train.training import compiling
 from tabicl_train.training.cuda_graph import EAGER_CALLS, Captured, Replay, step_problem
@@ -38,7 +38,7 @@ def test_packs_of_one_size_launch_the_same(own_kernels):
     """Forward and backward pass, clipping and optimizer: a CUDA graph of one pack is that of the other."""
     settings = ["experiment=mini", "model=tiny", "curriculum.stages.short.tables=16"]
     config, _ = planned_shapes(settings, 0)
-    typical = typical_size(config.curriculum, config.model, config.seed, 0)
+    typical = typical_size_of_stage(config.curriculum, config.model, config.seed, 0)
     packs = []
     for step in range(12):
         (shapes,) = planned_shapes(settings, step)[1]

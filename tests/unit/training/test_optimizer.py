@@ -12,7 +12,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.lab.sequence_model import SequenceModel
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.training.optimizer import MuonAdamW, build_optimizer, orthogonalize, remarks
+from tabicl_train.training.optimizer import MuonAdamW, build_optimizer, optimizer_remarks, orthogonalize
 from tabicl_train.training.state import untrained_module
 
 
@@ -270,4 +270,6 @@ def test_an_unknown_optimizer_is_named():
 def test_options_that_concern_no_weight_are_told(settings, lines):
     config = compose(["experiment=smoke", *settings])
     module = untrained_module(config)
-    assert remarks(module.model, module.configure_optimizers(), config.optimizer.name, has_decay=True) == lines
+    assert (
+        optimizer_remarks(module.model, module.configure_optimizers(), config.optimizer.name, has_decay=True) == lines
+    )

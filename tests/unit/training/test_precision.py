@@ -16,24 +16,27 @@ from tabicl_train.training.precision import (
     ALLOCATOR,
     WORKSPACE,
     LossScale,
-    choose,
+    choose_precision,
     compute_capability,
     policy,
     set_up_gpu,
 )
-from tabicl_train.training.process import Process
+from tabicl_train.training.rank_process import RankProcess
 from tabicl_train.training.state import untrained_module
 
 
 def test_the_default_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(monkeypatch):
-    assert str(choose(TrainerConfig(accelerator="cpu"))) == "fp32 (the default on a CPU)"
-    assert str(choose(TrainerConfig(accelerator="cpu", precision="bf16"))) == "bf16 mixed, fp32 weights (as configured)"
-    assert choose(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
+    assert str(choose_precision(TrainerConfig(accelerator="cpu"))) == "fp32 (the default on a CPU)"
+    assert (
+        str(choose_precision(TrainerConfig(accelerator="cpu", precision="bf16")))
+        == "bf16 mixed, fp32 weights (as configured)"
+    )
+    assert choose_precision(TrainerConfig(accelerator="cuda")).name == "bf16"  # a plan, on this machine without a GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for supported, expected in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr("tabicl_train.training.precision.compute_capability", lambda s=supported: 8 if s else 7)
-        assert choose(TrainerConfig(accelerator="cuda")).name == expected
-    assert choose(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
+        assert choose_precision(TrainerConfig(accelerator="cuda")).name == expected
+    assert choose_precision(TrainerConfig(accelerator="cuda", precision="fp16")).name == "fp16"
 
 
 def started(*arguments):
@@ -136,7 +139,7 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
 
 def test_predictions_after_a_run_have_the_settings_from_before(gpu, monkeypatch):
     monkeypatch.setenv(*WORKSPACE)
-    with Process.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
+    with RankProcess.open(compose([*gpu, "trainer.deterministic=true"]).trainer):
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.get_float32_matmul_precision() == "high"
     assert not torch.are_deterministic_algorithms_enabled()

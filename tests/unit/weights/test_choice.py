@@ -79,7 +79,7 @@ def test_runs_and_estimators_start_from_the_same_weights(made):
 
 def test_every_command_that_reads_a_run_has_the_choice():
     commands = [kind for kind in vars(options).values() if dataclasses.is_dataclass(kind)]
-    commands += [attention.Options, classes.Options, entropy.Options]
+    commands += [attention.AttentionOptions, classes.ClassesOptions, entropy.EntropyOptions]
     readers = []
     for command in commands:
         fields = {field.name: field for field in dataclasses.fields(command)}

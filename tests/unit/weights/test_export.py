@@ -22,7 +22,7 @@ from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICL, TabICLConfig
 from tabicl_train.model.public_config import from_public, to_public
 from tabicl_train.outputs import write_atomically
-from tabicl_train.run.checkpoint import sweep
+from tabicl_train.run.checkpoint import remove_temporary_files
 from tabicl_train.weights.export import export, export_weights, save_public
 from tabicl_train.weights.hub_format import save_hub
 from tabicl_train.weights.pretrained import Pretrained, TrainedRange
@@ -338,7 +338,7 @@ def test_what_a_killed_export_has_left_is_removed_by_the_next_one_beside_it(outp
 def test_what_another_process_is_writing_is_not_removed(file, tmp_path):
     def write(opened) -> None:
         export(str(file), str(tmp_path / "n.ckpt"))
-        sweep(tmp_path)  # as a run that begins
+        remove_temporary_files(tmp_path)  # as a run that begins
         opened.write(b"whole")
 
     write_atomically(tmp_path / "m.ckpt", write)

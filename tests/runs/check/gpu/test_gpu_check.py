@@ -115,7 +115,7 @@ def test_a_kernel_that_nobody_chose_is_wrong_although_its_numbers_are_right(monk
         monkeypatch.setattr(
             kernels, "launched_kernels", lambda place, work, name=names: work() and [Kernel(name, 1, 0.1)]
         )
-        assert len(kernels.check(place, case, torch.float32)) == problems
+        assert len(kernels.check_case(place, case, torch.float32)) == problems
         assert rows[-1]["result"] == ("WRONG" if problems else "right")
 
 

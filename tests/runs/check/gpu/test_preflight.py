@@ -60,14 +60,14 @@ def test_deviations_from_fp32_are_refused(factor, words, monkeypatch, tmp_path):
 
 def test_each_difference_has_its_limit():
     reference = [checks.Measured(2.0, 1.0, 5.0)] * 10
-    assert checks.differences(reference, [checks.Measured(2.03, 1.2, 5.5)] * 10, "bf16") == []
+    assert checks.problems_beside_fp32(reference, [checks.Measured(2.03, 1.2, 5.5)] * 10, "bf16") == []
     for mixed, words in (
         ([checks.Measured(2.0, 1.0, 5.0)] * 9 + [checks.Measured(2.0, 1.0, 7.0)], "largest multiplier of bf16 is 7"),
         ([checks.Measured(2.0, 0.7, 5.0)] * 10, "gradient norm of bf16 is 0.7"),
         ([checks.Measured(2.06, 1.0, 5.0)] * 10, "the loss of bf16 is 2.0600"),
     ):
-        (problem,) = checks.differences(reference, mixed, "bf16")
+        (problem,) = checks.problems_beside_fp32(reference, mixed, "bf16")
         assert words in problem
     overflow = [checks.Measured(2.0, math.inf, 5.0)] * 2 + reference[2:]
-    assert checks.differences(reference, overflow, "fp16") == []
-    assert "gradient norm inf in step 0 of the preflight" in checks.differences(reference, overflow, "bf16")[0]
+    assert checks.problems_beside_fp32(reference, overflow, "fp16") == []
+    assert "gradient norm inf in step 0 of the preflight" in checks.problems_beside_fp32(reference, overflow, "bf16")[0]

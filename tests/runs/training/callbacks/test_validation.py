@@ -29,7 +29,7 @@ from tabicl_train.model.quantiles import guess_loss
 from tabicl_train.run.curves import curve
 from tabicl_train.run.records import Records
 from tabicl_train.run.status import read_status
-from tabicl_train.run.summary import score as score_in_words
+from tabicl_train.run.summary import score_in_words
 from tabicl_train.training import loop
 from tabicl_train.training.callbacks import scores, validation
 from tabicl_train.training.callbacks.callback import Reason

@@ -17,7 +17,7 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.options import SubmitOptions
 from tabicl_train.run.records import Records
 from tabicl_train.run.status import read_status
-from tabicl_train.training.distributed.submit import Training, submit
+from tabicl_train.training.distributed.submit import Training, submit_job
 
 SETTINGS = ["prior=dummy", "stream.num_workers=0", "curriculum.stages.smoke.steps=120", "checkpoint.every=1000",
             "trainer.accelerator=cpu"]  # fmt: skip
@@ -47,7 +47,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
 @pytest.mark.parametrize(("stream", "cores"), [([], 7), (["stream=ray"], 7), (["stream=ray", RAY], 2)])
 def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, tmp_path, monkeypatch):
     submitted = mock.Mock()
-    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit", submitted)
+    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit_job", submitted)
     monkeypatch.setitem(sys.modules, "tabicl_train.sweep.space", None)  # needs Optuna, which the extra slurm lacks
     settings = ["experiment=smoke", *stream, "stream.num_workers=6", f"run_dir={tmp_path}/a run"]
     submitted.return_value.paths.stdout = Path(tmp_path, "a run/jobs/1_log.out")
@@ -60,7 +60,7 @@ def test_each_process_gets_cores_for_the_workers_of_its_machine(stream, cores, t
 def test_a_job_gets_a_number_of_workers_and_cores_for_them(gpus, workers, tmp_path, monkeypatch):
     """By default a run takes the cores of its machine, and those of this machine do not matter."""
     submitted = mock.Mock()
-    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit", submitted)
+    monkeypatch.setattr("tabicl_train.training.distributed.submit.submit_job", submitted)
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/own.yaml").write_text("# @package _global_\ndefaults: [smoke, _self_]\nname: own\n")
     own = ["--config-dir", str(tmp_path), "experiment=own"]
@@ -76,7 +76,7 @@ def test_a_job_is_asked_to_stop_five_minutes_before_its_limit_or_halfway(tmp_pat
     executor = mock.Mock()
     monkeypatch.setattr("submitit.AutoExecutor", executor)
     for hours, minutes, seconds in ((2, 120, 300), (0.1, 6, 180)):
-        submit(["seed=1"], SubmitOptions(hours=hours), tmp_path)
+        submit_job(["seed=1"], SubmitOptions(hours=hours), tmp_path)
         given = executor.return_value.update_parameters.call_args.kwargs
         assert (given["timeout_min"], given["slurm_signal_delay_s"]) == (minutes, seconds)
 

@@ -10,7 +10,7 @@ from training_runs import SHORT_RUN, read_metrics, train_short_run
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import configured_prior
 from tabicl_train.model.config import family_of
-from tabicl_train.run.checkpoint import averaged
+from tabicl_train.run.checkpoint import averaged_weights
 from tabicl_train.stream.steps import StepStream
 from tabicl_train.training.module import query_losses
 
@@ -84,5 +84,5 @@ def test_every_checkpoint_has_the_weights_of_a_plain_training_loop(run_dir):
 
         saved = content(run_dir, item.step + 1)
         assert_near({name.removeprefix("model."): w for name, w in saved["state_dict"].items()}, weights)
-        assert_near(averaged(saved), ema)
+        assert_near(averaged_weights(saved), ema)
     assert min(norms[:4]) > 0.5  # all clipped

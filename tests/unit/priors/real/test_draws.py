@@ -8,17 +8,17 @@ from table_files import build_frame
 
 from priors import PriorError
 from priors.finish import Rejected
-from priors.real.draws import Rows, draw_rows, split_by_content
+from priors.real.draws import SourceRows, draw_rows, split_by_content
 from priors.real.preprocessing import FeatureEncoder, Normalizer
 
 
-def rows_of(kind: str, count: int = 120) -> Rows:
+def rows_of(kind: str, count: int = 120) -> SourceRows:
     """Rows with two classes, or with numbers."""
     frame = build_frame(0, count)
     X = frame[["x", "gaps", "group", "flag", "size"]]
     if kind == "numbers":
-        return Rows(X, frame["price"].to_numpy(), 0)
-    return Rows(X, np.unique(frame["label"], return_inverse=True)[1], 2)
+        return SourceRows(X, frame["price"].to_numpy(), 0)
+    return SourceRows(X, np.unique(frame["label"], return_inverse=True)[1], 2)
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
@@ -110,7 +110,7 @@ def test_copies_of_a_row_stay_together_and_rows_stay_where_they_were():
     more = pd.concat([frame, build_frame(2, 100)], ignore_index=True)
 
     def sides(table: pd.DataFrame, *shares: float) -> list[set[tuple]]:
-        rows = Rows(table.drop(columns="price"), table["price"].to_numpy(), 0)
+        rows = SourceRows(table.drop(columns="price"), table["price"].to_numpy(), 0)
         values = [tuple(row) for row in table.fillna(-1).to_numpy()]
         split = split_by_content(rows, *shares)
         assert sorted(np.concatenate(split)) == list(range(len(table)))
@@ -127,7 +127,7 @@ def test_copies_of_a_row_stay_together_and_rows_stay_where_they_were():
 def test_training_has_rows_of_all_classes():
     X = pd.DataFrame({"x": np.arange(300.0)})
     y = np.append(np.repeat(np.arange(3), 90), np.arange(3, 33))  # thirty classes of one row
-    training, validation, test = split_by_content(Rows(X, y, 33), 0.3, 0.3)
+    training, validation, test = split_by_content(SourceRows(X, y, 33), 0.3, 0.3)
     assert set(training) >= set(range(270, 300))
     assert len(validation) > 50 < len(test)
 
@@ -135,7 +135,11 @@ def test_training_has_rows_of_all_classes():
 @pytest.mark.parametrize(
     ("rows", "shares", "message"),
     [
-        (Rows(pd.DataFrame({"x": np.arange(40.0)}), np.zeros(40, int), 1), (0.1, 0.1), r"a single class \(red\); two "),
+        (
+            SourceRows(pd.DataFrame({"x": np.arange(40.0)}), np.zeros(40, int), 1),
+            (0.1, 0.1),
+            r"a single class \(red\); two ",
+        ),
         (rows_of("numbers", 40), (0.5, 0.49), "rows are for training, where at least 10 are needed: use more rows or"),
         (rows_of("numbers", 40), (1e-6, 0.2), "0 of the 40 rows are for validation, where at least 2 are needed"),
         (rows_of("classes", 40), (0.2, 1e-6), "0 of the 40 rows are for the final test, where at least 2 are needed"),

@@ -25,7 +25,7 @@ from tabicl_train import register
 from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import GuardConfig, RunConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.run.checkpoint import FORMAT_VERSION, read
+from tabicl_train.run.checkpoint import FORMAT_VERSION, read_checkpoint
 from tabicl_train.run.records import Records
 from tabicl_train.stream.steps import StepStream
 from tabicl_train.training import module
@@ -118,7 +118,7 @@ def test_steps_that_are_not_finite_change_nothing_and_are_recorded(tmp_path):
 
     state = last_checkpoint(run_dir)["optimizer_states"][0]["state"].values()
     assert {int(moments["taken"]) for moments in state if "taken" in moments} == {7}
-    saved = read(run_dir / "checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
+    saved = read_checkpoint(run_dir / "checkpoints/step-00000008.ckpt")  # all that was known by then, logged or not
     assert saved["callbacks"]["Guard"]["in_a_row"] == 1
 
 
@@ -272,7 +272,7 @@ def test_a_run_is_rewound_to_the_last_good_checkpoint(tmp_path, short_memory, ca
     train_short_run(tmp_path / "run", callbacks=(Ruin(9), after), settings=settings)
     stderr = capsys.readouterr().err
     assert "guard     back to the weights of step 8; steps up to 10 are skipped" in stderr
-    good = read(tmp_path / "run/checkpoints/step-00000008.ckpt")
+    good = read_checkpoint(tmp_path / "run/checkpoints/step-00000008.ckpt")
     assert all(torch.equal(v, good["state_dict"][k]) for k, v in after.weights.items())
     states = good["optimizer_states"][0]["state"]
     assert after.optimizer.keys() == states.keys()

@@ -20,7 +20,7 @@ from tabicl_train.training.distributed.processes import Launch, read_launch
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.precision import gpu_settings_kept, set_up_gpu, uses_cuda
 
-__all__ = ["Process"]
+__all__ = ["RankProcess"]
 
 # torch.cuda.is_available() then asks the driver's library NVML, and starts no CUDA, which workers would inherit.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -28,7 +28,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 T = TypeVar("T")
 
 
-class Process:
+class RankProcess:
     """One rank of a run.
 
     Attributes
@@ -53,7 +53,7 @@ class Process:
 
     @classmethod
     @contextmanager
-    def open(cls, settings: TrainerConfig) -> Iterator[Process]:
+    def open(cls, settings: TrainerConfig) -> Iterator[RankProcess]:
         """Watch stop signals and set up torch; there are no threads, process groups or CUDA contexts yet."""
         with watch_signals() as stop, ExitStack() as resources:
             if settings.max_hours is not None:
@@ -72,7 +72,7 @@ class Process:
 
     def connect(self) -> Ranks:
         """Open the process groups."""
-        connect(self.settings, self.launch, self.ranks)
+        open_process_groups(self.settings, self.launch, self.ranks)
         return self.ranks
 
 
@@ -93,7 +93,7 @@ def set_up_process(settings: TrainerConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def connect(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
+def open_process_groups(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
     """Open the process group of several ranks, by the variables of torchrun, and the groups of `ranks`."""
     if launch.size == 1:
         return
