@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from priors.real import hash_of_tables, real_tables
-from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.doors import plugins
@@ -40,7 +39,7 @@ from tabicl_train.training.distributed.processes import shares_store, start_comm
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.distributed.requeue import requeue
 from tabicl_train.training.optimizer import optimizer_remarks
-from tabicl_train.training.planning import run_plan
+from tabicl_train.training.planning import eligible_tables, run_plan
 from tabicl_train.training.precision import policy
 from tabicl_train.training.resume import ResumePoint, find_resume_point
 from tabicl_train.training.state import TrainState
