@@ -40,10 +40,10 @@ from tabicl_train.outputs import expand_home
 from tabicl_train.signals import watch_signals
 from tabicl_train.training.distributed.processes import (
     PREEMPTED,
+    Launch,
     die_with_launcher,
     is_own_launch,
     is_rank,
-    start_problems,
     torchrun_problems,
 )
 
@@ -171,9 +171,12 @@ def train() -> None:
         return
     devices = config.trainer.devices or 1
     if devices > 1 and not is_rank():
-        if problems := start_problems(config):  # which `train` checks otherwise, in this process
-            raise ConfigError(problems)
+        from tabicl_train.training.checks import check_machine
         from tabicl_train.training.distributed.launch import launch_ranks
+
+        # As each rank does, but with a line for each problem of this machine, before there are ranks.
+        if problems := check_machine(config, Launch(size=devices, local_size=devices)):
+            raise ConfigError(problems)
 
         sys.exit(launch_ranks(devices, Path(config.run_dir)))
     run_training(config)

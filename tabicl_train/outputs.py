@@ -21,8 +21,9 @@ OF_RUN = (
     *("checkpoints", "config.yaml", "jobs", "lock", "metrics.csv", "profile", "scaling.csv", "status.json"),
     *("tensorboard", "test.json", "validation.csv", "wandb", "wandb.json"),
 )
-OF_SWEEP = ("lock", "results.csv", "study.log", "sweep.html")
-OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, "study.log": OF_SWEEP}
+STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
+OF_SWEEP = ("lock", "results.csv", STUDY, "sweep.html")
+OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, STUDY: OF_SWEEP}
 
 
 def expand_home(path: str | Path) -> str:

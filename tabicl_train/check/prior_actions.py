@@ -17,7 +17,6 @@ from priors.dump import Request
 from priors.real import hash_of_tables, real_tables
 from tabicl_train.config.compose import compose, parse_options
 from tabicl_train.config.options import PriorOptions
-from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, one_line
 from tabicl_train.doors import plugins
@@ -32,6 +31,7 @@ from tabicl_train.outputs import (
 )
 from tabicl_train.stream.curriculum import Group, StepPlan, plan_step, stage_at
 from tabicl_train.stream.steps import draw_table
+from tabicl_train.training.planning import eligible_tables
 
 
 def run_tables(config: RunConfig, count: int) -> Iterator[tuple[tuple[int, int], Table]]:

@@ -44,8 +44,8 @@ from priors.options import (
     read,
     unknown,
 )
+from tabicl_train.config.checks import check_values
 from tabicl_train.config.options import PATHS, SweepConfig, usage
-from tabicl_train.config.run_checks import run_problems
 from tabicl_train.config.schema import RunConfig, flatten
 from tabicl_train.console import first_line, info
 from tabicl_train.doors import plugins, register
@@ -627,7 +627,7 @@ def to_config(values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[RunConf
     config, problems = read_resolved(RunConfig, values, keys)
     config.curriculum.drop_skipped()
     config.curriculum.apply_scales()
-    return config, merged(problems, expand_paths(vars(config)) or run_problems(config))
+    return config, merged(problems, expand_paths(vars(config)) or check_values(config))
 
 
 def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[Any, list[str]]:

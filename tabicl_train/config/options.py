@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from priors.options import option
-from tabicl_train.config.checks import LARGEST_SEED
+from tabicl_train.config.schema import LARGEST_SEED
 
 # Options whose text is a path, of all commands, runs and priors, also those of plug-ins.
 PATHS = (

@@ -8,9 +8,7 @@ all problems at once. Slow imports, such as torch, are inside the methods that c
 The rest of the folder (names of the files marked * can be imported from here, too, if they are in `__all__`):
 
 compose.py        from a command line to a checked RunConfig
-checks.py *       checks of single values
-run_checks.py     checks of a run as a whole: of several sections, of plug-ins, of files
-prior_checks.py   those that need the prior and the real tables behind it
+checks.py         the check of a configuration as a whole: of several sections, of plug-ins, of files
 on_resume.py      what it means for a run that is continued if an option differs, as the option declares
 build.py *        objects from their options: callbacks, objectives, priors
 options.py        options of the other commands
@@ -25,7 +23,7 @@ import glob
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from priors.errors import MIN_ROWS
 from priors.options import option
 from tabicl_train.config.build import NoOptions, configured_prior
-from tabicl_train.config.checks import LARGEST_SEED, one_of, ordered_pair
 from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.model.config import TabICLConfig, settings_of
@@ -60,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLASS_SCORES",
     "INTERVAL",
+    "LARGEST_SEED",
     "NUMBER_SCORES",
     "OWN",
     "PROBE",
@@ -79,6 +77,21 @@ __all__ = [
 ]
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
+LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
+
+
+def one_of(name: str, value: str, choices: Collection[str]) -> list[str]:
+    """List the problem with a value that is not among the choices."""
+    if value in choices:
+        return []
+    return [f"{name} is {value!r}; it must be one of {', '.join(choices)}"]
+
+
+def ordered_pair(name: str, value: list) -> list[str]:
+    """List the problem with a range, which must be two numbers in order."""
+    if len(value) == 2 and value[0] <= value[1]:
+        return []
+    return [f"{name} is {list(value)}; it must be [lowest, highest]"]
 
 
 @dataclass
@@ -461,6 +474,11 @@ class ValidationConfig:
         if self.patience > 0 and not self.every:
             problems.append(f"patience is {self.patience}, but every is 0, which never validates")
         return problems
+
+    @property
+    def draws_tables(self) -> bool:
+        """Whether the prior draws tables for validation; public real tables need no prior."""
+        return self.every > 0 and bool(self.rows)
 
     @property
     def real_suites(self) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 import priors
 from priors import Table, TableSpec
 from priors.options import option
-from tabicl_train.config.checks import one_of
+from tabicl_train.config.schema import one_of
 from tabicl_train.console import counted, info
 from tabicl_train.evaluation.statistics import mean_interval
 from tabicl_train.lab.folder import Folder, markdown

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from priors import Prior, PriorError, build_prior
 from priors.options import check
-from tabicl_train.config.prior_checks import other_sizes
+from tabicl_train.config.checks import other_sizes
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig

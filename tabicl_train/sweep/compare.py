@@ -22,8 +22,7 @@ from tabicl_train.evaluation.compare import (
     pair,
     write_tables,
 )
-from tabicl_train.outputs import make_folder
-from tabicl_train.training.distributed.processes import STUDY
+from tabicl_train.outputs import STUDY, make_folder
 
 if TYPE_CHECKING:
     from tabicl_train.sweep.results import Sweep

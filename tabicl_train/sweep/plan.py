@@ -12,11 +12,10 @@ from typing import Any
 
 import yaml
 
-from tabicl_train.config.checks import LARGEST_SEED
 from tabicl_train.config.compose import Composer, hydra_text, is_of_sweep, typed
 from tabicl_train.config.on_resume import Severity, severity_of
 from tabicl_train.config.options import SweepConfig
-from tabicl_train.config.schema import RunConfig
+from tabicl_train.config.schema import LARGEST_SEED, RunConfig
 from tabicl_train.doors import plugins
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.outputs import expand_home
@@ -32,7 +31,8 @@ from tabicl_train.sweep.space import (
     grid,
     label,
 )
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 
 REAL = "real/loss"
 
@@ -302,7 +302,8 @@ def check_configs(plan: Plan, problems: list[str]) -> None:
         if config.trainer.requeue:
             problems.append("trainer.requeue is true, but a sweep itself starts its runs again")
         if sweep.submit.cluster == "local":
-            problems += [line for line in start_problems(config) if not line.startswith("run_dir ")]
+            devices = config.trainer.devices or 1
+            problems += check_machine(config, Launch(size=devices, local_size=devices), uses_folder=False)
         elif config.trainer.devices is not None:
             problems.append(f"trainer.devices is {config.trainer.devices}; leave it out, sweep.submit.gpus decides")
     if sweep.submit.cluster == "slurm" and not is_installed("submitit"):

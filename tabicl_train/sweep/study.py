@@ -13,12 +13,12 @@ from optuna.trial import FrozenTrial, Trial
 
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
+from tabicl_train.outputs import STUDY
 from tabicl_train.run.records import whole_lines_end
 from tabicl_train.run.removed import words_as_of_now
 from tabicl_train.sweep.comparable import INCOMPARABLE
 from tabicl_train.sweep.metric import DATA_SETS, is_better_lower
 from tabicl_train.sweep.plan import Plan
-from tabicl_train.training.distributed.processes import STUDY
 from tabicl_train.training.resume import PLUGIN, plugin_hashes
 
 NAME = "sweep"

@@ -45,12 +45,8 @@ def is_wanted(config: RunConfig, network: Network) -> bool:
     )
 
 
-def problems(settings: TrainerConfig) -> list[str]:
-    """List what `trainer.compile` lacks on this machine."""
-    return compiler_problems(settings) if settings.compile else []
-
-
 def compiler_problems(settings: TrainerConfig) -> list[str]:
+    """List what compiling lacks on this machine."""
     from torch._inductor import config
 
     on_cuda = uses_cuda(settings)

@@ -18,9 +18,10 @@ from tabicl_train.run.checkpoint import FORMAT_VERSION
 from tabicl_train.stream.curriculum import largest_tables
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import Loader
+from tabicl_train.training.checks import check_machine, check_network
 from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.distributed.ranks import Ranks
-from tabicl_train.training.loop import build_loader, build_stream, check_predictions_and_losses, rank_problems
+from tabicl_train.training.loop import build_loader, build_stream
 from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.objectives import losses_of
 from tabicl_train.training.rank_process import device_of, set_up_process
@@ -62,9 +63,9 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         launch = Launch(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices)
         ranks = Ranks(launch)
         ranks.connect(self.config.trainer.timeout)
-        ranks.raise_on_all_ranks(self.contradictions() + rank_problems(self.config, launch, ranks))
+        ranks.raise_on_all_ranks(self.contradictions() + check_machine(self.config, launch, uses_folder=False))
         set_up_module(self, self.config, ranks, trainer.strategy.root_device)
-        check_predictions_and_losses(self, ranks)
+        ranks.raise_on_all_ranks(ranks.from_first(lambda: check_network(self)))
 
     def contradictions(self) -> list[str]:
         """List where the Trainer says something else than the configuration."""

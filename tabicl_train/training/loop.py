@@ -11,21 +11,15 @@ import torch
 from tabicl_train.config.schema import RunConfig, StreamConfig, configured_prior
 from tabicl_train.console import info
 from tabicl_train.errors import ConfigError
-from tabicl_train.model.family import Network
-from tabicl_train.model.predict import forward_differs
 from tabicl_train.run import checkpoint
 from tabicl_train.signals import Stop
 from tabicl_train.stream.steps import StepStream
 from tabicl_train.stream.workers import Loader
-from tabicl_train.training import compiling
 from tabicl_train.training.callbacks.build import build_callbacks
 from tabicl_train.training.callbacks.callback import Callbacks, Reason, RunContext
+from tabicl_train.training.checks import check_machine, check_network
 from tabicl_train.training.cuda_graph import step_problem
-from tabicl_train.training.distributed.processes import Launch, start_problems
 from tabicl_train.training.distributed.ranks import Ranks
-from tabicl_train.training.module import TrainedNetwork
-from tabicl_train.training.objectives import mixing_problem
-from tabicl_train.training.planning import memory_problems
 from tabicl_train.training.rank_process import RankProcess
 from tabicl_train.training.run_folder import RunFolder
 from tabicl_train.training.state import TrainState, build_module
@@ -58,20 +52,21 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     Diverged
         On all ranks, if it does not learn any more, or has skipped most of its steps.
     """
-    if problems := start_problems(config):
-        raise ConfigError(problems)
     with RankProcess.open(config.trainer) as process:
+        launch = process.launch
+        problems = check_machine(config, launch)
+        if not process.has_device:  # by which it would be connected with the others
+            raise ConfigError(problems)
+
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
         # `tabicl` package, workers forked later took 13 s instead of 0.1 s a batch. They start idle, since the
         # checkpoint is not read yet.
-        launch = process.launch
         stream = build_stream(config, launch.rank, launch.size, process.device)
-        loader = process.enter(
-            build_loader(stream, config.stream, process.device, launch.local_size, needs_tables(config))
-        )
+        has_steps = not problems and needs_tables(config)
+        loader = process.enter(build_loader(stream, config.stream, process.device, launch.local_size, has_steps))
 
         ranks = process.connect()
-        ranks.raise_on_all_ranks(rank_problems(config, launch, ranks))
+        ranks.raise_on_all_ranks(problems)
         with RunFolder.open(config, ranks) as folder:
             start = folder.find_start()
             if start.is_finished:
@@ -79,7 +74,7 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             if start.has_steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
             module, optimizer = build_module(config, start.content, ranks, process.device)
-            check_predictions_and_losses(module, ranks)
+            ranks.raise_on_all_ranks(ranks.from_first(lambda: check_network(module)))
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
             context = RunContext(
                 config=config,
@@ -143,56 +138,6 @@ def needs_tables(config: RunConfig) -> bool:
     saved = checkpoint.saved(Path(config.run_dir) / "checkpoints")
     newest = max((checkpoint.step_of(path) for path in saved), default=0)
     return newest < config.total_steps
-
-
-def rank_problems(config: RunConfig, launch: Launch, ranks: Ranks) -> list[str]:
-    """List why this rank cannot take part in the run."""
-    problems = launch.problems(config.trainer.devices)
-    problems += config.too_few_tables(ranks.size)[:1]
-    problems += memory_problems(config)
-    if config.trainer.compile:
-        problems += compiling.problems(config.trainer)
-    return problems
-
-
-def check_predictions_and_losses(module: TrainedNetwork, ranks: Ranks) -> None:
-    """Check that the network is scored by the function that is trained, and that tables do not mix in a loss.
-
-    Raises
-    ------
-    ConfigError
-        On all ranks, if `encode` and `decode` predict something else than `forward`, if the loss of a table depends on
-        the other tables of its pack, if checkpoints cannot hold the network, or a pass changes what they hold, or if a
-        trained parameter is not float32.
-    """
-
-    def check() -> list[str]:
-        problem = checkpoint.state_dict_problem(module.model.state_dict())
-        if problem is not None:  # its checkpoints could not be read
-            return [f"{type(module.model).__name__}: {problem}"]
-        for name, parameter in module.model.named_parameters():
-            if parameter.requires_grad and parameter.dtype != torch.float32:
-                problem = f"{name} is {parameter.dtype}; parameters that are trained must be torch.float32"
-                return [f"{type(module.model).__name__}: {problem}"]
-        shapes = shapes_of_weights(module.model)
-        found = [
-            forward_differs(module.model, perturbed=True),
-            mixing_problem(module.model, module.objective, module.auxiliary),
-        ]
-        problems = [problem for problem in found if problem is not None]
-        for name in sorted(dict(shapes.items() ^ shapes_of_weights(module.model).items())):
-            advice = "keep it as an attribute, or as a buffer with persistent=False"
-            what = f"a pass changes the shape of {name} in the state_dict, which could not be loaded again"
-            problems.append(f"{type(module.model).__name__}: {what}; {advice}")
-        return problems
-
-    problems = ranks.from_first(check)
-    if problems:
-        raise ConfigError(problems)
-
-
-def shapes_of_weights(network: Network) -> dict[str, torch.Size]:
-    return {name: weight.shape for name, weight in network.state_dict().items()}
 
 
 def build_stream(config: RunConfig, rank: int, ranks: int, device: torch.device) -> StepStream:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import torch
 
+from priors import Prior
 from priors.mix_scm import MixSCM
-from tabicl_train.config.prior_checks import draws_validation_tables
+from priors.real import real_tables
 from tabicl_train.config.schema import (
     CurriculumConfig,
     RunConfig,
@@ -32,7 +33,7 @@ from tabicl_train.model.family import NetworkConfig
 from tabicl_train.model.pack import Shape
 from tabicl_train.stream.curriculum import FEATURE_CAPS, cap_features, plan_step
 from tabicl_train.training.optimizer import REPLAYED, state_bytes
-from tabicl_train.training.precision import choose_precision, uses_cuda
+from tabicl_train.training.precision import choose_precision, memory_of_gpu, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
 WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
@@ -147,10 +148,29 @@ def mixture_lines(config: RunConfig) -> list[str]:
         shares = prior.mixed(stage.mix).shares
         if shares != prior.shares:
             lines.append(f"          stage {name}: {percentages(shares)}")
-    if len(lines) > 1 and draws_validation_tables(config):
+    if len(lines) > 1 and config.validation.draws_tables:
         for kind, part in config.curriculum.priors_by_kind(prior).items():
             assert isinstance(part, MixSCM)  # as the whole is one
             lines.append(f"          {kind} tables of validation: {percentages(part.shares)}")
+    return lines
+
+
+def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
+    """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
+    lines = []
+    for name, stage in curriculum.stages.items():
+        real = real_tables(prior.mixed(stage.mix))
+        if real is None:
+            continue
+        lowest, highest = stage.rows
+        with_lowest = real.eligible(lowest, is_regression)
+        with_highest = real.eligible(highest, is_regression)
+        if with_lowest is None or with_highest is None:  # their length does not matter
+            continue
+        lines.append(
+            f"stage {name}: {with_lowest.long_enough} of {with_lowest.tables} tables have {lowest:,} rows, "
+            f"and {with_highest.long_enough} have {highest:,}"
+        )
     return lines
 
 
@@ -159,10 +179,10 @@ def percentages(shares: dict[str, float]) -> str:
     return ", ".join(f"{name} {100 * shares[name]:.3g} %" for name in largest_first)
 
 
-def memory_problems(config: RunConfig) -> list[str]:
+def memory_problems(config: RunConfig, local_rank: int = 0) -> list[str]:
     """List why a run cannot fit into the memory of this machine, however small its tables."""
     parameters = count_parameters(config.model)
-    memory = memory_of(config.trainer)
+    memory = memory_of(config.trainer, local_rank)
     state = bytes_per_weight(config) * parameters
     if state <= memory:
         return []
@@ -186,12 +206,12 @@ def plans_for_elsewhere(trainer: TrainerConfig) -> bool:
     return uses_cuda(trainer) and not torch.cuda.is_available()
 
 
-def memory_of(trainer: TrainerConfig) -> float:
-    """Return the bytes of memory of the GPU, or on a CPU of this machine divided by `trainer.devices`."""
+def memory_of(trainer: TrainerConfig, local_rank: int = 0) -> float:
+    """Return the bytes of memory of a rank's GPU, or on a CPU of this machine divided by `trainer.devices`."""
     if plans_for_elsewhere(trainer):
         return 1e9 * trainer.plan_memory_gb
     if uses_cuda(trainer):
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return memory_of_gpu(local_rank)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (trainer.devices or 1)
 
 

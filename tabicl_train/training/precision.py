@@ -8,6 +8,7 @@ with `model.col_attention_fp32`. On a GPU, matrix products of fp32 are in TF32 u
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,21 +74,33 @@ def has_bf16() -> bool:
 
 
 def compute_capability() -> int | None:
-    """Return the major version of the first GPU by the driver, which needs no context; None without this driver."""
+    """Return the major version of the first GPU by the driver; None without this driver."""
+    driver, device = driver_of(0)
+    major = ctypes.c_int()
+    attribute = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    failed = driver is None or driver.cuDeviceGetAttribute(ctypes.byref(major), attribute, device)
+    return None if failed else major.value
+
+
+def memory_of_gpu(number: int) -> float:
+    """Return the bytes of memory of a GPU by the driver; of a GPU of another maker, inf until it has been started."""
+    driver, device = driver_of(number)
+    size = ctypes.c_size_t()
+    if driver is None or driver.cuDeviceTotalMem_v2(ctypes.byref(size), device):
+        return torch.cuda.get_device_properties(number).total_memory if torch.cuda.is_initialized() else math.inf
+    return size.value
+
+
+def driver_of(number: int) -> tuple[ctypes.CDLL | None, ctypes.c_int]:
+    """Return the driver, which answers without a context, and its handle of a GPU; None without this driver or GPU."""
+    device = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
-    device = ctypes.c_int()
-    major = ctypes.c_int()
-    attribute = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        return None, device
     # Each function returns 0 if it has succeeded.
-    failed = (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(device), 0)
-        or driver.cuDeviceGetAttribute(ctypes.byref(major), attribute, device)
-    )
-    return None if failed else major.value
+    failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number)
+    return None if failed else driver, device
 
 
 def choose_precision(settings: TrainerConfig) -> Precision:

@@ -66,6 +66,11 @@ class RankProcess:
             # After an error the other ranks may be gone, and closing would wait for them.
             close_process_group(process.ranks)
 
+    @property
+    def has_device(self) -> bool:
+        """Whether its GPU is there, by which ranks are connected; it starts no CUDA."""
+        return self.device.type == "cpu" or self.device.index < torch.cuda.device_count()
+
     def enter(self, resource: AbstractContextManager[T]) -> T:
         """Enter a context that ends with the process."""
         return self.resources.enter_context(resource)

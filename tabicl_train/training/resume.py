@@ -12,6 +12,7 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -64,42 +65,79 @@ ORDER = (
 )
 
 
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where a run begins, as rank 0 has found it."""
+class Left(Enum):
+    """What a start of a run finds left to do."""
+
+    STEPS = "steps, and what follows them"
+    SCORES = "a validation or the final test after the last step"
+    NOTHING = "nothing"
+    PAST = "nothing: the run is already past the requested number of steps"
+
+
+@dataclass
+class Start:
+    """Where a run begins, as rank 0 has found it.
+
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps done.
+    last : int
+        Steps after which the run ends.
+    content : dict or None
+        The content of its newest checkpoint.
+    ended : str or None
+        Why validation has ended the run before, if it has.
+    left : Left
+        What is left to do.
+    """
 
     steps: int
-    seed: int
-    real_tables: str | None = None
+    last: int
+    content: dict | None
+    ended: str | None
+    left: Left
 
-    def problems(self, seed: int, real_tables: str | None) -> list[str]:
-        """Return why a rank with this seed, which sees these real tables, cannot take part."""
-        problems = []
-        if seed != self.seed:
-            problems.append(f"seed is {seed}, that of rank 0 {self.seed}")
-        if real_tables != self.real_tables:
-            problems.append("the tables in the files of the prior are others than on rank 0")
-        return problems
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are left."""
+        return self.left is Left.STEPS
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps, validations and tests are done."""
+        return self.left in (Left.NOTHING, Left.PAST)
 
 
-def find_resume_point(
-    values: dict, real_tables: str | None, plugins_now: Sequence[dict] = ()
-) -> tuple[ResumePoint, dict | None]:
-    """Find where a run begins, and the content of its newest intact checkpoint, if any."""
-    # values: the configuration as plain values; real_tables: the hash of the real tables of its prior. Raises
-    # ConfigError if the run directory belongs to another run, if its checkpoints are gone, or if the
-    # newest weights are not finite.
+def find_checkpoint(values: dict, real_tables: str | None, plugins_now: Sequence[dict] = ()) -> dict | None:
+    """Return the content of the newest intact checkpoint of a run, or None where it begins at step 0.
+
+    Parameters
+    ----------
+    values : dict
+        The configuration in plain values.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+    plugins_now : sequence of dict
+        The plug-ins that it uses, see `RunConfig.plugins_used`.
+
+    Raises
+    ------
+    ConfigError
+        If the run directory belongs to another run, if its checkpoints are gone, or if the newest weights are not
+        finite.
+    """
     folder = Path(values["run_dir"])
     newest = checkpoint.newest_valid(folder / "checkpoints")
     if newest is None:
         check_beginning(folder, values["seed"])
-        return ResumePoint(0, values["seed"], real_tables), None
+        return None
     path, content = newest
     with wrong_records(path):
         content = content | {"config": without_removed(path, content["config"])}
         refuse_changes(content, values, real_tables, plugins_now)
     checkpoint.refuse_non_finite(path, content)
-    return ResumePoint(content["global_step"], values["seed"], real_tables), content
+    return content
 
 
 def check_beginning(folder: Path, seed: int) -> None:

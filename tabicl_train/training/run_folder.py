@@ -9,15 +9,13 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from priors.real import hash_of_tables, real_tables
-from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import RunConfig, configured_prior
 from tabicl_train.console import counted, first_line, info
 from tabicl_train.doors import plugins
@@ -41,60 +39,13 @@ from tabicl_train.training.distributed.processes import shares_store, start_comm
 from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.training.distributed.requeue import requeue
 from tabicl_train.training.optimizer import optimizer_remarks
-from tabicl_train.training.planning import run_plan
+from tabicl_train.training.planning import eligible_tables, run_plan
 from tabicl_train.training.precision import policy
-from tabicl_train.training.resume import ResumePoint, find_resume_point
+from tabicl_train.training.resume import Left, Start, find_checkpoint
 from tabicl_train.training.state import TrainState
 from tabicl_train.weights.choice import BEST_FILE, START_FILE
 
-__all__ = ["Left", "RunFolder", "Start"]
-
-
-class Left(Enum):
-    """What a start of a run finds left to do."""
-
-    STEPS = "steps, and what follows them"
-    SCORES = "a validation or the final test after the last step"
-    NOTHING = "nothing"
-    LESS = "less than nothing: more steps are done than this command asks for"
-
-
-@dataclass
-class Start:
-    """Where this start of the run begins, as rank 0 has found it.
-
-    Parameters
-    ----------
-    steps : int
-        Optimizer steps done.
-    last : int
-        Steps after which the run ends.
-    content : dict or None
-        The content of its newest checkpoint.
-    real_tables : str or None
-        The hash of the real tables of its prior.
-    ended : str or None
-        Why validation has ended the run before, if it has.
-    left : Left
-        What is left to do.
-    """
-
-    steps: int
-    last: int
-    content: dict | None
-    real_tables: str | None
-    ended: str | None
-    left: Left
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether steps are left."""
-        return self.left is Left.STEPS
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all steps, validations and tests are done."""
-        return self.left in (Left.NOTHING, Left.LESS)
+__all__ = ["RunFolder"]
 
 
 class RunFolder:
@@ -104,6 +55,7 @@ class RunFolder:
         self.config = config
         self.values = asdict(config)
         self.plugins = config.plugins_used()
+        self.real_tables = hash_of_tables(configured_prior(config.prior))
         self.ranks = ranks
         self.path = Path(config.run_dir)
         self.records = Records(self.path)
@@ -131,28 +83,23 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            On all ranks, if another process uses the folder, if it belongs to another run, or if its checkpoints are
-            gone.
+            On all ranks, if they differ, if another process uses the folder, if it belongs to another run, or if its
+            checkpoints are gone.
         """
-        fingerprint = hash_of_tables(configured_prior(self.config.prior))
+        self.ranks.raise_on_all_ranks(differences_from_first(self.config.seed, self.real_tables, self.ranks))
 
-        def lock_and_read() -> tuple[ResumePoint, dict | None]:
+        def lock_and_read() -> Start:
             make_folder("run_dir", self.path)
             self.lock.acquire()
             checkpoint.remove_temporary_files(self.path)
             checkpoint.remove_temporary_files(self.path / "checkpoints")
-            return find_resume_point(self.values, fingerprint, self.plugins)
+            content = find_checkpoint(self.values, self.real_tables, self.plugins)
+            steps = 0 if content is None else content["global_step"]
+            ended, left = self._what_is_left(steps)
+            last = self.config.total_steps if ended is None else steps
+            return Start(steps, last, content, ended, left)
 
-        point, content = self.ranks.from_first(lock_and_read)
-        problems = point.problems(self.config.seed, fingerprint)
-        hashes_on_first = {plugin.sha256 for plugin in self.ranks.from_first(plugins.named)}
-        for plugin in plugins.named():
-            if plugin.sha256 not in hashes_on_first:
-                problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
-        self.ranks.raise_on_all_ranks(problems)
-        ended, left = self.ranks.from_first(lambda: self._what_is_left(point.steps))
-        last = self.config.total_steps if ended is None else point.steps
-        return Start(point.steps, last, content, point.real_tables, ended, left)
+        return self.ranks.from_first(lock_and_read)
 
     def _what_is_left(self, step: int) -> tuple[str | None, Left]:
         """Return why validation has ended the run, if it has, and what is left to do after so many steps."""
@@ -160,14 +107,14 @@ class RunFolder:
         if ended is None and step < self.config.total_steps:
             return None, Left.STEPS
         if ended is None and step > self.config.total_steps:
-            return None, Left.LESS
+            return None, Left.PAST
         is_missing = is_validation_missing(self.config, self.records, step)
         is_missing = is_missing or is_test_missing(self.config.validation, self.records, step)
         return ended, Left.SCORES if is_missing else Left.NOTHING
 
     def finish_earlier(self, start: Start) -> str:
         """Say that the run was finished before; returns its status. Raises Diverged if it had failed all the same."""
-        if start.left is Left.LESS:
+        if start.left is Left.PAST:
             done = f"{start.steps} steps are done, and this command asks for {self.config.total_steps}"
             info(f"{self.path}: nothing to do, {done}; the run and its status stay as they are")
             return "finished"
@@ -191,7 +138,7 @@ class RunFolder:
         device = machines[0]["gpu"] or platform.machine()
         context.facts |= {
             "plugins": self.plugins,
-            "real_tables": start.real_tables,
+            "real_tables": self.real_tables,
             "ranks": self.ranks.size,
             "device": device,
             **origin,
@@ -297,6 +244,21 @@ class RunFolder:
     def _print_end(self) -> None:
         for line in end_lines(self.path, family_of(self.config.model).predicts_real_tables):
             info(line)
+
+
+def differences_from_first(seed: int, real_tables: str | None, ranks: Ranks) -> list[str]:
+    """List why a rank with this seed, which sees these real tables, cannot take part; all ranks call it."""
+    seed_of_first, tables_of_first, plugins_of_first = ranks.from_first(lambda: (seed, real_tables, plugins.named()))
+    problems = []
+    if seed != seed_of_first:
+        problems.append(f"seed is {seed}, that of rank 0 {seed_of_first}")
+    if real_tables != tables_of_first:
+        problems.append("the tables in the files of the prior are others than on rank 0")
+    hashes = {plugin.sha256 for plugin in plugins_of_first}
+    for plugin in plugins.named():
+        if plugin.sha256 not in hashes:
+            problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
+    return problems
 
 
 def row_files(callbacks: list[Any]) -> list[str]:

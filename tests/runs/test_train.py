@@ -146,8 +146,8 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
 
     monkeypatch.setattr(loop, "build_loader", fork)
     monkeypatch.setattr(rank_process, "open_process_groups", connect)
-    find = run_folder.find_resume_point
-    monkeypatch.setattr(run_folder, "find_resume_point", lambda *arguments: found.append("read") or find(*arguments))
+    find = run_folder.find_checkpoint
+    monkeypatch.setattr(run_folder, "find_checkpoint", lambda *arguments: found.append("read") or find(*arguments))
     monkeypatch.setattr(loop, "fit", lambda *_: Reason.DONE)
     loop.train(config)
     assert found == [1 if steps else 0, (False, False), "read"]

@@ -29,9 +29,8 @@ from tabicl_train.check.gpu import kernels, runs, stages, steps
 from tabicl_train.check.gpu.page import JSON, LOG, NO_GPU, write_files
 from tabicl_train.check.gpu.place import CheckFailed, CheckSkipped, Place, Row, set_up
 from tabicl_train.check.gpu.preflight import preflight
-from tabicl_train.config.checks import each_of
 from tabicl_train.config.options import GpuCheckOptions
-from tabicl_train.config.schema import TrainerConfig
+from tabicl_train.config.schema import TrainerConfig, one_of
 from tabicl_train.console import first_line, info
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import folder_problem
@@ -163,7 +162,8 @@ def chosen_checks(names: Any) -> list[Check]:
         return list(CHECKS)
     if isinstance(names, str):
         names = [names]
-    if problems := each_of("checks", names, tuple(check.name for check in CHECKS)):
+    problems = [line for name in names for line in one_of("checks", name, tuple(check.name for check in CHECKS))]
+    if problems:
         raise ConfigError(problems)
     return [check for check in CHECKS if check.name in names]
 

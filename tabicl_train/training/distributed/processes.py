@@ -12,22 +12,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tabicl_train.config.prior_checks import missing_steps
-from tabicl_train.console import is_first
 from tabicl_train.doors import plugins
-from tabicl_train.errors import TORCHRUN
-from tabicl_train.outputs import input_problems, unwritable_folder
+from tabicl_train.errors import TORCHRUN, ConfigError
 from tabicl_train.signals import die_with_parent
-
-if TYPE_CHECKING:
-    from tabicl_train.config.schema import RunConfig
 
 # Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since any other
 # code counts as a failure.
 PREEMPTED = os.EX_TEMPFAIL
-STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
 OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # by which torch's agent is told; that of torch 2.11 waits 30 s
@@ -42,18 +34,17 @@ class Launch:
     local_rank: int = 0
     local_size: int = 1
 
-    def problems(self, devices: int | None) -> list[str]:
-        """List the contradiction between `trainer.devices` and the number of ranks."""
-        if devices in (None, self.local_size):
-            return []
-        if self.size == 1 and not is_rank():  # `train` was called from Python
-            start = f"start the command tabicl-train trainer.devices={devices}, or torchrun, instead"
-            return [f"trainer.devices is {devices}, but this process is a single rank; {start}"]
-        return [f"trainer.devices is {devices}, but torchrun has started {self.local_size} ranks here; leave it out"]
-
 
 def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Return the place of this process from torchrun's variables; without them it is a single process."""
+    """Return the place of this process from torchrun's variables; without them it is a single process.
+
+    Raises
+    ------
+    ConfigError
+        If another launcher has set these variables.
+    """
+    if problems := torchrun_problems(environ):
+        raise ConfigError(problems)
     if not is_rank(environ):
         return Launch()
     return Launch(
@@ -83,39 +74,6 @@ def start_command() -> str:
     if name not in ("tabicl-train", "tabicl-sweep"):
         return ""
     return f": {shlex.join([name, *sys.argv[1:], *plugins.arguments(hashes=False)])}"
-
-
-def start_problems(config: RunConfig) -> list[str]:
-    """List why a run cannot start on this machine; `config.problems` are the same on every machine."""
-    import torch
-
-    from tabicl_train.training.precision import has_bf16, uses_cuda
-
-    trainer = config.trainer
-    run_dir = Path(config.run_dir)
-    problems = srun_problems() + torchrun_problems()
-    unwritable = unwritable_folder(run_dir) if is_first() else None  # other ranks do not need it
-    if unwritable:
-        problems.append(f"run_dir is {config.run_dir!r}; {unwritable}")
-    elif os.path.exists(run_dir / STUDY):
-        problems.append(f"run_dir is {config.run_dir!r}; it is the folder of a sweep, whose runs lie in it")
-    problems += input_problems("run_dir", run_dir, config.table_inputs)  # a table may be called metrics.csv
-    bf16_on_gpu = trainer.precision == "bf16" and trainer.accelerator != "cpu"
-    if trainer.accelerator == "cuda" and not torch.cuda.is_available():
-        problems.append("trainer.accelerator is 'cuda'; torch finds no GPU on this machine")
-    elif bf16_on_gpu and torch.cuda.is_available() and not has_bf16():
-        problems.append("trainer.precision is 'bf16', which the GPU of this machine lacks; use fp16 or fp32")
-    ranks = read_launch().local_size
-    if uses_cuda(trainer) and 0 < torch.cuda.device_count() < ranks:
-        problems.append(f"{ranks} ranks were started here, but torch finds {torch.cuda.device_count()} GPUs")
-    if config.prior["name"] == "one_table" and config.init_weights is None and not config.has_checkpoint:
-        problems.append("init_weights is not set; prior=one_table fine-tunes weights, on a single table")
-    if config.stream.name == "ray":
-        from tabicl_train.stream.ray_actors import ray_problems
-
-        problems += ray_problems(config.stream)
-    problems += missing_steps(config)
-    return problems
 
 
 def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -31,7 +31,7 @@ from tabicl_train.sweep import jobs
 from tabicl_train.sweep.plan import make_plan
 from tabicl_train.sweep.study import open_study
 from tabicl_train.training.distributed.ranks import Ranks
-from tabicl_train.training.resume import find_resume_point
+from tabicl_train.training.resume import find_checkpoint
 from tabicl_train.weights.pretrained import network_config
 from tabicl_train.weights.reader import load_network
 
@@ -218,8 +218,8 @@ def test_a_resume_refuses_another_network_rule_objective_or_optimizer_and_warns_
         torch.save(content, torch_file)
         other = [needed | {"sha256": "0" * 64}]
         with pytest.raises(ConfigError, match=r"the hash of the plug-in mine was .* or set resume.allow_changes=true"):
-            find_resume_point(values, None, other)
-        find_resume_point(values | {"resume": {"allow_changes": True}}, None, other)
+            find_checkpoint(values, None, other)
+        find_checkpoint(values | {"resume": {"allow_changes": True}}, None, other)
 
 
 def test_stored_tables_name_no_folder_and_are_kept_for_the_same_plug_in_only(fresh):

@@ -18,7 +18,8 @@ from tabicl_train.errors import ConfigError, is_installed
 from tabicl_train.signals import Stop
 from tabicl_train.stream.ray_actors import RayLoader
 from tabicl_train.stream.workers import WorkerDied
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 
 # No importorskip: ray takes a second to import, and most tests that need it are slow.
 pytestmark = pytest.mark.skipif(not is_installed("ray"), reason="needs ray")
@@ -168,7 +169,7 @@ def test_ray_on_this_machine_asks_for_a_token_or_a_line_warns(address, token, wa
 
 def problems_at_start(*settings: str) -> list[str]:
     try:
-        return start_problems(compose(["experiment=smoke", *settings]))
+        return check_machine(compose(["experiment=smoke", *settings]), Launch())
     except ConfigError as error:
         return error.problems
 

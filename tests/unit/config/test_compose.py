@@ -10,7 +10,8 @@ from tabicl_train.config.compose import CONFIG_DIR, compose, search_folders
 from tabicl_train.config.schema import StageConfig, configured_prior, flatten
 from tabicl_train.errors import ConfigError
 from tabicl_train.model.config import TabICLConfig
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.planning import settings_without_effect
 
 FILES = [file for folder in search_folders(None) for file in sorted(folder.glob("*/*.yaml"))]
@@ -65,7 +66,7 @@ def test_a_run_composes_once_and_builds_its_prior_once():
         assert len(caught.value.problems) == 4
         assert (composed.call_count, built.call_count) == (1, 1)
         config = compose(["experiment=smoke", "prior=needle", "seed=3"])
-        start_problems(config)
+        check_machine(config, Launch())
         prior = configured_prior(config.prior)
         assert prior.needles == config.prior["needles"]
         assert (composed.call_count, built.call_count) == (1, 2)

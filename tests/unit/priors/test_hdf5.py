@@ -23,12 +23,12 @@ from priors.hdf5 import FORMAT
 from priors.random import STREAM_VERSION
 from tabicl_train import TableStream
 from tabicl_train.config.compose import compose
-from tabicl_train.config.prior_checks import missing_steps
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.errors import ConfigError
 from tabicl_train.model import TabICLConfig
 from tabicl_train.stream.curriculum import plan_step
 from tabicl_train.stream.steps import StepStream
+from tabicl_train.training.checks import missing_steps
 
 PRIOR = build_prior("mlp_scm")
 SIZES = ((30, 15), (42, 12))  # rows and labeled rows of the batches, in turn

@@ -11,12 +11,11 @@ from table_files import write_table_files
 from priors import PriorError, TableSpec, build_prior
 from priors.random import STREAM_VERSION
 from tabicl_train.config.compose import compose
-from tabicl_train.config.prior_checks import eligible_tables
 from tabicl_train.config.schema import configured_prior, flatten
 from tabicl_train.errors import ConfigError
 from tabicl_train.stream.curriculum import plan_step
 from tabicl_train.training.callbacks.validation import final_test_streams, validation_streams
-from tabicl_train.training.planning import mixture_lines
+from tabicl_train.training.planning import eligible_tables, mixture_lines
 from tabicl_train.training.resume import refuse_changes
 
 SPEC = TableSpec(60, 30, 3, 2)

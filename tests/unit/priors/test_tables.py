@@ -15,7 +15,7 @@ from priors.finish import Rejected
 from priors.real import real_tables
 from priors.real.draws import TableCache, draw_classes, merge_rare, read_columns, size_of
 from priors.real.preprocessing import FeatureEncoder, Normalizer
-from tabicl_train.config.prior_checks import too_many_rows
+from tabicl_train.config.checks import too_many_rows
 
 SPEC = TableSpec(60, 40, 5, max_classes=4)
 NUMBERS = replace(SPEC, max_classes=0)

@@ -118,23 +118,23 @@ def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
 
 def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
     wanted = TrainerConfig(compile=True, accelerator="cpu")
+    problems_of = compiling.compiler_problems
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/" + name)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(compiling, "is_installed", lambda _: False)
     monkeypatch.setattr(torch, "__file__", "/my folder/torch/__init__.py")
-    assert "fails in a path with a space (/my folder/torch)" in compiling.problems(wanted)[0]
+    assert "fails in a path with a space (/my folder/torch)" in problems_of(wanted)[0]
     monkeypatch.setattr(torch, "__file__", "/folder/torch/__init__.py")
-    assert compiling.problems(wanted) == []
-    assert "needs Triton;" in compiling.problems(dataclasses.replace(wanted, accelerator="cuda"))[0]
+    assert problems_of(wanted) == []
+    assert "needs Triton;" in problems_of(dataclasses.replace(wanted, accelerator="cuda"))[0]
     monkeypatch.setattr(compiling, "is_installed", lambda _: True)
-    assert compiling.problems(dataclasses.replace(wanted, accelerator="cuda")) == []
+    assert problems_of(dataclasses.replace(wanted, accelerator="cuda")) == []
     (tmp_path / "Python.h").unlink()
-    assert "needs Python.h" in compiling.problems(wanted)[0]
+    assert "needs Python.h" in problems_of(wanted)[0]
     monkeypatch.setattr("shutil.which", lambda name: None)
     for accelerator in ("cpu", "cuda"):
-        assert "needs a compiler (" in compiling.problems(dataclasses.replace(wanted, accelerator=accelerator))[0]
-    assert compiling.problems(TrainerConfig()) == []
+        assert "needs a compiler (" in problems_of(dataclasses.replace(wanted, accelerator=accelerator))[0]
 
 
 def test_dropout_and_compiling_exclude_each_other():
@@ -185,7 +185,7 @@ class Launched:
 
 @pytest.mark.campaign  # generates code for minutes
 def test_a_compiled_run_learns_the_same_and_goes_on(tmp_path):
-    if missing := compiling.problems(TrainerConfig(compile=True, accelerator="cpu")):
+    if missing := compiling.compiler_problems(TrainerConfig(compile=True, accelerator="cpu")):
         pytest.skip(missing[0])
     settings = ("prior=dummy", "stream.num_workers=0", "trainer.accelerator=cpu", "trainer.log_every=1")
     train_by_command(tmp_path / "plain", *settings, "trainer.max_steps=4")

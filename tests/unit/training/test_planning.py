@@ -16,7 +16,8 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.costs import kept_by_part
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream.curriculum import plan_step
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.planning import count_parameters, expected_work, peak_bytes, run_plan, stage_peak
 from tabicl_train.training.precision import peak_flops
 
@@ -260,7 +261,7 @@ def test_a_run_on_a_gpu_is_planned_on_a_machine_without_one_but_not_started(monk
     lines = run_plan(config)
     assert lines[1].startswith("device    a GPU of 80 GB (trainer.plan_memory_gb), bf16; ")
     assert not any(line.startswith("warning") for line in lines)
-    assert "trainer.accelerator is 'cuda'; torch finds no GPU on this machine" in start_problems(config)
+    assert "trainer.accelerator is 'cuda'; torch finds no GPU on this machine" in check_machine(config, Launch())
     small = run_plan(compose([*settings, "trainer.plan_memory_gb=24"]))
     assert "stage stage1 may need" in small[-3] and "has 24.0 GB" in small[-3]
 

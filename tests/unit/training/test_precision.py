@@ -1,3 +1,4 @@
+import math
 import os
 
 import pytest
@@ -10,7 +11,8 @@ from tabicl_train.config.compose import compose
 from tabicl_train.config.schema import TrainerConfig
 from tabicl_train.model.pack import Pack
 from tabicl_train.model.stages import exact_linear
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.module import Gradients
 from tabicl_train.training.precision import (
     ALLOCATOR,
@@ -18,6 +20,7 @@ from tabicl_train.training.precision import (
     LossScale,
     choose_precision,
     compute_capability,
+    memory_of_gpu,
     policy,
     set_up_gpu,
 )
@@ -49,7 +52,7 @@ def test_bf16_is_refused_on_a_gpu_without_it(accelerator, refused, monkeypatch):
     monkeypatch.setattr("tabicl_train.training.precision.compute_capability", lambda: 7)
     monkeypatch.setattr(torch.cuda, "_lazy_init", started)
     config = compose(["experiment=smoke", "trainer.precision=bf16", f"trainer.accelerator={accelerator}"])
-    assert any("lacks" in problem for problem in start_problems(config)) == refused
+    assert any("lacks" in problem for problem in check_machine(config, Launch())) == refused
 
 
 class Driver:
@@ -70,13 +73,17 @@ class Driver:
         value._obj.value = 9
         return 0
 
+    def cuDeviceTotalMem_v2(self, size, device):
+        size._obj.value = 80 * 10**9
+        return 0
+
 
 @pytest.mark.parametrize(
     ("driver", "expected"),
     [(None, None), (Driver(), 9), (Driver(init=100), None), (Driver(devices=0), None)],
     ids=["no driver", "two cards", "no start", "no visible card"],
 )
-def test_the_driver_tells_the_capability_of_the_first_card(driver, expected, monkeypatch):
+def test_the_driver_tells_capability_and_memory_of_a_card(driver, expected, monkeypatch):
     def load(name):
         if driver is None:
             raise OSError(f"{name}: cannot open shared object file")
@@ -84,6 +91,7 @@ def test_the_driver_tells_the_capability_of_the_first_card(driver, expected, mon
 
     monkeypatch.setattr("ctypes.CDLL", load)
     assert compute_capability() == expected
+    assert memory_of_gpu(0) == (math.inf if expected is None else 80e9)
 
 
 @pytest.fixture

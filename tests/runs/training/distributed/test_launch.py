@@ -15,6 +15,7 @@ from forked import start_process, wait_for_exit_code
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from waiting import until
 
+from tabicl_train.training.checks import devices_problems
 from tabicl_train.training.distributed import processes
 from tabicl_train.training.distributed.launch import describe_cause, launch_ranks
 from tabicl_train.training.distributed.processes import Launch, read_launch, srun_problems, torchrun_problems
@@ -64,13 +65,13 @@ def test_variables_that_are_not_those_of_torchrun_are_refused_in_a_line(environ,
 
 def test_other_devices_than_those_of_torchrun_are_refused():
     place = read_launch(TORCHRUN)
-    assert place.problems(None) == place.problems(2) == []
-    assert place.problems(4) == ["trainer.devices is 4, but torchrun has started 2 ranks here; leave it out"]
+    assert devices_problems(None, place) == devices_problems(2, place) == []
+    assert devices_problems(4, place) == ["trainer.devices is 4, but torchrun has started 2 ranks here; leave it out"]
 
 
 def test_several_devices_in_a_process_of_python_need_a_command():
-    assert Launch().problems(None) == Launch().problems(1) == []
-    (problem,) = Launch().problems(2)
+    assert devices_problems(None, Launch()) == devices_problems(1, Launch()) == []
+    (problem,) = devices_problems(2, Launch())
     assert "but this process is a single rank; start the command tabicl-train trainer.devices=2" in problem
 
 

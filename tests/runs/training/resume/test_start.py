@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import forked
@@ -19,7 +20,7 @@ from tabicl_train.run import status
 from tabicl_train.run.checkpoint import saved
 from tabicl_train.run.status import read_status
 from tabicl_train.training import loop
-from tabicl_train.training.resume import ResumePoint
+from tabicl_train.training.run_folder import differences_from_first
 from tabicl_train.weights.export import export
 
 
@@ -32,9 +33,9 @@ def four_steps(tmp_path_factory) -> Path:
 
 
 def test_a_rank_with_another_seed_or_other_real_tables_is_refused():
-    start = ResumePoint(4, 0)
-    assert start.problems(0, None) == []
-    assert start.problems(7, "0a1b") == [
+    ranks = SimpleNamespace(from_first=lambda _: (0, None, []))
+    assert differences_from_first(0, None, ranks) == []
+    assert differences_from_first(7, "0a1b", ranks) == [
         "seed is 7, that of rank 0 0",
         "the tables in the files of the prior are others than on rank 0",
     ]
