@@ -201,7 +201,7 @@ def test_two_ranks_load_a_file_of_the_command(fresh):
 
 def test_registered_records_name_the_file_that_they_come_from(fresh):
     plugins.load(["./mine.py"])
-    assert register.scaling.plugin("power").files == ("mine.py",)
+    assert register.scaling.plugin("power") == "mine"
     assert register.scaling.plugin("ssmax") is None
     assert register.network.plugin("tabicl") is None
     assert dataclasses.is_dataclass(register.network["doubled"].settings)
