@@ -30,6 +30,7 @@ __all__ = [
     "optimizer",
     "prior",
     "scaling",
+    "schedule",
     "suite",
 ]
 
@@ -95,6 +96,7 @@ optimizer = door(
     "optimizer", "tabicl_train.training.optimizer_settings", "tabicl_train.training.optimizer_settings:OptimizerKind"
 )
 callback = door("callback", "tabicl_train.training.callbacks.build")
+schedule = door("schedule", "tabicl_train.stream.schedules")
 suite = door("suite", "tabicl_train.evaluation.suites")
 export_format = door("export format", "tabicl_train.weights.export", "tabicl_train.weights.export:Format")
 experiment = door("experiment", "tabicl_train.doors.register", "tabicl_train.doors.register:Experiment")

@@ -16,7 +16,8 @@ REGISTRIES = [value for value in vars(register).values() if isinstance(value, re
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
-    assert "muon" in register.optimizer  # as the modules with our own entries, which are imported once
+    # As the modules with our own entries, which are imported once.
+    assert "muon" in register.optimizer and "cosine" in register.schedule
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(plugins, "_named", {})

@@ -20,6 +20,7 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import TORCHRUN
 from tabicl_train.outputs import input_problems, unwritable_folder
 from tabicl_train.signals import die_with_parent
+from tabicl_train.stream.schedules import schedule_problems
 
 if TYPE_CHECKING:
     from tabicl_train.config.schema import RunConfig
@@ -114,6 +115,7 @@ def start_problems(config: RunConfig) -> list[str]:
         from tabicl_train.stream.ray_actors import ray_problems
 
         problems += ray_problems(config.stream)
+    problems += schedule_problems(config.curriculum)
     problems += missing_steps(config)
     return problems
 
