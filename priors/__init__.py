@@ -1,7 +1,7 @@
 """Priors: distributions over tables, and how to draw from them.
 
 A prior is a subclass of `Prior` whose fields are its options, registered by `register`, ours at the end of this file.
-Installed packages can also name theirs as entry points of the group `tabicl_train.priors`.
+Those of installed packages are found too, see registry.py.
 
 Registering and listing priors imports no torch, which takes 2 s; all else is imported on first use.
 """
@@ -9,11 +9,11 @@ Registering and listing priors imports no torch, which takes 2 s; all else is im
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from priors.errors import PriorError
 from priors.options import build
+from priors.registry import prior as register
 
 if TYPE_CHECKING:
     from priors.finish import Rejected
@@ -34,8 +34,6 @@ __all__ = [
     "rng_at",
 ]
 
-GROUP = "tabicl_train.priors"  # of entry points
-PRIORS: dict[str, type[Prior] | str] = {}  # by name; some as "module:class", which is imported when it is asked for
 HOMES = {  # the modules of names that are imported on first use
     "Largest": "priors.table",
     "Prior": "priors.prior",
@@ -53,74 +51,18 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def register(name: str, cls: type[Prior] | str | None = None) -> Any:
-    """Register a prior; without a class, return a decorator that does.
-
-    Parameters
-    ----------
-    name : str
-        What `build_prior` and `prior=` take.
-    cls : type or str, optional
-        The class, or "module:class", which is imported on first use.
-
-    Returns
-    -------
-    object
-        The class, or the decorator.
-
-    Raises
-    ------
-    PriorError
-        If another prior has the name, or if it is no prior.
-    """
-    if cls is None:
-        return lambda decorated: register(name, decorated)
-    if not isinstance(cls, str) and not is_prior(cls):
-        raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
-    registered = PRIORS.get(name, cls)
-    if place_of(registered) != place_of(cls):  # a module that is imported twice may register its priors again
-        places = f"{place_of(registered)} and {place_of(cls)}"
-        raise PriorError(f"two priors are called {name!r}: {places}; rename one of them")
-    PRIORS[name] = cls
-    return cls
-
-
-def is_prior(value: object) -> bool:
-    from priors.prior import Prior
-
-    return isinstance(value, type) and issubclass(value, Prior)
-
-
-def place_of(cls: type[Prior] | str) -> str:
-    """Return where a class is defined, "module:class"."""
-    if isinstance(cls, str):
-        return cls
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def prior_names() -> list[str]:
     """Return the names of all priors, sorted."""
-    return sorted([*PRIORS, *installed_priors()])
+    return sorted(register)
 
 
 def prior_class(name: str) -> type[Prior]:
     """Return the class of a prior; raises PriorError if there is none of this name, or its package is broken."""
-    registered = PRIORS.get(name)
-    if registered is None:
-        entry = installed_priors().get(name)
-        if entry is None:
-            raise PriorError(f"there is no prior {name!r}; there are: {', '.join(prior_names())}")
-    elif isinstance(registered, str):
-        entry = EntryPoint(name, registered, GROUP)
-    else:
-        return registered
-    try:
-        cls = entry.load()
-    except (Exception, SystemExit) as error:  # importing the package may fail in any way
-        problem = f"cannot be loaded ({type(error).__name__}: {error})"
-        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} {problem}") from error
-    if not is_prior(cls):
-        raise PriorError(f"{package_of(entry)}: the prior {name} = {entry.value!r} is no subclass of priors.Prior")
+    from priors.prior import Prior
+
+    cls = register[name]
+    if not isinstance(cls, type) or not issubclass(cls, Prior):
+        raise PriorError(f"the prior {name} = {cls!r} is no subclass of priors.Prior")
     return cls
 
 
@@ -143,25 +85,6 @@ def build_prior(name: str, **options) -> Prior:
     if problems:
         raise PriorError(f"prior {name}: {'; '.join(problems)}")
     return prior
-
-
-def installed_priors() -> dict[str, EntryPoint]:
-    """Return the priors that other packages register, by name; PriorError if a name is used twice."""
-    entries: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        other = None
-        if entry.name in entries:
-            other = package_of(entries[entry.name])
-        elif entry.name in PRIORS:
-            other = "tabicl-train itself"
-        if other is not None:
-            raise PriorError(f"two priors are called {entry.name!r}: of {package_of(entry)} and of {other}")
-        entries[entry.name] = entry
-    return entries
-
-
-def package_of(entry: EntryPoint) -> str:
-    return f"package {entry.dist.name}" if entry.dist else "tabicl-train"
 
 
 register("dummy", "priors.dummy:Dummy")

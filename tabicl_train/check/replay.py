@@ -25,7 +25,7 @@ from tabicl_train.training.rank_process import device_of, set_up_process
 from tabicl_train.training.state import build_module
 
 # What a run may need of plug-ins.
-KINDS = ("prior", "network", "scaling", "objective", "optimizer", "callback", "suite")
+KINDS = ("prior", "network", "scaling", "objective", "optimizer", "schedule", "callback", "suite")
 COLUMNS = ("table", "rows", "labeled", "features", "max |x|", "loss", "gradient norm")
 
 

@@ -28,12 +28,16 @@ class NoOptions:
     """The options of a function."""
 
 
-def build_registered_objective(entry: Any, options: dict[str, Any]) -> Any:
-    """Return an objective that is a function, which has no options, or build one from its class and its options."""
-    if not inspect.isfunction(entry):
-        return build_options(entry, options)
-    build_options(NoOptions, options)
-    return entry
+def options_class(entry: Any) -> Any:
+    """Return the dataclass of the options of an objective or a schedule: its class; a function has none."""
+    return NoOptions if inspect.isfunction(entry) else entry
+
+
+def build_callable(entry: Any, options: dict[str, Any]) -> Any:
+    """Return an objective or a schedule that is a function, or build one from its class; ConfigError as above."""
+    if inspect.isfunction(entry) and not options:
+        return entry
+    return build_options(options_class(entry), options)
 
 
 def configured_prior(settings: dict[str, Any] | None) -> Prior:

@@ -14,7 +14,6 @@ import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -135,25 +134,16 @@ class Composer:
     Raises
     ------
     ConfigError
-        If the folder is missing, or an installed package with priors or configuration files is broken.
+        If the folder is missing.
     """
 
     def __init__(self, config_dir: str | None = None) -> None:
-        import priors  # on first use: torch takes 2 s, and the help needs only the folders
-
         self.config_dir = expand_home(config_dir) if config_dir else None
         self.folders = search_folders(self.config_dir)
-        plugins.load_installed()
-        try:
-            names_of_priors = priors.prior_names()
-            for name in priors.installed_priors():
-                priors.prior_class(name)
-        except priors.PriorError as error:
-            raise ConfigError([str(error)]) from error
         # The choices of a group are its files and, in these groups, what is registered.
         self.choices = group_choices(self.folders)
         self.registered = (
-            ("prior", tuple(names_of_priors)),
+            ("prior", tuple(register.prior)),
             ("model", tuple(register.network)),
             ("objective", tuple(register.objective)),
             ("optimizer", tuple(register.optimizer)),
@@ -258,6 +248,7 @@ class Composer:
                 line.choices = [choice for choice in line.choices if not choice.startswith("experiment=")]
             elif value not in self.choices[key]:
                 why = f"there is no such choice; there are {', '.join(self.choices[key])}"
+                why = "; ".join([why, *plugins.broken()])
                 if text in REMOVED_CHOICES:
                     why = f"removed in version 0.3.0; {REMOVED_CHOICES[text]}"
                 line.problems.append(f"{text}: {why}")
@@ -819,20 +810,13 @@ def read_whole(text: str) -> Any:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins and packages."""
+    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins."""
     folders = [CONFIG_DIR]
     if config_dir:
         if not Path(config_dir).is_dir():
             raise ConfigError([f"--config-dir is {config_dir!r}; there is no such folder"])
         folders.append(Path(config_dir).absolute())
     folders += plugins.config_folders()
-    for entry in entry_points(group="tabicl_train.configs"):
-        try:
-            folders.append(Path(next(iter(entry.load().__path__))))
-        except (Exception, SystemExit) as error:  # the package is imported, which may fail in any way
-            reason = f"is no folder of configuration files ({type(error).__name__}: {error})"
-            owner = entry.dist.name if entry.dist else entry.name
-            raise ConfigError([f"package {owner}: its entry point {entry.name} = {entry.value!r} {reason}"]) from None
     for folder in folders[1:]:
         warn_of_ignored_files(folder)
     return list(dict.fromkeys(folders))

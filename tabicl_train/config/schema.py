@@ -20,7 +20,6 @@ Names of ../run/plain_values.py and ../run/score_names.py can be imported from h
 from __future__ import annotations
 
 import glob
-import inspect
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -29,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from priors.errors import MIN_ROWS
-from priors.options import option
-from tabicl_train.config.build import NoOptions, configured_prior
+from priors.options import build, option
+from tabicl_train.config.build import configured_prior, options_class
 from tabicl_train.doors import register
 from tabicl_train.errors import ConfigError, install, is_installed
 from tabicl_train.model.config import TabICLConfig, settings_of
@@ -76,7 +75,6 @@ __all__ = [
     "validation_kind",
 ]
 
-SCHEDULES = ("cosine", "linear", "wsd", "constant")
 LARGEST_SEED = 2**64 - 1  # that torch.manual_seed takes
 
 
@@ -123,8 +121,11 @@ class StageConfig:
     that is not named is not drawn. Default: the weights of the components."""
     learning_rate: float = option(8e-4, above=0)
     """Peak learning rate."""
-    schedule: str = option("cosine", choices=SCHEDULES)
-    """Learning rate after warmup: cosine, linear, wsd (constant, then a linear decay) or constant."""
+    schedule: str = "cosine"
+    """Learning rate after warmup: cosine, linear, wsd (constant, then a linear decay) or constant; or that of a
+    plug-in."""
+    schedule_options: dict[str, Any] = option({}, inf=True)  # each says which of its options may be inf
+    """Options of the schedule, if it has any: {power: 2}."""
     warmup: float = option(0.01, at_least=0, at_most=1)
     """Share of the stage's steps, 0..1, over which the learning rate rises linearly to its peak."""
     decay: float = option(0.2, at_least=0, at_most=1)
@@ -154,6 +155,11 @@ class StageConfig:
         if len(share) != 2 or not 0 < share[0] <= share[1] < 1:
             rule = "[lowest, highest] inside (0, 1), 0 and 1 excluded"
             problems.append(f"train_share is {list(share)}; it must be {rule}")
+        if self.schedule not in register.schedule:
+            problems.append(f"schedule: {register.schedule.unknown(self.schedule)}")
+        else:
+            options = options_class(register.schedule[self.schedule])
+            problems += build(options, self.schedule_options, "schedule_options")[1]
         if self.learning_rate > 0 and not 0 <= self.final_learning_rate <= self.learning_rate:
             problems.append(f"final_learning_rate is {self.final_learning_rate}; it must lie in 0..learning_rate")
         return problems
@@ -559,8 +565,7 @@ def options_of_objective(values: Mapping[str, Any]) -> Any:
     name = str(values["name"])
     if name not in register.objective:
         return f"objective: {register.objective.unknown(name)}"
-    entry = register.objective[name]
-    return NoOptions if inspect.isfunction(entry) else entry
+    return options_class(register.objective[name])
 
 
 def options_of_optimizer(values: Mapping[str, Any]) -> Any:
@@ -623,6 +628,8 @@ class RunConfig:
         yield "optimizer", self.optimizer.name
         if self.objective is not None:
             yield "objective", self.objective["name"]
+        for stage in self.curriculum.stages.values():
+            yield "schedule", stage.schedule
         for name in self.callbacks:
             yield "callback", name
         if self.validation.every:

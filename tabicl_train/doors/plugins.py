@@ -18,25 +18,23 @@ import importlib.abc
 import importlib.util
 import re
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
+from importlib.metadata import entry_points, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from priors.registry import GROUP, LOCK, OLD_CONFIGS, broken, describe, is_ours, load_installed
 from tabicl_train.console import print_line
 from tabicl_train.errors import ConfigError
 from tabicl_train.outputs import expand_home
 
 __all__ = ["Plugin", "load"]
 
-GROUP = "tabicl_train.plugins"
 OPTION = "plugins="
 SHORT_HASH = 16  # hexadecimal digits of a hash in a command
-OURS = ("tabicl_train", "priors")
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
 ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
 IMPORTS = ("import_module", "__import__")
@@ -80,9 +78,6 @@ class Plugin:
 
 
 _named: dict[str, Plugin] = {}  # named by the user, by module
-_broken: dict[str, str] = {}  # installed plug-ins that could not be imported: why, by name
-_installed_loaded = False
-_lock = threading.RLock()  # estimators may be fitted in several threads
 
 
 def load(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
@@ -200,7 +195,7 @@ def _find(source: str) -> _Found:
 
 
 def _load_one(source: str, since: str = COMMAND) -> Plugin:
-    with _lock:
+    with LOCK:
         plugin, path, expected = _find(source)
         module = plugin.module
         loaded = _named.get(module)
@@ -301,7 +296,7 @@ def receive(contents: Iterable[tuple[Plugin, list[bytes] | None]]) -> None:
         try:
             _execute(plugin.module, first)
         except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-            raise ConfigError([f"plugins: {plugin.source} cannot be imported: {_describe(error)}"]) from error
+            raise ConfigError([f"plugins: {plugin.source} cannot be imported: {describe(error)}"]) from error
         _named[plugin.module] = plugin
 
 
@@ -354,7 +349,7 @@ def _import(module: str, path: Path | None) -> ModuleType:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-        raise ConfigError([f"plugins: {path or module} cannot be imported: {_describe(error)}"]) from error
+        raise ConfigError([f"plugins: {path or module} cannot be imported: {describe(error)}"]) from error
 
 
 def _execute(module: str, source: Path | _Sent) -> ModuleType:
@@ -373,67 +368,30 @@ def _execute(module: str, source: Path | _Sent) -> ModuleType:
     return loaded
 
 
-def _describe(error: BaseException) -> str:
-    """Describe an error in one line, with the last line of code that it passed."""
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    trace = error.__traceback__
-    if trace is None:
-        return text
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{text} ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
-
-
 def _file_of(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     return None if file is None else Path(file).resolve()
 
 
-def load_installed() -> None:
-    """Import the installed plug-ins, once. One that is broken fails only what asks for it, see `broken`."""
-    global _installed_loaded
-    with _lock:  # another thread waits until all are registered; a plug-in may ask for a name while it is imported
-        if _installed_loaded:
-            return
-        _installed_loaded = True
-        for entry in installed():
-            try:
-                entry.load()
-            except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-                _broken[entry.name] = f"{_owner(entry)} cannot be imported: {_describe(error)}"
-
-
-def installed() -> list[EntryPoint]:
-    """Return the installed plug-ins, also one of this package: what pyproject.toml lists for this group."""
-    return list(entry_points(group=GROUP))
-
-
 def config_folders() -> list[Path]:
-    """Return the folders `configs` inside plug-ins that are packages, without importing these."""
+    """Return the folders `configs` that lie beside plug-ins in their packages, without importing the plug-ins."""
     folders = []
-    for module in [*(entry.module for entry in installed()), *_named]:
-        try:
-            spec = importlib.util.find_spec(module)
-        except Exception:  # a package that holds it is broken, which `load_installed` reports
-            continue
-        if spec is not None and spec.submodule_search_locations is not None:
-            folders += [Path(place) / "configs" for place in spec.submodule_search_locations]
+    for module in [*(entry.module for entry in entry_points(group=GROUP)), *_named]:
+        spec = _spec_of(module)
+        if spec is not None and spec.origin and spec.parent:  # a loose file has no package
+            folders.append(Path(spec.origin).parent / "configs")
+    for entry in entry_points(group=OLD_CONFIGS):
+        spec = _spec_of(entry.module)
+        folders += [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
     return [folder for folder in folders if folder.is_dir()]
 
 
-def broken() -> list[str]:
-    """List why installed plug-ins are missing."""
-    return list(_broken.values())
-
-
-def _owner(entry: EntryPoint) -> str:
-    package = f" of the package {entry.dist.name}" if entry.dist else ""
-    return f"the plug-in {entry.name}{package}"
-
-
-def is_ours(module: str) -> bool:
-    """Whether a module belongs to this package."""
-    return module.partition(".")[0] in OURS
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Return where a module lies; None if it or a package that holds it is broken, which `load_installed` reports."""
+    try:
+        return importlib.util.find_spec(module)
+    except Exception:  # the packages are imported, which may fail in any way
+        return None
 
 
 def of_module(module: str) -> Plugin | None:

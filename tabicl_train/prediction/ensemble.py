@@ -426,8 +426,9 @@ class Ensemble(BaseEstimator):
                 classes = {type(part) for part in value.modules()}
                 needed += plugins.defining([*classes, type(value.config)])
                 # A network of `dense` is found by its registration, which may be in another file than its classes.
-                registered_by = register.network.plugin(family_name(type(value.config)))
-                needed += [plugin for plugin in plugins.named() if plugin == registered_by]
+                module = register.network.plugin(family_name(type(value.config)))
+                if module is not None:
+                    needed += [plugin for plugin in plugins.named() if plugin == plugins.of_module(module)]
         return list(dict.fromkeys(needed))
 
     def _named_plugins(self) -> list[Plugin]:

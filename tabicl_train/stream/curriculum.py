@@ -1,4 +1,4 @@
-"""What an optimizer step consists of: its stage and learning rate, its tables, and which rank computes them.
+"""What an optimizer step consists of: its stage, its tables, and which rank computes them.
 
 Everything here is a pure function of the configuration, the run's seed and the step, so a step is the same for any
 number of workers, ranks or machines, and resuming a run takes a single integer.
@@ -136,31 +136,6 @@ def last_of_stage(curriculum: CurriculumConfig, step: int) -> str | None:
     """Return the name of the stage that ends with a step (from 0), or None."""
     name, stage, stage_step = stage_at(curriculum, step)
     return name if stage_step == stage.steps - 1 else None
-
-
-def learning_rate(stage: StageConfig, step: int) -> float:
-    """Compute the learning rate of a step of a stage."""
-    # All schedules begin with a linear warmup to the peak, the stage's learning rate, and all but the constant one
-    # reach the final learning rate at the last step.
-    # - cosine: Loshchilov and Hutter, SGDR, arXiv 1608.03983, section 3
-    # - wsd (warmup, stable, decay): Hu et al., MiniCPM, arXiv 2404.06395, section 4
-    warmup = stage.warmup * stage.steps
-    if step < warmup:
-        return stage.learning_rate * (step + 1) / (warmup + 1)
-    last = stage.steps - 1
-    decay_start = warmup
-    if stage.schedule == "wsd":
-        decay_start = max(warmup, (1 - stage.decay) * last)
-    # from 0 before the decay to 1 at the last step
-    done = min(max((step - decay_start) / max(last - decay_start, 1), 0.0), 1.0)
-    peak, final = stage.learning_rate, stage.final_learning_rate
-    match stage.schedule:
-        case "cosine":
-            return final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
-        case "linear" | "wsd":
-            return peak + (final - peak) * done
-        case _:
-            return peak
 
 
 def plan_step(

@@ -21,8 +21,8 @@ INCOMPARABLE = "settings that differ"  # attribute of a study: what `incomparabl
 
 # Settings of a stage that do not change its tables. A setting that is not named here counts as one that does.
 OF_LEARNING = (
-    *("learning_rate", "schedule", "warmup", "decay", "final_learning_rate", "clip", "weight_decay"),
-    *("fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
+    *("learning_rate", "schedule", "schedule_options", "warmup", "decay", "final_learning_rate", "clip"),
+    *("weight_decay", "fresh_optimizer", "frozen", "checkpoint_rows", "col_attention_fp32", "pack_tokens"),
 )
 # How many tables a stage draws, and how many of them share their sizes; each table is of the same distribution.
 OF_NUMBERS = ("steps", "tables", "group_size")

@@ -17,6 +17,7 @@ from tabicl_train.model.family import Network
 from tabicl_train.model.predict import forward_differs
 from tabicl_train.outputs import STUDY, input_problems, unwritable_folder
 from tabicl_train.run import checkpoint
+from tabicl_train.stream.schedules import schedule_problems
 from tabicl_train.training.compiling import compiler_problems
 from tabicl_train.training.distributed.processes import Launch, is_rank, srun_problems, torchrun_problems
 from tabicl_train.training.module import TrainedNetwork
@@ -57,6 +58,7 @@ def check_machine(config: RunConfig, launch: Launch, uses_folder: bool = True) -
         from tabicl_train.stream.ray_actors import ray_problems
 
         problems += ray_problems(config.stream)
+    problems += schedule_problems(config.curriculum)
     problems += missing_steps(config)
     problems += config.too_few_tables(launch.size)[:1]
     problems += memory_problems(config, launch.local_rank)

@@ -23,7 +23,8 @@ from tabicl_train.model.casts import CastWeights, aligned_size, aligned_views
 from tabicl_train.model.config import family_of
 from tabicl_train.model.family import Network, NetworkConfig
 from tabicl_train.model.pack import Pack
-from tabicl_train.stream.curriculum import learning_rate, stage_at
+from tabicl_train.stream.curriculum import stage_at
+from tabicl_train.stream.schedules import learning_rate
 from tabicl_train.stream.steps import StepItem
 from tabicl_train.training.cuda_graph import Replay
 from tabicl_train.training.objectives import Objective, refuse_detached

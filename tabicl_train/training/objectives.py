@@ -103,7 +103,7 @@ def build_objective(settings: dict[str, Any] | None) -> Any:
     if settings is None:
         return None
     options = {key: value for key, value in settings.items() if key != "name"}
-    return build.build_registered_objective(register.objective[settings["name"]], options)
+    return build.build_callable(register.objective[settings["name"]], options)
 
 
 def losses_of(

@@ -107,7 +107,7 @@ def settings_without_effect(config: RunConfig) -> list[str]:
         as_expected = (default.final_learning_rate, stage.learning_rate)
         if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
-        if stage.schedule != "wsd" and stage.decay != default.decay:
+        if stage.schedule in ("cosine", "linear", "constant") and stage.decay != default.decay:
             remarks.append(f"{key}.decay has no effect, since schedule is {stage.schedule}")
     return remarks
 

@@ -32,7 +32,8 @@ from tabicl_train.run import checkpoint
 from tabicl_train.run.plain_values import flatten, steps_of_stages
 from tabicl_train.run.records import Records
 from tabicl_train.run.removed import without_removed
-from tabicl_train.stream.curriculum import learning_rate, stage_at
+from tabicl_train.stream.curriculum import stage_at
+from tabicl_train.stream.schedules import learning_rate
 from tabicl_train.weights import resolve
 from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import read_weights
@@ -331,7 +332,10 @@ def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | No
     """Describe how the learning rate changes after the steps done, if the schedule of these steps was changed."""
     if steps == 0 or steps >= steps_of_all_stages(values):
         return None
-    trained = rate_of(saved, steps - 1)
+    try:
+        trained = rate_of(saved, steps - 1)
+    except ConfigError:  # the plug-in of its schedule is not loaded
+        return None
     if math.isclose(trained, rate_of(values, steps - 1)):
         return None  # a stage that begins now may have any rate
     coming = rate_of(values, steps)

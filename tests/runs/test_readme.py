@@ -14,7 +14,7 @@ from table_files import build_frame, write_table_files
 
 from tabicl_train.config.compose import compose
 from tabicl_train.config.documentation import OTHER_COMMANDS
-from tabicl_train.stream.curriculum import learning_rate
+from tabicl_train.stream.schedules import learning_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from priors import PRIORS, place_of
+from priors import registry
 from tabicl_train.training.distributed.loopback import open_store
 
-PLACES = [place for place in map(place_of, PRIORS.values()) if place.startswith("priors.")]  # not those of plug-ins
+PLACES = [place for place in map(registry.prior.place, registry.prior) if place.startswith("priors.")]  # only ours
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([
     "tabicl_train.cli", "tabicl_train.config.compose", "tabicl_train.training.loop", "tabicl_train.lab",

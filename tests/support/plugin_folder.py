@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import priors
+from priors import registry as installed
 from tabicl_train import plugins, register
 
 SOURCE = Path(__file__).with_name("outside.txt").read_text()
@@ -16,12 +16,13 @@ REGISTRIES = [value for value in vars(register).values() if isinstance(value, re
 def fresh(monkeypatch, tmp_path):
     """A folder with the file mine.py, and a process that forgets its plug-ins at the end."""
     plugins.load_installed()  # the laboratory, which stays registered
-    assert "muon" in register.optimizer  # as the modules with our own entries, which are imported once
+    # As the modules with our own entries, which are imported once.
+    assert "muon" in register.optimizer and "cosine" in register.schedule
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
-    for name, value in (("_named", {}), ("_broken", {}), ("_installed_loaded", False)):
-        monkeypatch.setattr(plugins, name, value)
+    monkeypatch.setattr(plugins, "_named", {})
+    monkeypatch.setattr(installed, "_broken", {})
+    monkeypatch.setattr(installed, "_installed_loaded", False)
     folder = tmp_path / "out side"
     folder.mkdir()
     (folder / "mine.py").write_text(SOURCE)
@@ -36,9 +37,6 @@ def forget_plugins() -> None:
     for registry in REGISTRIES:
         for name in registry.of_plugins():
             del registry._entries[name]
-    for name, prior in list(priors.PRIORS.items()):
-        if not plugins.is_ours(register.place_of(prior)):
-            del priors.PRIORS[name]
     packages = {plugin.module.partition(".")[0] for plugin in plugins.named()}
     for module in list(sys.modules):
         if module.partition(".")[0] in packages and not plugins.is_ours(module):

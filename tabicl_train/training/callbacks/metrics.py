@@ -40,7 +40,8 @@ from tqdm import tqdm
 
 from tabicl_train.config.schema import CurriculumConfig, StageConfig
 from tabicl_train.console import counted, info, one_line
-from tabicl_train.stream.curriculum import learning_rate, stage_at
+from tabicl_train.stream.curriculum import stage_at
+from tabicl_train.stream.schedules import learning_rate
 from tabicl_train.stream.steps import StepItem
 from tabicl_train.training.callbacks.callback import Callback, Reason
 from tabicl_train.training.module import TrainedNetwork

@@ -71,10 +71,11 @@ def process(folder: Path, arguments: list[str], code: int = 0) -> str:
 
 @pytest.mark.slow
 def test_one_file_for_each_door(folder):
-    names = ["ring", "power", "sharpened", "focal", "lion", "lowest_loss", "killed"]
+    names = ["ring", "power", "sharpened", "focal", "polynomial", "lion", "lowest_loss", "killed"]
     plugins = f"plugins=[{','.join(f'./{name}.py' for name in names)}]"
     small = ["model=sharpened", "model.embed_dim=16", "model.col_num_blocks=1", "model.icl_num_blocks=1"]
     settings = [plugins, "experiment=smoke", "prior=ring", *small, "model.icl_scaling=power", "objective=focal"]
+    settings += ["curriculum.stages.smoke.schedule=polynomial", "curriculum.stages.smoke.schedule_options={power: 3}"]
     settings += ["optimizer=lion", "+callbacks.lowest_loss={}", "+callbacks.killed_once={}", "checkpoint.every=2"]
     settings += ["trainer.accelerator=cpu", "trainer.max_steps=5", "trainer.log_every=1"]
 

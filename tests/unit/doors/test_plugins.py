@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +28,9 @@ from tabicl_train.training.distributed.ranks import Ranks
 from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import load_network
 
+PAGE = Path(__file__).parents[3] / "tabicl_train/EXTEND.md"
+POLYNOMIAL = PAGE.read_text().partition("```python\n# polynomial.py\n")[2].partition("```")[0]
+STAGE = "curriculum.stages.smoke"
 SMOKE = ["experiment=smoke", "trainer.accelerator=cpu", "stream.num_workers=0", "trainer.log_every=1"]
 
 
@@ -44,6 +48,22 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
     assert "lowest_loss" in content["callbacks"]
 
 
+def test_a_schedule_of_a_file_trains_and_resumes(fresh):
+    (fresh / "other.py").write_text(POLYNOMIAL)
+    settings = [*SMOKE, "plugins=[./other.py]", "prior=dummy", f"{STAGE}.schedule=polynomial", f"{STAGE}.warmup=0"]
+    power = f"{STAGE}.schedule_options={{power: 3}}"
+    for steps in (2, 4):
+        train_short_run(fresh / "run", power, f"trainer.max_steps={steps}", settings=settings)
+    stage = compose(["experiment=smoke"]).curriculum.stages["smoke"]
+    peak, final = stage.learning_rate, stage.final_learning_rate
+    expected = [final + (peak - final) * (1 - step / (stage.steps - 1)) ** 3 for step in range(4)]
+    assert [float(row["lr"]) for row in read_metrics(fresh / "run")] == pytest.approx(expected)
+    content = torch.load(fresh / "run/checkpoints/step-00000004.ckpt", weights_only=True)
+    assert [plugin["uses"] for plugin in content["run"]["plugins"]] == [[["schedule", "polynomial"]]]
+    with pytest.raises(ConfigError, match=r"is another run: .*schedule_options.power was 3, is 2"):
+        train_short_run(fresh / "run", power.replace("3", "2"), settings=settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -56,11 +76,25 @@ def test_a_file_brings_a_prior_a_rule_a_network_and_a_callback_without_yaml(fres
             "lowest_loss.factr: no such setting; did you mean callbacks.lowest_loss.factor?",
         ),
         (["+callbacks.lowest_loss={factor: big}"], "callbacks.lowest_loss.factor is 'big'; it must be of type float"),
-        (["+requires_plugins=[other]"], "the configuration needs plug-ins; if you trust them, add plugins=[other]"),
+        ([f"{STAGE}.schedule=wave"], f"{STAGE}.schedule: there is no schedule 'wave'; there are cosine, linear, wsd, "),
+        (
+            [f"{STAGE}.schedule=polynomial", f"{STAGE}.schedule_options={{powr: 1}}"],
+            f"{STAGE}.schedule_options.powr: no such setting; did you mean {STAGE}.schedule_options.power?",
+        ),
+        (
+            [f"{STAGE}.schedule=polynomial", f"+{STAGE}.schedule_options.power=0"],
+            f"{STAGE}.schedule_options.power is 0.0; it must be positive",
+        ),
+        (
+            [f"{STAGE}.schedule_options={{power: 1}}"],
+            f"{STAGE}.schedule_options.power: no such setting; there are none",
+        ),
+        (["+requires_plugins=[absent]"], "the configuration needs plug-ins; if you trust them, add plugins=[absent]"),
     ],
 )
 def test_options_of_plug_ins_are_checked_like_ours(settings, words, fresh):
-    (problem,) = problems(*SMOKE, "plugins=./mine.py", *settings)
+    (fresh / "other.py").write_text(POLYNOMIAL)
+    (problem,) = problems(*SMOKE, "plugins=[./mine.py,./other.py]", *settings)
     assert words in problem
 
 
@@ -201,7 +235,7 @@ def test_two_ranks_load_a_file_of_the_command(fresh):
 
 def test_registered_records_name_the_file_that_they_come_from(fresh):
     plugins.load(["./mine.py"])
-    assert register.scaling.plugin("power").files == ("mine.py",)
+    assert register.scaling.plugin("power") == "mine"
     assert register.scaling.plugin("ssmax") is None
     assert register.network.plugin("tabicl") is None
     assert dataclasses.is_dataclass(register.network["doubled"].settings)

@@ -96,7 +96,7 @@ def test_the_order_of_the_components_does_not_matter():
         ({"dummy": {}}, "components.dummy.weight is None; it must be a number, 0 or more"),
         ({"dummy": {"weight": -1}}, "components.dummy.weight is -1"),
         ({"dummy": {"weight": "much"}}, "components.dummy.weight is much"),
-        ({"dmumy": {"weight": 1}}, "components.dmumy: there is no prior 'dmumy'; there are: dummy, graph_scm"),
+        ({"dmumy": {"weight": 1}}, "components.dmumy: there is no prior 'dmumy'; did you mean 'dummy'?"),
         ({"mix_scm": {"weight": 1}}, "components.mix_scm: a mixture cannot be part of a mixture"),
         (
             {"graph_scm": {"weight": 1, "preste": "x"}},

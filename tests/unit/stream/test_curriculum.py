@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabicl_train.config.schema import SCHEDULES, CurriculumConfig, StageConfig
+from tabicl_train.config.schema import CurriculumConfig, StageConfig
+from tabicl_train.doors import register
 from tabicl_train.lab.sequence_config import SequenceConfig
 from tabicl_train.model import TabICL, TabICLConfig
-from tabicl_train.stream.curriculum import learning_rate, plan_step, stage_at
+from tabicl_train.stream.curriculum import plan_step, stage_at
+from tabicl_train.stream.schedules import learning_rate, schedule_problems
 
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
 LONG = StageConfig(steps=40, rows=[400, 60_000], train_share=[0.79, 0.81], tables=64, group_size=1)
 SHORT = StageConfig(steps=60, rows=[1024, 1024], tables=64, group_size=4)
 MODEL = TabICLConfig()
@@ -213,3 +217,22 @@ def test_stages_of_one_or_two_steps_have_a_positive_finite_rate(schedule):
     for steps in (1, 2):
         stage = StageConfig(steps=steps, warmup=0.0, schedule=schedule)
         assert all(0 < learning_rate(stage, step) <= stage.learning_rate for step in range(steps))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (lambda stage, step: 1.0, None),
+        (lambda stage, step: None, "returns None for step 2 of a stage of 20; it must return a number, 0 or more"),
+        (lambda stage, step: math.inf, "returns inf for step 2 of a stage of 20; it must return a number, 0 or more"),
+        (lambda stage, step: 1 / (step - 2), "division by zero"),
+        (lambda stage, step: 1 / (19 - step), "division by zero"),
+        (lambda step: 1.0, "takes 1 positional argument but 2 were given"),
+    ],
+)
+def test_a_schedule_that_fails_is_refused_at_the_start(schedule, words, monkeypatch):
+    monkeypatch.setitem(register.schedule._entries, "mine", schedule)
+    curriculum = CurriculumConfig({"smoke": StageConfig(steps=20, warmup=0.1, schedule="mine")})
+    problems = schedule_problems(curriculum)
+    assert len(problems) == (words is not None)
+    assert not problems or re.match(rf"curriculum.stages.smoke.schedule is 'mine'; it fails: .*{words}", problems[0])
