@@ -61,7 +61,7 @@ def step(output: Path) -> None:
     output.write_text(json.dumps({"launches": launches.count, "left": left, "reads_values": reads_values}))
 
 
-def test_a_step_reads_no_value_mixes_no_devices_and_launches_a_bounded_number_of_kernels(tmp_path):
+def test_a_step_reads_no_value_mixes_no_devices_and_launches_bounded_kernels(tmp_path):
     assert wait_for_exit_code(start_process(step, tmp_path / "found")) == 0
     found = json.loads((tmp_path / "found").read_text())
     assert found["left"] == []

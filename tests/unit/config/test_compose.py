@@ -138,7 +138,7 @@ def test_the_task_is_a_property_of_the_model():
     assert regressor.optimizer == classifier.optimizer
 
 
-def test_the_recipe_of_tabicl_v2_is_the_published_one_but_for_the_corrections_of_its_replication():
+def test_the_recipe_of_tabicl_v2_is_the_published_one_as_its_replication_corrects_it():
     stable, published, pilot = (
         flatten(dataclasses.asdict(compose([f"experiment=tabicl_v2{name}"]))) for name in ("", "_published", "_pilot")
     )

@@ -192,7 +192,7 @@ def rule_scores(share: float, inside: float) -> pd.DataFrame:
         (0.9, 1e-3, "is not decided at this size"),
     ],
 )
-def test_the_claim_about_far_coefficients_is_judged_once_both_rules_have_learned_the_task(share, inside, words):
+def test_far_coefficients_are_judged_once_both_rules_have_learned_the_task(share, inside, words):
     scores = rule_scores(share, inside)
     assert words in scores_experiment.verdict(scores)
     assert scores_experiment.verdict(scores[scores["rule"] != "softmax"]) is None

@@ -104,7 +104,7 @@ def gpu(monkeypatch):
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_told_otherwise(gpu):
+def test_a_gpu_has_tf32_products_and_growing_memory_segments_unless_told_otherwise(gpu):
     config = compose(gpu)
     set_up_gpu(config.trainer)
     assert torch.backends.cuda.matmul.allow_tf32
