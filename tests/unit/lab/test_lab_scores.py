@@ -154,6 +154,7 @@ def sequence_scores(experiment: ModuleType, share: float, noise: float, inside: 
     return pd.DataFrame(rows).assign(variation="with MLP")
 
 
+@pytest.mark.slow
 def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
     for share, noise, words in (
         (0.3, 0.01, "reproduced: its interval is below one half at each sigma"),

@@ -14,7 +14,8 @@ from tabicl_train.model.config import family_of
 from tabicl_train.model.costs import kept_by_part
 from tabicl_train.model.pack import Pack
 from tabicl_train.stream.curriculum import plan_step
-from tabicl_train.training.distributed.processes import start_problems
+from tabicl_train.training.checks import check_machine
+from tabicl_train.training.distributed.processes import Launch
 from tabicl_train.training.planning import expected_work, peak_bytes, run_plan, stage_peak
 from tabicl_train.training.precision import peak_flops
 

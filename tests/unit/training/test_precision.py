@@ -191,6 +191,7 @@ def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(tmp_path):
         assert all(w.dtype == torch.float32 for w in last_checkpoint(tmp_path / name)["state_dict"].values())
 
 
+@pytest.mark.slow  # 24 steps under autocast on a CPU
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))
