@@ -137,8 +137,14 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory) -> dict[str, Reader]:
-    """A reader for each page."""
-    return {page: Reader(page, tmp_path_factory.mktemp("reader")) for page in PAGES}
+    """A reader for each page, which writes its files when it is asked for."""
+
+    class Readers(dict):
+        def __missing__(self, page: str) -> Reader:
+            self[page] = Reader(page, tmp_path_factory.mktemp("reader"))
+            return self[page]
+
+    return Readers()
 
 
 def names(values: list) -> list[str]:

@@ -177,6 +177,7 @@ def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_pat
     assert found_in(tmp_path / "lucky")["best_step"] == 0
 
 
+@pytest.mark.slow  # six runs
 def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
     settings, found = [*GAINS, f"init_weights={folder}/start"], tmp_path / "run/test.json"
     for step in (3, 6):  # also at the last step, whose validation is left to the next start
@@ -194,6 +195,7 @@ def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(
     assert found_in(tmp_path / "other")["step"] == 6
 
 
+@pytest.mark.slow
 def test_a_start_without_a_checkpoint_takes_nothing_from_a_failed_start(folder, tmp_path):
     def fail(stop) -> None:
         raise Killed
