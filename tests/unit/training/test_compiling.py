@@ -155,6 +155,7 @@ def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     assert "compiled blocks" not in said
 
 
+@pytest.mark.slow  # 22 CPU seconds of tracing
 def test_own_kernels_stay_in_the_graphs_of_blocks(tracing, monkeypatch):
     """Traced with fake kernels, whose shapes alone count."""
     triton_attention = pytest.importorskip("tabicl_train.model.triton_attention")
