@@ -31,19 +31,6 @@ def forget_plugins_of_file() -> Iterator[None]:
     forget_plugins()
 
 
-@pytest.fixture(scope="session")
-def smoke_run(tmp_path_factory) -> Path:
-    """Return the run directory of a finished experiment=smoke with checkpoints of steps 8, 16 and 20.
-
-    Tests must not change it.
-    """
-    from training_runs import train_by_command  # 5 CPU seconds, which unit tests and the parent of xdist save
-
-    run_dir = tmp_path_factory.mktemp("smoke") / "run"
-    train_by_command(run_dir, "checkpoint.every=8")
-    return run_dir
-
-
 @pytest.fixture
 def unrendered(monkeypatch) -> None:
     """Draw figures, but write each as a single pixel: rendering takes most of the time of a page."""

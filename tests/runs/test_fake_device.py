@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from forked import start_process, wait_for_exit_code
 from torch import Tensor, nn
@@ -61,7 +62,8 @@ def step(output: Path) -> None:
     output.write_text(json.dumps({"launches": launches.count, "left": left, "reads_values": reads_values}))
 
 
-def test_a_step_reads_no_value_mixes_no_devices_and_launches_a_bounded_number_of_kernels(tmp_path):
+@pytest.mark.slow  # in tests/unit/training are the waits of a step, and its launches on fake tensors
+def test_a_step_reads_no_value_mixes_no_devices_and_launches_bounded_kernels(tmp_path):
     assert wait_for_exit_code(start_process(step, tmp_path / "found")) == 0
     found = json.loads((tmp_path / "found").read_text())
     assert found["left"] == []

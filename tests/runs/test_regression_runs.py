@@ -82,6 +82,7 @@ def test_validation_scores_are_those_of_their_definitions(folder):
     assert best["global_step"] == int(best_row["step"])
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_tables_of_numbers_have_no_classes(folder, tmp_path):
     assert all(0.05 < float(row["guess_loss"]) < 0.6 for row in read_metrics(folder / "numbers"))
     write_report([folder / "numbers"], tmp_path / "page.html")

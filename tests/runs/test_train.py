@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,6 +23,14 @@ from tabicl_train.stream.steps import StepStream
 from tabicl_train.training import loop, rank_process, run_folder
 from tabicl_train.training.callbacks.callback import Reason
 from tabicl_train.training.callbacks.metrics import COLUMNS
+
+
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory) -> Path:
+    """A finished experiment=smoke with checkpoints of steps 8, 16 and 20, which tests do not change."""
+    run_dir = tmp_path_factory.mktemp("smoke") / "run"
+    train_by_command(run_dir, "checkpoint.every=8")
+    return run_dir
 
 
 def test_smoke_run_leaves_a_whole_run_directory(smoke_run):
@@ -148,6 +157,5 @@ def test_workers_are_forked_before_anything_of_torch_is_opened(steps, tmp_path, 
     monkeypatch.setattr(rank_process, "open_process_groups", connect)
     find = run_folder.find_checkpoint
     monkeypatch.setattr(run_folder, "find_checkpoint", lambda *arguments: found.append("read") or find(*arguments))
-    monkeypatch.setattr(loop, "fit", lambda *_: Reason.DONE)
-    loop.train(config)
+    assert loop.train(config) == "finished"
     assert found == [1 if steps else 0, (False, False), "read"]

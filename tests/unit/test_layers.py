@@ -109,6 +109,7 @@ def test_no_module_imports_itself_through_others():
 
 @pytest.mark.parametrize("room", LIBRARIES)
 def test_heavy_libraries_stay_where_they_belong(room):
+    assert room in ROOMS
     for module in reached(module for module in FILES if room_of(module) == room):
         for name in imports(module):
             library = name.partition(".")[0]
@@ -124,6 +125,8 @@ def test_builder_and_registry_need_nothing_else(module):
 @pytest.mark.parametrize("module", ["training.loop", "weights.reader"])
 def test_what_reads_weights_reaches_nothing_that_writes_them(module):
     """And a run is validated through the door of suites, and needs no parser of command lines."""
+    assert SHARED in FILES
+    assert all(any(name.startswith(start) for name in FILES) for start in APART)
     found = reached([f"tabicl_train.{module}"])
     assert not {name for name in found - {SHARED} if name.startswith(APART)}
 

@@ -67,6 +67,7 @@ def test_a_replay_marks_the_table_that_is_not_finite(tmp_path, capsys, monkeypat
     assert "non-finite weights: 0" in printed
 
 
+@pytest.mark.slow
 def test_a_rewound_run_is_replayed_from_checkpoints_after_the_rewind_only(tmp_path, monkeypatch):
     """Back from 8 to 6, the end of the first stage; checkpoints are saved every two steps."""
     monkeypatch.setattr(guard, "HORIZON", 2)

@@ -125,7 +125,7 @@ def test_a_spawned_worker_imports_plug_ins_and_refuses_a_changed_file(fresh, mon
     assert "mine.py has changed since" in str(error)
 
 
-def test_an_actor_on_another_machine_gets_the_contents_of_the_file_and_of_what_it_imports(fresh, monkeypatch):
+def test_an_actor_on_another_machine_gets_the_file_and_what_it_imports(fresh, monkeypatch):
     (fresh / "folder").mkdir()
     (fresh / "folder/helper.py").write_text("FACTOR = 3\n")
     source = SOURCE.replace("> self.radius", "> helper.FACTOR / 3 * self.radius")
@@ -198,7 +198,7 @@ def test_a_state_that_no_resume_could_load_ends_the_run_at_the_first_save(state,
     assert not list((fresh / "run/checkpoints").glob("*"))
 
 
-def test_a_resume_refuses_another_network_rule_objective_or_optimizer_and_warns_of_another_callback(fresh):
+def test_a_resume_refuses_another_plug_in_except_of_callbacks_which_it_warns_of(fresh):
     settings = [*SMOKE, "+callbacks.lowest_loss={}", "prior=dummy", "run_dir=run"]
     assert command("train", *settings, "trainer.max_steps=1").returncode == 0
     forget_plugins()

@@ -167,6 +167,7 @@ def test_classes_at_its_smallest_size(tmp_path, run_dir):
     assert "![digits and groups" in page
 
 
+@pytest.mark.slow
 def test_members_differ_in_class_numbers_or_in_columns_alone(run_dir):
     """The mean of their logarithms of probabilities is that of single members which see the table in such a way."""
     network = load_model(str(run_dir))

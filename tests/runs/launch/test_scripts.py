@@ -1,4 +1,7 @@
-"""The launch scripts with stand-ins for Python, srun and scontrol, which record how they are called."""
+"""The launch scripts with stand-ins for Python, srun and scontrol, which record how they are called.
+
+These tests are slow ones, as scripts are seldom changed; whether they are bash is always tested.
+"""
 
 import os
 import shutil
@@ -62,6 +65,7 @@ def called(folder: Path) -> str:
     return calls.read_text().splitlines()[-1] if calls.exists() else ""
 
 
+@pytest.mark.slow
 def test_machines_meet_with_the_same_settings(folder):
     assert multinode(folder, "a:1", "1:4", "2", *SETTINGS).returncode == 0
     first = called(folder)
@@ -75,6 +79,7 @@ def test_machines_meet_with_the_same_settings(folder):
     assert ids[0] != ids[1]
 
 
+@pytest.mark.slow
 def test_other_machines_do_not_reach_a_single_one(folder):
     loopback = "-m tabicl_train.training.distributed.loopback --rdzv-backend loopback "
     assert multinode(folder, "a:1", "1", "2", *SETTINGS).returncode == 0
@@ -85,6 +90,7 @@ def test_other_machines_do_not_reach_a_single_one(folder):
     assert " --nnodes 1 " in called(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["a:1", "2", "2"], ["a:1", "2", "seed=1"], ["a:1", "two", "2", "seed=1"], ["a:1", "2", "2", "wrong=1"]],
@@ -96,6 +102,7 @@ def test_wrong_arguments_start_no_torchrun(arguments, folder):
     assert not called(folder)
 
 
+@pytest.mark.slow
 def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     first, second = (multinode(folder, "a:1", "2", "2", *SETTINGS).stderr for _ in range(2))
     project = folder.parent / "the project"
@@ -106,6 +113,7 @@ def test_a_script_installs_once_and_stays_in_the_folder_of_the_user(folder):
     assert {path.name for path in folder.iterdir()} == {"installed", "compiled", "calls"}
 
 
+@pytest.mark.slow
 def test_a_job_starts_one_torchrun_on_each_node(folder):
     """SLURM sends SIGUSR1 before the time limit, starts the job again, and appends to its log."""
     options = [line for line in (ROOT / "launch/slurm.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
@@ -119,6 +127,7 @@ def test_a_job_starts_one_torchrun_on_each_node(folder):
     assert "--nproc-per-node 4 " in called(folder)
 
 
+@pytest.mark.slow
 def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(folder):
     (folder / "settings").write_text("seed=9\noptimizer=adamw optimizer.eps=1e-7\n")
     assert sbatch(folder, "seed=%a", "run_dir=seed-%a", SLURM_ARRAY_TASK_ID="3").returncode == 0
@@ -127,6 +136,7 @@ def test_the_index_in_an_array_chooses_the_seed_or_a_line_of_settings(folder):
     assert called(folder).endswith(" optimizer=adamw optimizer.eps=1e-7 run_dir=line-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "index", "message"),
     [("@settings", {"SLURM_ARRAY_TASK_ID": "1"}, "no line 1"), ("@settings", {}, "needs a job array"),
@@ -141,6 +151,7 @@ def test_a_job_with_wrong_settings_trains_nothing(setting, index, message, folde
     assert not called(folder)
 
 
+@pytest.mark.slow
 def test_a_job_without_settings_does_not_train_the_default(folder):
     result = sbatch(folder)
     assert result.returncode == 2
@@ -148,6 +159,7 @@ def test_a_job_without_settings_does_not_train_the_default(folder):
     assert not called(folder)
 
 
+@pytest.mark.slow
 def test_each_of_the_weights_gets_a_hub_folder_of_its_name(folder):
     project = folder.parent / "the project"
     (project / "tabicl_train/weights").mkdir(parents=True)
@@ -163,6 +175,7 @@ def test_each_of_the_weights_gets_a_hub_folder_of_its_name(folder):
     ]
 
 
+@pytest.mark.slow
 def test_an_extra_is_installed_where_another_one_is(folder):
     project = folder.parent / "the project"
     for extra in ("test", "docs", "docs", ""):

@@ -52,7 +52,7 @@ def test_classes_have_the_probabilities_of_the_classifier_in_the_order_of_the_fi
     assert "output is 'out.csv', which is there already: set overwrite=true" in capfd.readouterr().err
 
 
-def test_a_column_of_texts_is_one_also_where_all_that_are_asked_for_look_like_numbers(monkeypatch):
+def test_a_column_of_texts_is_one_also_if_all_query_texts_look_like_numbers(monkeypatch):
     codes = np.where(TRAIN["flag"], "012", TRAIN["group"])
     TRAIN.assign(code=codes).to_csv("train.csv", index=False)
     TEST.assign(code="012").to_csv("test.csv", index=False)

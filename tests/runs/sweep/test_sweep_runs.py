@@ -153,7 +153,7 @@ def test_a_killed_run_is_continued_once(tmp_path, controller):
     assert trial.user_attrs["reason"] == f"{second.name}: it was killed"
 
 
-def test_runs_that_outlived_their_controller_are_adopted_and_a_torn_journal_is_repaired(tmp_path, controller):
+def test_runs_of_a_dead_controller_are_adopted_and_a_torn_journal_is_repaired(tmp_path, controller):
     for seed in (0, 1):
         (tmp_path / f"hold-{seed}").write_text("2")
     process = controller(*PAIR, f"run_dir={tmp_path}")

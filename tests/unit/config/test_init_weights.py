@@ -64,7 +64,7 @@ def test_a_start_from_another_function_than_that_of_the_file_is_told(config, fol
     assert line.startswith("warning   init_weights: model.scaling_bound was None, is 5.0; the run starts from another")
 
 
-def test_settings_of_a_network_of_ones_own_are_told_unless_they_leave_its_scores_as_they_are():
+def test_settings_of_an_outside_network_are_told_unless_its_scores_stay_the_same():
     @dataclasses.dataclass
     class Settings(NetworkSettings):
         family: str = "mine"

@@ -102,6 +102,7 @@ def test_messages_have_the_names_that_a_user_typed(override, expected, tmp_path)
     assert caught.value.problems == [expected]
 
 
+@pytest.mark.slow  # composes a hundred times
 def test_no_setting_of_zero_ends_in_a_stack_trace():
     base = ["experiment=smoke", "validation.every=5", "checkpoint.permanent_every=5"]
     for key, value in flatten(dataclasses.asdict(compose([*base, "checkpoint.every=5"]))).items():
@@ -124,7 +125,7 @@ OWN_FILES = {  # content, and what is said about it
     "comment": (b"# a note\n", "has no settings"),
     "list": (b"- a\n", "has no settings"),
     "latin": (b"# caf\xe9\na: 1\n", "is not UTF-8 text: line 1 has the byte 0xe9"),
-    "nested": (b"a: " + b"[" * 2000 + b"]" * 2000, "cannot be read: it is nested too deeply"),
+    "nested": (b"a: " + b"[" * 700 + b"]" * 700, "cannot be read: it is nested too deeply"),
     "itself": (b"a: &a {b: *a}", "is not valid YAML: found unconstructable recursive node in line 1"),
 }
 
@@ -144,7 +145,7 @@ def test_a_file_of_ones_own_that_is_empty_or_not_in_utf8_is_named(name, tmp_path
 
 def test_settings_that_are_nested_too_deeply_are_one_line(tmp_path):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/nested.yaml").write_text("# @package _global_\nname: " + "[" * 2000 + "]" * 2000)
+    (tmp_path / "experiment/nested.yaml").write_text("# @package _global_\nname: " + "[" * 700 + "]" * 700)
     (tmp_path / "experiment/e.yaml").write_text("# @package _global_\ndefaults: [smoke, nested]\n")
     with pytest.raises(ConfigError, match=r"^the settings, or a file .* are nested too deeply$"):
         compose(["experiment=e"], str(tmp_path))

@@ -95,7 +95,7 @@ def test_options_are_checked(settings, words):
     assert words in problem
 
 
-def test_settings_are_read_again_from_a_checkpoint_and_name_the_file_that_registers_a_class_of_torch():
+def test_settings_from_a_checkpoint_name_the_file_that_registers_a_class_of_torch():
     config = compose([*SHORT_RUN, "optimizer=sgd", "optimizer.momentum=0.5"])
     (record,) = config.plugins_used()
     assert record["uses"] == [["optimizer", "sgd"]]

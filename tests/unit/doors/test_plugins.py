@@ -262,7 +262,7 @@ def test_a_resume_with_another_file_is_refused_and_a_checkpoint_names_what_it_ne
     assert command("train", *settings, "resume.allow_changes=true", "trainer.max_steps=3").returncode == 0
 
 
-def test_an_exported_network_of_a_plug_in_is_scored_by_its_own_forward_and_needs_the_plug_in(fresh):
+def test_an_export_of_a_plug_in_is_scored_by_its_own_forward_and_needs_the_plug_in(fresh):
     settings = [*SMOKE[:2], "plugins=./mine.py", "model=doubled", "model.factor=3", "prior=dummy", "run_dir=run"]
     settings += [f"model.{name}" for name in ("embed_dim=16", "col_num_blocks=1", "row_num_blocks=1")]
     settings += ["model.icl_num_blocks=1", "model.col_num_inducing=4", "trainer.max_steps=2", "stream.num_workers=0"]

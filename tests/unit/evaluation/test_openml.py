@@ -182,6 +182,7 @@ def test_tasks_by_number_with_fewer_folds_and_rows(tmp_path, checkpoint, monkeyp
         assert sampled.X["x0"].iloc[part.query].isin(values).all()
 
 
+@pytest.mark.slow
 def test_whether_it_is_the_protocol_of_others_is_said(protocols, checkpoint, monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "BASELINES", {})
     every = openml_cache.chosen_tasks

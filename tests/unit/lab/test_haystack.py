@@ -15,7 +15,7 @@ from tabicl_train.model.predict import forward_differs, predict
 from tabicl_train.model.scaling import gate_flops
 
 
-def test_the_nearest_row_answers_queries_beside_needles_and_many_rows_those_in_the_crowd():
+def test_the_nearest_row_answers_queries_at_needles_and_many_rows_those_in_the_crowd():
     needles, negatives, queries = 4, 3000, 80
     spec = TableSpec(needles + negatives + queries, needles + negatives, 2, needles)
     table = build_prior("haystack", needles=needles).sample(spec, 0)

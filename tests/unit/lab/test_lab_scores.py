@@ -154,6 +154,7 @@ def sequence_scores(experiment: ModuleType, share: float, noise: float, inside: 
     return pd.DataFrame(rows).assign(variation="with MLP")
 
 
+@pytest.mark.slow
 def test_the_claim_about_linear_functions_is_judged_by_its_intervals():
     for share, noise, words in (
         (0.3, 0.01, "reproduced: its interval is below one half at each sigma"),
@@ -192,7 +193,7 @@ def rule_scores(share: float, inside: float) -> pd.DataFrame:
         (0.9, 1e-3, "is not decided at this size"),
     ],
 )
-def test_the_claim_about_far_coefficients_is_judged_once_both_rules_have_learned_the_task(share, inside, words):
+def test_far_coefficients_are_judged_once_both_rules_have_learned_the_task(share, inside, words):
     scores = rule_scores(share, inside)
     assert words in scores_experiment.verdict(scores)
     assert scores_experiment.verdict(scores[scores["rule"] != "softmax"]) is None

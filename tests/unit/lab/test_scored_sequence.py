@@ -80,7 +80,7 @@ def test_a_prediction_depends_on_earlier_points_only_or_on_none_without_attentio
 
 
 @torch.no_grad()
-def test_with_the_default_score_it_is_the_transformer_whose_outputs_and_bound_are_raised():
+def test_with_the_default_score_it_is_the_transformer_with_raised_outputs_and_bound():
     raised = network(output_scale=8.0)
     plain = SequenceModel(raised.config)
     plain.load_state_dict(raised.state_dict())
@@ -90,7 +90,7 @@ def test_with_the_default_score_it_is_the_transformer_whose_outputs_and_bound_ar
 
 
 @torch.no_grad()
-def test_without_the_last_norm_outputs_are_linear_in_the_last_tokens_and_have_no_bound():
+def test_without_the_last_norm_outputs_are_linear_in_the_last_tokens_and_unbounded():
     built = network(head_norm=False)
     assert bound(built) == math.inf
     tokens = torch.randn(3, 16)

@@ -84,7 +84,7 @@ def test_a_pair_that_predicts_something_else_is_named():
     assert "Wrong.encode and decode predict something else" in forward_differs(of_class(Wrong))
 
 
-def test_a_run_and_an_export_of_a_network_whose_pair_predicts_something_else_are_refused(tmp_path, monkeypatch):
+def test_a_network_with_a_pair_that_predicts_otherwise_is_not_trained_or_exported(tmp_path, monkeypatch):
     monkeypatch.setattr(register.network, "_entries", dict(register.network._entries))
     register.network._entries["tabicl"] = family.Family(Wrong, TabICLConfig)
     with pytest.raises(ConfigError, match=r"Wrong\.encode and decode predict something else"):

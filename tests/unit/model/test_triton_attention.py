@@ -48,11 +48,11 @@ if IS_INTERPRETED:
     interpreted_triton.install()
 
 
-@pytest.mark.slow
 @on_compiler
-def test_results_in_the_interpreter():
+@pytest.mark.parametrize("words", [["-k", "few"], pytest.param([], marks=pytest.mark.slow)], ids=["few", "all"])
+def test_results_in_the_interpreter(words):
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "", "-p", "no:cacheprovider", *words, __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
@@ -125,7 +125,7 @@ ROWS = [
     (RAGGED, 2, 16, 4, False, torch.float32),
     (RAGGED, 1, 16, 0, True, torch.bfloat16),
     (RAGGED, 1, 32, 4, True, torch.bfloat16),
-    ([(5, 3), (2, 40)], 3, 8, 2, True, torch.float32),
+    pytest.param([(5, 3), (2, 40)], 3, 8, 2, True, torch.float32, id="few"),
     ([(5, 3), (2, 70)], 2, 24, 0, False, torch.float32),
     ([(5, 3), (2, 70)], 2, 24, 1, True, torch.float32),
 ]
@@ -273,7 +273,7 @@ COLUMNS = [
     ([70, 70, 1, 64], [30, 30, 2, 65], 128, 2, 16, 3, torch.float32),
     ([70, 70, 1, 64], [30, 30, 2, 65], 128, 1, 16, 3, torch.bfloat16),
     ([5, 130], [3, 1], 100, 2, 32, 1, torch.float32),
-    ([5, 33], [3, 1], 4, 3, 8, 2, torch.float32),
+    pytest.param([5, 33], [3, 1], 4, 3, 8, 2, torch.float32, id="few"),
     ([63, 129], [], 16, 2, 24, 2, torch.float32),
     ([9, 9], [200, 1], 2, 1, 16, 1, torch.bfloat16),
 ]

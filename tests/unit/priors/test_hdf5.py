@@ -448,10 +448,16 @@ def dump(steps: range, folder: Path, prior: Prior = PRIOR, max_classes: int = 3,
 
 @pytest.fixture(scope="module")
 def dumped(tmp_path_factory) -> Path:
-    """Steps 0..9, drawn by two processes."""
+    """Steps 0..9."""
     folder = tmp_path_factory.mktemp("dump") / "tables"
-    assert dump(range(10), folder, processes=2) == {"written": 3}
+    assert dump(range(10), folder) == {"written": 3}
     return folder
+
+
+@pytest.mark.slow  # two processes that import everything
+def test_two_processes_draw_the_same_tables(tmp_path):
+    assert dump(range(10), tmp_path / "tables", processes=2) == {"written": 3}
+    assert_serves(tmp_path / "tables", range(10))
 
 
 @pytest.fixture

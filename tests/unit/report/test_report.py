@@ -482,7 +482,7 @@ def test_own_synthetic_and_public_tables_are_told_apart():
     assert labels == [["40 rows", "64 rows", "mean"], ["64 rows", "mean"], ["iris", "wine", "mean"]]
 
 
-def test_probes_inside_the_trained_range_are_a_curve_of_their_own_beside_what_is_possible():
+def test_probes_inside_the_trained_range_are_a_curve_of_their_own_with_the_possible():
     rows = [
         {"step": step, "data": f"probe {name}", "rows": 700, "roc_auc": score + step / 100, "possible": possible,
          "trained_range": position}

@@ -126,7 +126,7 @@ def test_all_values_that_had_an_effect_are_named_at_once():
     assert len(caught.value.problems) == 2
 
 
-def test_runs_of_two_versions_are_compared_and_shown_without_removed_settings_that_had_no_effect(tmp_path):
+def test_runs_of_two_versions_are_compared_without_removed_settings_without_effect(tmp_path):
     changes = {key: neutral(REMOVED[key]) for key in OF_RUNS if not {"hdf5", "disk"} & {*REMOVED[key].owners}}
     old = as_of_0_2_0(SMOKE, changes)
     names = ["old", "new"]

@@ -27,7 +27,7 @@ class Keep:
         self.items.append((item.step, item.tables, content(item)))
 
 
-def test_the_stream_has_the_tables_that_a_run_trains_on_for_any_number_of_workers_and_from_any_step(tmp_path):
+def test_the_stream_has_the_tables_of_a_run_for_any_workers_and_from_any_step(tmp_path):
     config = compose(
         [
             *("experiment=smoke", f"run_dir={tmp_path}/run", "trainer.max_steps=5", "stream.num_workers=0"),

@@ -172,9 +172,7 @@ def test_points_depend_on_their_numbers_and_not_on_restarts(sampler, tmp_path):
 
 # Half a second for each number of lines that are left.
 @pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
-def test_runs_that_finished_without_their_controller_end_the_sweep_whatever_the_journal_lost(
-    every, tmp_path, monkeypatch
-):
+def test_runs_that_outlived_their_controller_end_the_sweep_whatever_the_journal_lost(every, tmp_path, monkeypatch):
     def refuse(*_):
         pytest.fail("a run that has finished is started again")
 
@@ -345,7 +343,7 @@ PRIORS = ("prior=mlp_scm,graph_scm", "validation.rows=[64]", "validation.best=sy
         ((*PRIORS, "sweep.metric=real/loss"), None),
     ],
 )
-def test_losses_of_different_objectives_or_tables_are_warned_of_and_no_point_is_better(
+def test_losses_of_other_objectives_or_tables_are_warned_of_and_no_point_is_better(
     settings, warning, tmp_path, monkeypatch, capsys
 ):
     def lower_for_the_second(point: dict, seed: int) -> float:

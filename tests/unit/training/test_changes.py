@@ -56,7 +56,7 @@ def changed(values: dict, **settings) -> dict:
     return values
 
 
-def test_a_setting_of_the_model_of_tables_or_of_a_stage_makes_another_run_and_others_are_told(composed, capsys):
+def test_settings_of_model_tables_and_stages_make_another_run_and_others_are_told(composed, capsys):
     content = content_of(composed)
     for name, value, words in (
         ("model__ff_factor", 3, "model.ff_factor was 2, is 3; choose a new run_dir$"),
@@ -110,7 +110,7 @@ def test_an_option_declares_what_its_change_means(composed):
     assert {change.severity for change in coming if change.option.startswith("curriculum")} == {Severity.TOLD}
 
 
-def test_a_setting_of_a_network_of_ones_own_makes_another_network_unless_it_declares_something_else():
+def test_a_setting_of_an_outside_network_makes_another_one_unless_declared_otherwise():
     @dataclasses.dataclass
     class Settings(NetworkSettings):
         family: str = "mine"
@@ -148,7 +148,7 @@ def test_options_of_plug_ins_mean_for_a_run_what_they_declare(composed, monkeypa
     }
 
 
-def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says_most(composed):
+def test_a_run_of_another_kind_is_refused_in_six_lines_the_most_telling_first(composed):
     other = dataclasses.asdict(compose(["experiment=demo", "model.dropout=0.1", "optimizer=adamw", "seed=3"]))
     with pytest.raises(ConfigError) as caught:
         refuse_changes(content_of(composed), other)
@@ -159,7 +159,7 @@ def test_a_run_of_another_kind_is_refused_in_six_lines_that_begin_with_what_says
     assert re.match(r"\d+ more settings differ; choose", problems[5])
 
 
-def test_launch_and_files_of_a_run_are_no_change_and_neither_is_a_default_that_is_written_out(composed, capsys):
+def test_launch_and_files_of_a_run_and_defaults_that_are_written_out_are_no_change(composed, capsys):
     launch = {f"trainer__{name}": 9 for name in ("devices", "timeout", "max_hours", "max_steps")}
     launch |= {"tensorboard": True, "stream__num_workers": 1, "checkpoint__keep": 1}
     prior = {"name": "graph_scm"}
@@ -252,7 +252,7 @@ def test_a_jump_of_the_learning_rate_is_told_with_a_stage_that_has_none(composed
     assert config_of(override, second).curriculum.stages["more2"].clip == math.inf
 
 
-def test_the_learning_rate_of_a_stage_that_goes_on_is_told_and_that_of_a_new_one_is_not(composed, capsys):
+def test_another_learning_rate_is_told_of_a_stage_that_goes_on_and_not_of_a_new_one(composed, capsys):
     changes = {"curriculum__stages__smoke__steps": 40, "resume__allow_changes": True}
     refuse_changes(content_of(composed, 10), changed(composed, **changes))
     _, warning = capsys.readouterr().err.splitlines()

@@ -1,4 +1,7 @@
-"""Compiled blocks. Most tests trace only: code generation takes a minute on one core."""
+"""Compiled blocks. Most tests trace only: code generation takes a minute on one core.
+
+torch._dynamo is imported in the tests, when its name is used: whoever collects them would spend 1.3 CPU seconds.
+"""
 
 import copy
 import dataclasses
@@ -7,7 +10,6 @@ import sysconfig
 import pytest
 import torch
 from networks import randomize
-from torch._dynamo.utils import counters
 from training_runs import SHORT_RUN_OF_ANY_FAMILY, read_metrics, train_by_command, train_short_run
 
 from tabicl_train.config.compose import compose
@@ -49,7 +51,7 @@ def test_a_run_compiles_by_default_where_it_pays(settings, expected, monkeypatch
 def tracing():
     """Two equal networks, the first one with blocks that are traced."""
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     plain = TabICL(SMALL)
     randomize(plain)
@@ -57,7 +59,7 @@ def tracing():
     compiling.compile_blocks(traced, backend="aot_eager")
     yield traced, plain
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
 
 
 def pack_of(shapes: list[tuple[int, int, int]]) -> Pack:
@@ -101,7 +103,7 @@ def test_few_graphs_serve_all_stages_and_compute_the_same(tracing):
         for layer in scalings if step % 2 == 1 else []:
             assert layer.gate_sums[2] == (2 if max(N for N, _, _ in pack.shapes) > SMALL.checkpoint_rows else 1)
             layer.gate_sums = None
-        found.append(counters["stats"]["unique_graphs"])
+        found.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert found[1] == found[3], found  # other sizes alone do not compile anew
     assert 5 <= found[-1] <= compiling.GRAPHS, found
 
@@ -113,7 +115,7 @@ def test_weights_keep_their_names_and_copies_run_as_they_are(tracing):
     other = copy.deepcopy(traced).eval()
     with torch.no_grad():
         other(pack_of([(20, 12, 3)]))
-    assert counters["stats"]["unique_graphs"] == 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
 def test_what_is_missing_for_compiling_is_one_clear_line(monkeypatch, tmp_path):
@@ -153,6 +155,7 @@ def test_settings_without_effect_are_told(monkeypatch, tmp_path, capsys):
     assert "compiled blocks" not in said
 
 
+@pytest.mark.slow  # 22 CPU seconds of tracing
 def test_own_kernels_stay_in_the_graphs_of_blocks(tracing, monkeypatch):
     """Traced with fake kernels, whose shapes alone count."""
     triton_attention = pytest.importorskip("tabicl_train.model.triton_attention")
@@ -167,9 +170,9 @@ def test_own_kernels_stay_in_the_graphs_of_blocks(tracing, monkeypatch):
         assert not layer.own_kernels
     for shapes in ([(20, 12, 3), (20, 12, 3), (30, 21, 7)], [(25, 13, 4), (18, 12, 9), (33, 20, 11)]):
         gradients(traced, pack_of(shapes))
-        found = counters["stats"]["unique_graphs"]
+        found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     gradients(traced, pack_of([(40, 30, 5), (19, 12, 2), (33, 20, 40)]))
-    assert counters["stats"]["unique_graphs"] == found  # other sizes alone do not compile anew
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == found  # other sizes alone do not compile anew
     assert len(launched) == 6
 
 

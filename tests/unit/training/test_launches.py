@@ -23,8 +23,8 @@ from tabicl_train.training.state import untrained_module
     ("settings", "most"),
     [
         (["experiment=mini", "curriculum.stages.short.tables=64"], 600),
-        (["experiment=base", "curriculum.stages.short.tables=64"], 910),
-        (["experiment=tabicl_v2"], 1480),
+        pytest.param(["experiment=base", "curriculum.stages.short.tables=64"], 910, marks=pytest.mark.slow),
+        pytest.param(["experiment=tabicl_v2"], 1480, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_of_one_pack_launches_few_kernels(settings, most):
@@ -33,7 +33,7 @@ def test_a_step_of_one_pack_launches_few_kernels(settings, most):
     assert 0 < counter.total() <= most, counter.counted.most_common(20)
 
 
-@pytest.mark.parametrize("own_kernels", [True, False])
+@pytest.mark.parametrize("own_kernels", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_packs_of_one_size_launch_the_same(own_kernels):
     """Forward and backward pass, clipping and optimizer: a CUDA graph of one pack is that of the other."""
     settings = ["experiment=mini", "model=tiny", "curriculum.stages.short.tables=16"]

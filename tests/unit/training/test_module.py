@@ -217,7 +217,7 @@ def test_random_numbers_are_a_function_of_step_rank_and_pack(source):
     assert len(set(losses(0, source="none"))) == 1
 
 
-def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_all_ranks_and_others_in_each_step():
+def test_random_numbers_of_an_optimizer_are_those_of_all_ranks_and_new_in_each_step():
     drawn = []
     for rank in (0, 1):
         training = Training(StageConfig(), packs=2)

@@ -104,7 +104,7 @@ def gpu(monkeypatch):
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_gpu_multiplies_fp32_in_tf32_and_its_memory_grows_in_segments_unless_told_otherwise(gpu):
+def test_a_gpu_has_tf32_products_and_growing_memory_segments_unless_told_otherwise(gpu):
     config = compose(gpu)
     set_up_gpu(config.trainer)
     assert torch.backends.cuda.matmul.allow_tf32
@@ -191,6 +191,7 @@ def test_lower_precision_stays_near_fp32_and_keeps_fp32_weights(tmp_path):
         assert all(w.dtype == torch.float32 for w in last_checkpoint(tmp_path / name)["state_dict"].values())
 
 
+@pytest.mark.slow  # 24 steps under autocast on a CPU
 def test_fp16_finds_the_scale_of_its_loss_and_keeps_it_over_a_restart(tmp_path, monkeypatch):
     # So large a scale overflows at first; neither the guard nor the weights mind.
     monkeypatch.setattr(LossScale, "__init__", large_scale(LossScale.__init__))

@@ -58,7 +58,7 @@ def test_the_newest_weights_are_taken_of_a_run_without_best_ones(made, capfd):
     assert capfd.readouterr().err == line
 
 
-def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_says_that_it_is_taken(made, capfd):
+def test_an_average_that_a_run_does_not_keep_is_refused_before_a_line_names_it(made, capfd):
     folder, _ = made
     path = folder / f"checkpoints/step-{UNTRAINED_STEP:08d}.ckpt"
     content = torch.load(path, weights_only=True)

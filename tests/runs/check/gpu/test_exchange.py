@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import forked
+import pytest
 import torch
 import torch.distributed as dist
 from training_runs import SHORT_RUN
@@ -84,6 +85,7 @@ def check_faults(folder: str) -> None:
     rank_process.close_process_group(ranks)
 
 
+@pytest.mark.slow  # of tabicl-gpu-check; that ranks train as one process is in test_resume.py
 def test_faults_of_the_exchange_are_found_and_told_alike_on_all_ranks(tmp_path):
     codes = forked.run_ranks(check_faults, str(tmp_path), folder=tmp_path)
     assert codes == [0, 0], (tmp_path / "stderr.0").read_text()

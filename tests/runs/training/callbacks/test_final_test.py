@@ -74,7 +74,8 @@ def test_a_gain_is_reported_with_the_interval_of_its_rows(folder):
     losses = losses_by_row(folder)
     assert {number % 4 for number in losses} == {3}  # no row of validation or training
     assert len(losses) > 40
-    of_validation = streams_of(configured(folder), validation_streams)["own"]
+    of_validation = list(streams_of(configured(folder), validation_streams)["own"])
+    assert len(of_validation) == 2
     for item in of_validation:
         assert {number % 4 for number in query_rows(item)} == {2}
 
@@ -176,6 +177,7 @@ def test_only_a_gain_above_its_standard_error_replaces_the_start(folder, tmp_pat
     assert found_in(tmp_path / "lucky")["best_step"] == 0
 
 
+@pytest.mark.slow  # six runs
 def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(folder, tmp_path):
     settings, found = [*GAINS, f"init_weights={folder}/start"], tmp_path / "run/test.json"
     for step in (3, 6):  # also at the last step, whose validation is left to the next start
@@ -193,7 +195,8 @@ def test_only_a_whole_run_is_tested_unless_a_signal_leaves_it_to_the_next_start(
     assert found_in(tmp_path / "other")["step"] == 6
 
 
-def test_a_start_without_a_checkpoint_takes_nothing_from_one_that_failed_with_other_settings(folder, tmp_path):
+@pytest.mark.slow
+def test_a_start_without_a_checkpoint_takes_nothing_from_a_failed_start(folder, tmp_path):
     def fail(stop) -> None:
         raise Killed
 

@@ -171,7 +171,11 @@ def test_the_best_weights_are_not_those_that_are_best_outside_the_range(tmp_path
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["validation.best=real", "model.max_classes=2"], "no data set of validation lies inside the trained"),
+        pytest.param(
+            ["validation.best=real", "model.max_classes=2"],
+            "no data set of validation lies inside the trained",
+            marks=pytest.mark.slow,
+        ),
         (
             ["validation.rows=[500]"],
             "no set of synthetic tables of validation lies inside the trained range (12 to",
@@ -186,6 +190,7 @@ def test_a_run_whose_best_weights_nothing_can_choose_says_so_at_its_start(settin
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
 
 
+@pytest.mark.slow  # four runs
 def test_the_range_is_handed_on_from_run_to_run(tmp_path):
     """Through a run directory, its best weights and an export."""
     small = ["trainer.max_steps=2", *SYNTHETIC_ONLY]
@@ -203,9 +208,9 @@ def test_the_range_is_handed_on_from_run_to_run(tmp_path):
 
 
 def test_validation_tables_are_the_same_in_every_run():
-    stream = streams_of(validation_streams)
-    other_run = streams_of(validation_streams, "seed=5", "model=small")
-    for item, other in zip(stream, other_run, strict=True):
+    items = list(streams_of(validation_streams))
+    assert [item.tables for item in items] == [6, 6]
+    for item, other in zip(items, streams_of(validation_streams, "seed=5", "model=small"), strict=True):
         for pack, same in zip(item.packs, other.packs, strict=True):
             assert pack.shapes == same.shapes
             assert torch.equal(pack.X, same.X)
@@ -387,6 +392,7 @@ def test_what_a_run_of_an_earlier_version_has_scored_is_told_if_it_changes(tmp_p
     assert "changed   validation.suites was ['probes'], is []" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # three more runs
 def test_probes_are_a_curve_of_their_own_also_after_a_resume(folder, tmp_path, monkeypatch, capfd):
     """Training, best weights and other scores are those of a run without them; 32 features are outside its range."""
     probes = [Probe("xor", 50, numbers=False), Probe("2 of 32", 50, numbers=False)]

@@ -11,7 +11,7 @@ from tabicl_train import signals
 from tabicl_train.signals import Stop, watch_signals
 
 
-def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_passed_on(monkeypatch, capfd):
+def test_a_second_signal_ends_process_and_workers_unless_it_is_one_passed_on(monkeypatch, capfd):
     stop = Stop()
     times = iter((100.0, 100.9, 101.1))
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: next(times)))
@@ -36,7 +36,7 @@ def test_a_second_signal_ends_process_and_workers_unless_it_is_the_same_one_pass
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_signals_of_terminals_and_batch_systems_stop_a_run_unless_they_were_ignored_before_it(number):
+def test_signals_of_terminals_and_batch_systems_stop_a_run_unless_ignored_before_it(number):
     before = signal.signal(number, signal.SIG_IGN)  # as nohup does with SIGHUP
     try:
         with watch_signals() as stop:

@@ -43,7 +43,7 @@ def train(folder: Path, point: str, config: RunConfig) -> None:
     assert loop.train(config, callbacks) == ("preempted" if callbacks else "finished")
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one_and_the_tabicl_package_predicts_with_it(tmp_path):
+def test_a_killed_run_ends_as_an_undisturbed_one_and_the_package_predicts_with_it(tmp_path):
     for rank in (0, 1):
         (tmp_path / f"machine-{rank}").mkdir()
     for run_dir, workers, point, codes in (

@@ -51,7 +51,7 @@ def test_interruption_at_a_boundary_changes_nothing(three_stages, tmp_path):
     assert_same_end(tmp_path / "run", three_stages)
 
 
-def test_an_optimizer_is_kept_frozen_parts_keep_their_weights_and_another_optimizer_starts_anew(three_stages, tmp_path):
+def test_an_optimizer_is_kept_frozen_parts_stay_and_another_optimizer_starts_anew(three_stages, tmp_path):
     stage = ["curriculum.stages.stage2.fresh_optimizer=false", "curriculum.stages.stage2.frozen=[column,row]"]
     train_three_stages(tmp_path / "run", *stage, "trainer.max_steps=5")
     assert steps_in_optimizer(tmp_path / "run", 5) == {3, 5}  # of frozen and of trained parts

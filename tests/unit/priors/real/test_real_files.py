@@ -269,7 +269,7 @@ def test_row_numbers_that_pandas_writes_are_left_out(tmp_path):
     assert len(found.columns) == 8
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.one_of(
         st.binary(max_size=300),
