@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -68,7 +67,7 @@ html_show_sourcelink = False
 html_sidebars = {"README": []} | {page: [] for page in MENU["README"].values() if page not in MENU}
 html_theme_options = {
     "logo": {"text": "tabicl-train"},
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 9,
     "navbar_align": "left",
     "navbar_persistent": [],
     "navbar_end": ["search-button-field", "theme-switcher"],
@@ -100,28 +99,19 @@ class CommandHelp(SphinxDirective):
         return sections
 
 
-# Pages that are made from the code; their files say so to readers of the repository.
-PAGES_OF_SETTINGS = {
-    f"{SITE}/settings": reference,
-    f"{SITE}/settings_lab": partial(plugin_reference, "tabicl_train.lab"),
-}
+def write_settings(app) -> None:
+    """Make the pages of settings from the code; git ignores them."""
+    (ROOT / SITE / "settings.md").write_text(reference())
+    (ROOT / SITE / "settings_lab.md").write_text(plugin_reference("tabicl_train.lab"))
 
 
 def made_from_code(app, env, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
-    """Name the pages to read again, though their files have not changed."""
-    return [f"{SITE}/commands", *PAGES_OF_SETTINGS]
-
-
-def add_settings(app, docname: str, source: list[str]) -> None:
-    """Fill in a page of settings."""
-    if docname in PAGES_OF_SETTINGS:
-        source[0] = PAGES_OF_SETTINGS[docname]()
+    """Name the page to read again, though its file has not changed."""
+    return [f"{SITE}/commands"]
 
 
 def add_menu(app, docname: str, source: list[str]) -> None:
     """Add the pages below a page, which GitHub shows without a menu."""
-    # a folder that begins with a dot is not published on GitHub Pages
-    source[0] = source[0].replace("(.github/CONTRIBUTING.md)", f"({SITE}/contribute.md)")
     if docname in MENU:
         entries = [f"{title} </{page}>" for title, page in MENU[docname].items()]
         source[0] += "\n\n" + "\n".join([":::{toctree}", ":hidden:", "", *entries, ":::"]) + "\n"
@@ -136,7 +126,7 @@ def add_index(app, exception: Exception | None) -> None:
 def setup(app) -> None:
     """See Sphinx."""
     app.add_directive("command-help", CommandHelp)
+    app.connect("builder-inited", write_settings)
     app.connect("env-get-outdated", made_from_code)
-    app.connect("source-read", add_settings)
     app.connect("source-read", add_menu)
     app.connect("build-finished", add_index)

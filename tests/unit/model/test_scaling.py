@@ -32,7 +32,7 @@ def closed_form(rule, layer, q, n):
         return q * (layer.scales.double() * log_n)[:, None]
     if rule in ("ssmax_mlp", "ssmax_mlp_elementwise"):
         return q * mlp(layer.mlp, log_n).view(H, -1)
-    assert "qassmax" in rule, f"closed_form has no formula of {rule}: add it (.github/CONTRIBUTING.md)"
+    assert "qassmax" in rule, f"closed_form has no formula of {rule}: add it (ARCHITECTURE.md)"
     gate = 1 + torch.tanh(mlp(layer.query_mlp, q))
     return q * mlp(layer.base_mlp, log_n).view(H, -1) * gate
 
