@@ -17,10 +17,6 @@ from tabicl_train.evaluation.suites import RDATASETS_SCORES
 from tabicl_train.weights.export import save_public
 
 FOLDER = Path(__file__).parent
-PAGE = (FOLDER / "README.md").read_text()
-SCRIPTS = sorted(
-    path.name for path in FOLDER.glob("*.py") if "__main__" in path.read_text() and "test_" not in path.name
-)
 
 
 @pytest.fixture
@@ -41,12 +37,6 @@ def forked_train(command: list[str], **_) -> None:
     """In place of subprocess.run: a training process that has imported everything."""
     assert command[:3] == [sys.executable, "-m", "tabicl_train"]
     assert forked.wait_for_exit_code(forked.start_process(forked.train_command, *command[3:])) == 0
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_page_has_a_row_for_each_script_with_its_command(script):
-    (row,) = re.findall(rf"^\| `python tests/benchmarks/{script}.*$", PAGE, re.MULTILINE)
-    assert len(row.split(" | ")) == 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The estimators beside those of the `tabicl` package, with the same weights."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -12,8 +10,6 @@ from tiny_regressor import LABELED, numbers
 
 from tabicl_train import TabICLClassifier, TabICLRegressor
 from tabicl_train.weights.export import export
-
-PAGE = Path(__file__).parents[3] / "tabicl_train/prediction/README.md"
 
 
 def theirs_and_ours(
@@ -43,24 +39,16 @@ def test_agreement_of_the_classifiers(name, classes, method, tmp_path):
     assert np.abs(theirs - theirs[0]).max() > 1e-3
 
 
-FIGURES = {
-    "none": '6 another label with\n`norm_methods="none"`',
-    "power": '1 with `"power"`',
-    "quantile": '68 with `"quantile"`',
-}
-
-
 @pytest.mark.slow  # 1,000 labeled rows of 64 columns
-@pytest.mark.parametrize("method", FIGURES)
-def test_the_page_tells_how_often_labels_differ_where_there_are_outliers(method, tmp_path):
-    figure = FIGURES[method]
-    assert figure in PAGE.read_text()
+@pytest.mark.parametrize(("method", "expected"), [("none", 6), ("power", 1), ("quantile", 68)])
+def test_how_often_labels_differ_where_there_are_outliers(method, expected, tmp_path):
+    """The figures of the page about predictions."""
     X, y = load_digits(return_X_y=True)
     X, queries, y, _ = train_test_split(X, y, test_size=200, train_size=1000, random_state=0)
     export("mini", f"{tmp_path}/mini.ckpt")
     theirs, ours = theirs_and_ours(np.concatenate([X, queries]), y, method, ours="mini", theirs=f"{tmp_path}/mini.ckpt")
     differing = (theirs.argmax(axis=1) != ours.argmax(axis=1)).sum()
-    assert abs(differing - int(figure.split()[0])) <= 2  # another processor may decide near ties otherwise
+    assert abs(differing - expected) <= 2  # another processor may decide near ties otherwise
 
 
 @pytest.mark.parametrize("method", ["none", "power"])

