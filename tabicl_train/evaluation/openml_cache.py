@@ -1,7 +1,7 @@
 """The tasks of suite=openml: a folder that the package openml has filled, read without it and without a network.
 
-openml_tasks.csv lists the tasks of each protocol by their numbers on OpenML; the page OPENML.md says where the lists
-and the protocols come from, and what of them is exact. These files of the folder are read:
+openml_tasks.csv lists the tasks of each protocol by their numbers on OpenML; the section OpenML of README.md says
+where the lists and the protocols come from, and how exact they are. These files of the folder are read:
 
 org/openml/www/tasks/ID/task.xml                data set, target and kind of the task
 org/openml/www/tasks/ID/datasplits.arff         labeled and query rows of each repeat and fold
@@ -173,7 +173,7 @@ def openml_tasks(folder: str | None, numbers: bool, tasks: str | None = None) ->
     if tasks is None:
         raise ConfigError([f"tasks is missing; suite=openml needs one of {', '.join(PROTOCOLS)}, or numbers: 31,37"])
     if folder is None:
-        raise ConfigError(["folder is missing; suite=openml needs one that holds its tasks: see OPENML.md"])
+        raise ConfigError(["folder is missing; suite=openml needs one that holds its tasks: see evaluation/README.md"])
     place = Path(folder) / SERVER
     listed = chosen_tasks(tasks)
     check_complete(folder, tasks, listed)

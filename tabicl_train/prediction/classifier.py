@@ -47,9 +47,9 @@ class TabICLClassifier(ClassifierMixin, Ensemble):
     Parameters
     ----------
     model : str, Path or TabICL
-        A name of weights in the package ("mini" is the newest of "mini-2026-12" and so on; weights/README.md describes
-        them), a run directory, a checkpoint, an export, or a network. A name comes first: "./mini" is a path. Of a run,
-        its best weights by validation are taken if there are any, otherwise the newest.
+        A name of weights in the package ("mini" is the newest of "mini-2026-12" and so on; prediction/README.md
+        describes them), a run directory, a checkpoint, an export, or a network. A name comes first: "./mini" is a path.
+        Of a run, its best weights by validation are taken if there are any, otherwise the newest.
     n_estimators : int
         Size of the ensemble, whose logits are averaged. Members differ in normalization, order of features and
         numbering of classes, and the first one keeps the order of features and classes. Members also take turns in how

@@ -96,7 +96,7 @@ REMOVED: dict[str, Removed] = {
         owners=("disk",),
     ),
     "format": Removed(  # of tabicl-evaluate
-        "the output has all scores, of which tabicl_train/evaluation/OPENML.md makes the table for bencheval"
+        "the output has all scores, from which tabicl_train/evaluation/README.md makes the table for bencheval"
     ),
     "batch_size": Removed("the tables of a step are a batch: set curriculum.stages.NAME.tables"),  # of tabicl-prior
 }

@@ -69,6 +69,8 @@ LESS = {
     "tabicl-train experiment=smoke": ["trainer.max_steps=2"],
     "tabicl-train experiment=demo": TRAIN_LESS,
     "tabicl-train experiment=demo_regression": TRAIN_LESS,
+    "tabicl-train experiment=own_tables model=tabicl_v2": ["init_weights=null"],  # which are not at hand
+    "tabicl-train experiment=tabicl_v2 prior=mix_scm_causal": ["init_weights=null"],
     "tabicl-train experiment=own_tables": TRAIN_LESS,
     "tabicl-train experiment=fine_tune": ["trainer.max_steps=2", "validation.rows=[64]", "validation.tables=1"],
     "tabicl-train experiment=": ["--cfg", "job"],  # larger models: the settings are checked, and nothing is trained

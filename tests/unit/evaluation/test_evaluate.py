@@ -511,7 +511,7 @@ def test_the_page_example_of_tabarena_predicts_as_the_estimators(checkpoint, num
     package.ExternalSystemModel = type("ExternalSystemModel", (), {"__init__": lambda self, **kwargs: None})
     for name in ("tabarena", "tabarena.benchmark", "tabarena.benchmark.exec_models"):
         monkeypatch.setitem(sys.modules, name, package)
-    page = Path(evaluation.__file__).with_name("OPENML.md").read_text()
+    page = Path(evaluation.__file__).with_name("README.md").read_text()
     example = {}
     exec(re.search(r"^```python\n(# tabicl_system\.py\n.*?)^```", page, re.DOTALL | re.MULTILINE)[1], example)
 
