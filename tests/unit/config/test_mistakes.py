@@ -204,7 +204,7 @@ def test_a_run_does_not_write_its_records_among_the_tables_it_reads(tmp_path, mo
 def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):
     (tmp_path / "study.log").touch()
     assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
-    assert "it is the folder of a sweep" in capfd.readouterr().err
+    assert "it is the directory of a sweep" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
 
 
