@@ -94,7 +94,7 @@ def set_up_process(settings: TrainerConfig) -> None:
     # sums are rounded differently with another number of threads.
     torch.set_num_threads(1)
     set_up_gpu(settings)
-    # cuDNN's attention makes a plan for each new shape, and crashed for some; flash and memory-efficient kernels remain.
+    # cuDNN's attention makes a plan for each new shape, and crashed for some; flash and memory-efficient ones remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

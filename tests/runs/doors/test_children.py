@@ -248,5 +248,5 @@ def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):
         return (*value[:2], []) if isinstance(value, tuple) and len(value) == 3 else value
 
     monkeypatch.setattr(Ranks, "from_first", from_first)
-    with pytest.raises(ConfigError, match="the plug-in mine is another one than on rank 0"):
+    with pytest.raises(ConfigError, match="the plug-in mine differs from that on rank 0"):
         train_short_run(fresh / "run", "prior=ring", "trainer.max_steps=1", settings=SMOKE)
