@@ -374,7 +374,7 @@ def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:
 
 
 def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | None:
-    """Describe how the learning rate changes after the steps done; None unless the schedule of these steps was changed."""
+    """Describe how the learning rate changes after the steps done, if the schedule of these steps was changed."""
     if steps == 0 or steps >= steps_of_all_stages(values):
         return None
     try:

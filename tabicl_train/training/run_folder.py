@@ -192,12 +192,12 @@ class RunFolder:
         return loggers
 
     def _clear(self, callbacks: list[Any]) -> None:
-        """Remove the records of an earlier start that ended before its first checkpoint, perhaps with other settings."""
+        """Remove the records of an earlier start that ended before its first checkpoint; its settings may differ."""
         for name in (*row_files(callbacks), VALIDATION, TEST, START_FILE, BEST_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def _rewind(self, callbacks: list[Any], step: int) -> None:
-        """Remove the rows of steps after the checkpoint, which a killed process left behind; the steps will be repeated."""
+        """Remove the rows of steps after the checkpoint, left behind by a killed process; these steps are repeated."""
         for name in row_files(callbacks):
             self.records.rewind(name, step)
         # At step 0, also remove the rows of the initial weights, which `Validation.start` scores again.

@@ -38,7 +38,8 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     assert set(shown) <= set(lines) and "2 tables from" in lines[-1]
     assert exit_code(monkeypatch, "prior", *describe, "curriculum.stages.smoke.rows=[60,400]") == 2
     printed = capfd.readouterr()
-    assert {*shown, "stage smoke: 3 of 3 tables have at least 60 rows, and 0 at least 400"} <= set(printed.out.splitlines())
+    lengths = "stage smoke: 3 of 3 tables have at least 60 rows, and 0 at least 400"
+    assert {*shown, lengths} <= set(printed.out.splitlines())
     assert "error: curriculum.stages.smoke.rows has tables of 400 rows; none of the 3 real tables" in printed.err
 
 

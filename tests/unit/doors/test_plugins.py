@@ -120,7 +120,7 @@ def test_callbacks_of_one_class_have_a_state_each(fresh):
     Callbacks([one, other], context).load({"callbacks": {"one": {"number": 1}, "other": {"number": 2}}})
     assert (one.number, other.number) == (1, 2)
     assert stateful([one, other]) == {"one": one, "other": other}
-    with pytest.raises(ConfigError, match="two callbacks have the state 'Counts'; give one of them another state_name"):
+    with pytest.raises(ConfigError, match="two callbacks have the state_name 'Counts'; give one of them another"):
         Callbacks([Counts(), Counts()], context)
 
 
