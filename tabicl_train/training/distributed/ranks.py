@@ -106,7 +106,7 @@ class Ranks:
         return values
 
     def raise_on_all_ranks(self, problems: list[str]) -> None:
-        """Raise the same ConfigError on all ranks if any has problems; lines that not all ranks have name their ranks."""
+        """Raise the same ConfigError on all ranks if any has problems; lines of some ranks only name them."""
         ranks: dict[str, list[int]] = {}
         for rank, texts in enumerate(self.gather(problems)):
             for text in texts:

@@ -333,7 +333,7 @@ def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
         compose([*settings, "validation.every=2", "validation.rows=[64]"])
     with pytest.raises(ConfigError, match=r"components.stored: its tables have sizes of their own"):
         compose([*settings[:2], "prior=mix_scm", "+prior.components.stored={weight: 1}"])
-    with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
+    with pytest.raises(ConfigError, match="rows: stored tables have their own sizes"):
         TableStream("stored", rows=50)
 
 

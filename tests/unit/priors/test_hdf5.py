@@ -130,7 +130,7 @@ def test_a_stream_ends_with_the_last_pass_of_the_file(path):
     for one, other in zip(twice, batches[10:], strict=False):
         assert torch.equal(one.X, other.X) and torch.equal(one.y, other.y)
     assert len(list(TableStream(file, tables=5))) == 9  # the rest is no whole step
-    with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
+    with pytest.raises(ConfigError, match="rows: stored tables have their own sizes"):
         TableStream(file, rows=60)
     with pytest.raises(PriorError, match="the tables of step 0 differ in rows or labeled rows"):
         next(iter(TableStream(file, tables=2 * BATCH, dense=True)))
