@@ -199,7 +199,7 @@ def as_batch(item: StepItem) -> Batch:
     for pack in item.packs:
         tables += pack.tables()
     if len({(len(y), n) for _, y, n in tables}) > 1:  # tables from files
-        raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows; a dense batch cannot hold them")
+        raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows; they cannot be stacked")
     _, y, n = tables[0]
     features = torch.tensor([X.shape[1] for X, _, _ in tables])
     dense_X = torch.zeros(len(tables), len(y), int(features.max()))

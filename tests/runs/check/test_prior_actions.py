@@ -40,7 +40,7 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     printed = capfd.readouterr()
     lengths = "stage smoke: 3 of 3 tables have at least 60 rows, and 0 at least 400"
     assert {*shown, lengths} <= set(printed.out.splitlines())
-    assert "error: curriculum.stages.smoke.rows has tables of 400 rows; none of the 3 real tables" in printed.err
+    assert "error: curriculum.stages.smoke.rows asks for tables of 400 rows; none of the 3 real tables" in printed.err
 
 
 def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):

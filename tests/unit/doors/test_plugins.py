@@ -70,7 +70,7 @@ def test_a_schedule_of_a_file_trains_and_resumes(fresh):
         (["prior=ring", "prior.radiu=2"], "prior.radiu: no such setting; did you mean prior.radius?"),
         (["model=doubled", "model.family=tabicl"], "model.family is 'tabicl'; it cannot be changed"),
         (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
-        (["+callbacks.guard={}"], "callbacks.guard: it is one of ours, which settings of the run choose; leave it out"),
+        (["+callbacks.guard={}"], "callbacks.guard: settings of the run choose the built-in callbacks; leave it out"),
         (
             ["+callbacks.lowest_loss={factr: 1}"],
             "lowest_loss.factr: no such setting; did you mean callbacks.lowest_loss.factor?",
