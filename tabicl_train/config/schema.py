@@ -543,7 +543,7 @@ def options_of_model(values: Mapping[str, Any]) -> Any:
     try:
         return settings_of(dict(values))
     except ConfigError as error:
-        return f"model: {error.problems[0]}; if it is one of a plug-in, add plugins=[...] to the command"
+        return f"model: {error.problems[0]}; if a plug-in registers it, add plugins=[...] to the command"
 
 
 def options_of_prior(values: Mapping[str, Any]) -> Any:

@@ -115,8 +115,8 @@ def start_worker(parent: int, number: int) -> None:
     die_with_parent(parent)
     for stop in SIGNALS:
         signal.signal(stop, signal.SIG_IGN)
-    # With low priority, a worker uses the time in which training processes wait: two ranks on two cores trained 8 to 28 %
-    # more tables per second.
+    # With low priority, a worker uses the time in which training processes wait: two ranks on two cores trained 8 to
+    # 28 % more tables per second.
     os.nice(19)
 
 

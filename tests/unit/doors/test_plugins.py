@@ -300,7 +300,7 @@ def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fre
     text = "defaults: [tiny, override /model/schema@_global_.model: tripled]\n"
     (fresh / "model/mine.yaml").write_text(text)
     with pytest.raises(
-        ConfigError, match=r"there is no network 'tripled'; .*; if it is one of a plug-in, add plugins="
+        ConfigError, match=r"there is no network 'tripled'; .*; if a plug-in registers it, add plugins="
     ):
         compose(["experiment=smoke", "model=mine"], str(fresh))
 
