@@ -89,13 +89,13 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
     assert load_network(hub, plugins="mine.py")
     change(fresh)
     joblib.load("both.joblib")  # the module is here as it was
-    with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; start Python anew"):
+    with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; restart Python"):
         copy.fit(X, y)
     forget_plugins()
     with pytest.raises(ConfigError, match=r"mine.py has changed since this object was pickled"):
         joblib.load("both.joblib")
     (fresh / "mine.py").unlink()
-    with pytest.raises(ConfigError, match=r"which is not there; before, call tabicl_train.plugins.load"):
+    with pytest.raises(ConfigError, match=r"which does not exist here; first call tabicl_train.plugins.load"):
         joblib.load("both.joblib")
 
 

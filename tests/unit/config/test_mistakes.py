@@ -36,7 +36,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         "model.max_classes=11": "model.max_classes is 11",
         "curriculum.stages.smoke.train_share=[0,1]": "train_share is [0.0, 1.0]",
         "trainer.precision=bf17": "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
-        "trainer.devices=9": "fewer than the 9 processes",
+        "trainer.devices=9": "it must be at least 9, the number of processes",
         "checkpoint.every=0": "checkpoint.every is 0",
         "init_weights=nowhere.ckpt": "there is no such file",
     }
