@@ -116,7 +116,7 @@ def test_tables_of_a_run_follow_its_curriculum(capfd):
         (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 100"),
         (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has steps 0..19"),
         (["dump", "output=dump", "format=h5", "prior=dummy"], "format is 'h5'; it must be one of folder, file"),
-        (["dump", "output=file", "format=file", "prior=dummy"], "which is there already: set overwrite=true"),
+        (["dump", "output=file", "format=file", "prior=dummy"], "which already exists; set overwrite=true"),
         (["dump", "output=a.h5", "format=file", "experiment=smoke"], "set curriculum.stages.NAME.group_size to the"),
     ],
 )
