@@ -273,6 +273,7 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
+    # The options of the job.
     problems = []
     options = None
     config = None
@@ -280,6 +281,8 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
         options = parse_options(SubmitOptions, [text[7:] for text in args.overrides if text.startswith("submit.")])
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
+
+    # The configuration, and settings that the job decides.
     try:
         config = compose(settings, args.config_dir)
         problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []

@@ -237,22 +237,23 @@ class Composer:
 
     def divide(self, overrides: list[str]) -> CommandLine:
         """Divide a command line into choices of groups and single values, and find what is wrong with its words."""
-        # A word has one of these forms, in order: wrong for this command, a value, a choice that cannot be used, or a
-        # choice.
         parsed, problems = self.read(overrides)
         line = CommandLine(choices=[], values=[], wrong_groups=set(), problems=problems)
         for text, override in parsed:
             key = override.key_or_group
             value = override.value()
             is_group = key in self.choices
+            # A word for a sweep only.
             if is_of_sweep(text):
                 line.problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
             elif override.is_sweep_override():
                 line.problems.append(f"{text!r} has several values, which needs -m; {in_quotes(key)}")
                 if is_group:
                     line.wrong_groups.add(key)
+            # A value.
             elif not is_group:
                 line.values.append((text, override))
+            # A choice that undoes another, or cannot be used.
             elif text.startswith("+"):
                 line.problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
             elif key == "experiment" and value is None:  # undoes an earlier choice, such as that of a sweep
@@ -267,6 +268,7 @@ class Composer:
             elif problem := self.file_problem(key, value):
                 line.problems.append(problem)
                 line.wrong_groups.add(key)
+            # A choice.
             else:
                 line.choices.append(text)
         return line

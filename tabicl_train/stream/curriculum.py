@@ -146,7 +146,7 @@ class StepPlan:
                 rank = loads.index(min(loads))
                 loads[rank] += group.cost
                 shares[rank].append(group)
-            # Good enough?
+            # Stop once they are balanced, or cannot be divided further.
             is_balanced = all(shares) and max(loads) <= IMBALANCE * bound
             divisible = [group for group in groups if len(group.tables) > 1]
             if is_balanced or not divisible:

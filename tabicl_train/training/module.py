@@ -185,26 +185,33 @@ class TrainedNetwork(nn.Module):
         auxiliary: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
+        # The settings.
         self.objective = objective
         self.auxiliary = auxiliary or {}
         self.curriculum = curriculum
         self.optimizer_config = optimizer
         self.precision = precision
         self.seed = seed
+
+        # The network, and the results of the last step.
         self.model: Network = family_of(model)(model)
         self.loss = torch.zeros(())
         self.grad_norm = torch.zeros(())
         self.finite = torch.ones((), dtype=torch.bool)
         self.skipped = torch.zeros((), dtype=torch.int64)
         self.inherited_range: dict[str, Any] | None = None
+
+        # How a step is computed.
         self.uses_kernels = False  # whether attention is computed by the kernels of this package, see model/kernels.py
         self.loss_scale = LossScale(self.precision.name == "fp16")
         self.too_large = math.inf  # tokens of the smallest pack that did not fit into memory recently
         self.too_large_until = 0  # step from which such packs are tried again
         self.gradients: Gradients | None = None
         self.compiled = False  # whether the blocks of the network are compiled
+
+        # CUDA graphs, see cuda_graph.py.
         self.replay = Replay("the optimizer's step")
-        self.step_replay = Replay("a whole step")  # enabled if packs are padded, see cuda_graph.py
+        self.step_replay = Replay("a whole step")  # enabled if packs are padded
         self.eager_reasons: set[str] = set()  # the reasons printed so far why steps were not replayed
         self.kept_packs: dict[Hashable, Pack] = {}  # by size, the packs whose memory the graphs of whole steps read
         self.states_replaced = 0  # how often the optimizer got another state
@@ -422,7 +429,7 @@ class TrainedNetwork(nn.Module):
         in_parts = {id(p) for p in trained + frozen}
         trained += [p for p in self.model.parameters() if p.requires_grad and id(p) not in in_parts]
 
-        # With an objective of a plug-in, which may depend on the weights themselves, no bias is without effect.
+        # An objective of a plug-in may depend on the weights themselves; then every bias may have an effect.
         is_own = self.objective is None or type(self.objective).__module__ == Objective.__module__
         casts = CastWeights(places, DTYPES[self.precision.name], trained) if places else None
         self.gradients = Gradients(trained, frozen, self.model.biases_without_effect() if is_own else (), casts)

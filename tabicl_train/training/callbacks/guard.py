@@ -1,7 +1,7 @@
 """Protects a run from non-finite steps, a rising loss, or a growing multiplier.
 
 If loss or gradient norm is not finite on any rank, the module skips the step on all ranks, and the guard records it.
-The guard acts when a limit is exceeded:
+From step guard.after on, the guard acts when a limit is exceeded:
 
 - The moving average of the loss, ``average <- 0.99 average + 0.01 loss``, exceeds guard.loss.
 - The average exceeds guard.multiplier_loss, and the largest multiplier of a layer at 512 labeled rows exceeds
@@ -187,7 +187,7 @@ class Guard(Callback):
 
     def passed_limit(self, model: Network, average: float | None) -> str | None:
         """Describe the limit that is exceeded, or return None; see the formulas of this file."""
-        # The loss. Below multiplier_loss, a run is healthy whatever its multipliers.
+        # The limit of the loss; those of multipliers apply only above multiplier_loss.
         limits = self.limits
         if average is None:
             return None

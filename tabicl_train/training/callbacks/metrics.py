@@ -219,6 +219,7 @@ class Metrics(Callback):
         sums = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
         cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()
 
+        # Means over the steps since the previous row, or empty cells.
         has_flops = not math.isnan(flops)
         peak = peak_flops(module.device, module.precision.name, self.context.config.trainer.tf32)
         return {
@@ -283,6 +284,8 @@ class Diagnostics(Callback):
         step = state.step
         if step not in self.context.logged:
             return
+
+        # The multipliers for the fewest and the most labeled rows, and what the gates measured.
         labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
         smallest = min(labeled)
         largest = max(labeled)
