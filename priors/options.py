@@ -442,10 +442,16 @@ def joined(key: str, name: Any) -> str:
 
 def in_section(key: str, problem: str, options: Any) -> str:
     """Put the key of a section before a problem of its options, and before the options that the problem suggests."""
-    if not key or re.split(r"\W", problem, maxsplit=1)[0] not in options_of(options.__class__):
-        return f"{key}: {problem}" if key else problem
-    line, found, near = problem.partition(": no such setting; did you mean ")
-    return joined(key, line) + found + " or ".join(joined(key, each) for each in near.split(" or ")) * bool(found)
+    if not key:
+        return problem
+    first_word = re.split(r"\W", problem, maxsplit=1)[0]
+    if first_word not in options_of(options.__class__):
+        return f"{key}: {problem}"
+    line, question, suggested = problem.partition(": no such setting; did you mean ")
+    if not question:
+        return joined(key, line)
+    suggestions = " or ".join(joined(key, each) for each in suggested.split(" or "))
+    return joined(key, line) + question + suggestions
 
 
 def closest(name: str, names: Iterable[str]) -> list[str]:

@@ -18,13 +18,13 @@ TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
 
 # The files and folders of a run and of a sweep, to which no command may write its output. OWNED has them by the file
 # that marks a folder as that of a run or a sweep.
-OF_RUN = (
+RUN_FILES = (
     *("checkpoints", "config.yaml", "jobs", "lock", "metrics.csv", "profile", "scaling.csv", "status.json"),
     *("tensorboard", "test.json", "validation.csv", "wandb", "wandb.json"),
 )
 STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
-OF_SWEEP = ("lock", "results.csv", STUDY, "sweep.html")
-OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, STUDY: OF_SWEEP}
+SWEEP_FILES = ("lock", "results.csv", STUDY, "sweep.html")
+OWNED = {"provenance.jsonl": RUN_FILES, "status.json": RUN_FILES, "config.yaml": RUN_FILES, STUDY: SWEEP_FILES}
 
 
 def expand_home(path: str | Path) -> str:

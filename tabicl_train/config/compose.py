@@ -157,8 +157,8 @@ class Composer:
         line = self.divide(overrides)
         try:
             times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # an editor's lock is a broken link
-            of_files, choices = hydra_values(tuple(self.folders), tuple(line.choices), self.registered, max(times))
-            values = copy.deepcopy(of_files)
+            file_values, choices = hydra_values(tuple(self.folders), tuple(line.choices), self.registered, max(times))
+            values = copy.deepcopy(file_values)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError([*line.problems, *self.unreadable(error)]) from None
 
@@ -378,7 +378,7 @@ class Composer:
             content = {"sweep": OmegaConf.to_container(OmegaConf.load(file))}
         except (OSError, ValueError, yaml.YAMLError) as error:  # OmegaConf raises OSError for a file of plain text
             return [f"{text}: {unreadable_text(file, error)}"]
-        problems = of_now(read(SweepLine, without_references(content))[1])
+        problems = advise_on_removed(read(SweepLine, without_references(content))[1])
         if not problems:
             merge(values, content)
         return [f"{text}: {problem}" for problem in problems]
@@ -730,12 +730,16 @@ def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -
 
     # Read the values again, with what the references stand for.
     built, wrong = read(cls, values, "", keys)
-    return built, of_now([f"{key}: {problems[key]}" for key in references if key in problems] + wrong)
+    return built, advise_on_removed([f"{key}: {problems[key]}" for key in references if key in problems] + wrong)
 
 
-def of_now(problems: list[str]) -> list[str]:
+def advise_on_removed(problems: list[str]) -> list[str]:
     """Replace problems about options of earlier versions by advice what to do instead."""
-    return [(": no such setting" in line and removal(key_of(line))) or line for line in problems]
+    advised = []
+    for line in problems:
+        advice = removal(key_of(line)) if ": no such setting" in line else None
+        advised.append(advice or line)
+    return advised
 
 
 def text_of(value: Any) -> Any:
@@ -825,7 +829,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
 
     # Build the options, and check them. After a wrong word, the usage is shown too.
     parsed, wrong = read(options, values)
-    problems = merged(problems, of_now(wrong))
+    problems = merged(problems, advise_on_removed(wrong))
     if problems:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")

@@ -247,6 +247,7 @@ class Needed:
 
 
 def _import_needed(needed: tuple[Plugin, ...]) -> Needed:
+    """Import the plug-ins that a pickled object needs; ConfigError if one is missing or has changed."""
     since = "this object was pickled"
     for plugin in needed:
         loaded = _named.get(plugin.module)
@@ -497,6 +498,7 @@ def source_files(module: str) -> list[Path]:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
+    # A loose file that was imported; a package; a single file in a folder that Python searches.
     if spec is None:
         file = _file_of(sys.modules[top]) if top in sys.modules else None
         return [file] if file is not None else []

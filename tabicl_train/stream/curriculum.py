@@ -261,8 +261,8 @@ def cost_of(spec: TableSpec, model: NetworkConfig, rank_costs: list[float]) -> f
         The costs a of a cell, b of a row, and c of a pair of a row and a labeled row; or [].
     """
     if rank_costs:
-        of_cell, of_row, of_pair = rank_costs
-        return spec.num_rows * (of_cell * spec.num_features + of_row + of_pair * spec.train_size)
+        cell_cost, row_cost, pair_cost = rank_costs
+        return spec.num_rows * (cell_cost * spec.num_features + row_cost + pair_cost * spec.train_size)
     family = family_of(model)
     flops = family.forward_flops(model, spec.num_rows, spec.train_size, spec.num_features)
     return family.pack_tokens(model, spec.num_rows, spec.num_features) if math.isnan(flops) else flops
@@ -287,9 +287,9 @@ def largest_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bo
     largest: dict[str, dict[str, int]] = {}
     for name, stage in curriculum.stages.items():
         fewest_rows, _ = stage.rows
-        of_prior = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
+        prior_limits = prior.mixed(stage.mix).largest(fewest_rows, is_regression)._asdict()
         # A plug-in may return NumPy integers, and a checkpoint with them could not be loaded.
-        limits = {size: int(most) for size, most in of_prior.items() if most is not None}
+        limits = {size: int(most) for size, most in prior_limits.items() if most is not None}
         most_asked_for = cap_features(fewest_rows, stage.features[1])
         if prior.stored_sizes is None and most_asked_for < stage.features[1]:
             limits["features"] = min(most_asked_for, limits.get("features", most_asked_for))

@@ -37,7 +37,7 @@ ENVIRONMENT = {
 }
 # Ray listens on all network interfaces, and whoever sends it a request can run code. Since 2.52 it can require a token,
 # which it keeps in the home folder; since 2.59 it does so by default.
-OF_NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
+NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
 
 
 def ray_problems(stream: StreamConfig) -> list[str]:
@@ -110,7 +110,7 @@ class RayLoader(Loader):
         self.undrawn = self.stream.steps.start
         environment = dict(ENVIRONMENT)
         if self.config.address is None and "ray" not in sys.modules:  # it reads the mode when it is imported
-            environment |= OF_NEW_CLUSTER
+            environment |= NEW_CLUSTER
         os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
         sent = plugins.sent()
         import ray
@@ -222,16 +222,16 @@ def connect_to_ray(config: StreamConfig) -> None:
     """Join the cluster, or start Ray on this machine with a CPU for each actor, and warn if it needs no token."""
     import ray
 
-    of_new_cluster: dict[str, Any] = {}
+    cluster_options: dict[str, Any] = {}
     if config.address is None:
-        of_new_cluster = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+        cluster_options = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=config.address or "local",
             log_to_driver=False,
             logging_level=logging.CRITICAL,
-            **of_new_cluster,
+            **cluster_options,
         )
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray replaces it

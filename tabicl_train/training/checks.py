@@ -158,13 +158,14 @@ def check_network(module: TrainedNetwork) -> list[str]:
             return [f"{name}: {key} is {parameter.dtype}; parameters that are trained must be torch.float32"]
 
     # Passes through the network, and whether they have changed its shapes.
-    shapes = shapes_of_weights(network)
+    shapes_before = shapes_of_weights(network)
     found = [
         forward_differs(network, perturbed=True),
         mixing_problem(network, module.objective, module.auxiliary),
     ]
     problems = [problem for problem in found if problem is not None]
-    for key in sorted(dict(shapes.items() ^ shapes_of_weights(network).items())):
+    differences = shapes_before.items() ^ shapes_of_weights(network).items()
+    for key in sorted({key for key, _ in differences}):
         advice = "keep it as an attribute, or as a buffer with persistent=False"
         what = f"a pass changes the shape of {key} in the state_dict, so it could not be loaded again"
         problems.append(f"{name}: {what}; {advice}")

@@ -74,9 +74,9 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         if trainer.precision != "32-true":
             advice = "leave it out, and set trainer.precision of the configuration"
             problems.append(f"the Trainer's precision is {trainer.precision!r}; {advice}")
-        own = device_of(self.config.trainer, Launch()).type
-        if trainer.strategy.root_device.type != own:
-            what = f"the Trainer computes on {trainer.strategy.root_device.type}, the configuration on {own}"
+        configured = device_of(self.config.trainer, Launch()).type
+        if trainer.strategy.root_device.type != configured:
+            what = f"the Trainer computes on {trainer.strategy.root_device.type}, the configuration on {configured}"
             problems.append(f"{what}; set accelerator= of the one or trainer.accelerator of the other")
         if trainer.max_steps > self.config.total_steps:
             have = f"the configuration has {self.config.total_steps} steps"

@@ -115,10 +115,10 @@ class Gradients:
         # The gradients of the 16-bit copies: cast them to float32 in one buffer, and add it.
         number = len(self.views_of_casts)
         if number:
-            of_casts = gradients[:number]
-            if any(g is None for g in of_casts):  # otherwise the gradient of an earlier pack would be added again
+            cast_gradients = gradients[:number]
+            if any(g is None for g in cast_gradients):  # otherwise the gradient of an earlier pack would be added again
                 self.flat_of_casts.zero_()
-            read = [(view, g) for view, g in zip(self.views_of_casts, of_casts, strict=True) if g is not None]
+            read = [(view, g) for view, g in zip(self.views_of_casts, cast_gradients, strict=True) if g is not None]
             torch._foreach_copy_([view for view, _ in read], [g for _, g in read])
             self.flat.add_(self.flat_of_casts)
 

@@ -137,10 +137,10 @@ def cap_lines(config: RunConfig) -> list[str]:
     lines = []
     for name, stage in config.curriculum.stages.items():
         fewest_rows, most_rows = stage.rows
-        of_shortest = cap_features(fewest_rows, stage.features[1])
+        most_in_shortest = cap_features(fewest_rows, stage.features[1])
         caps = []
         for more_than, cap in reversed(FEATURE_CAPS):
-            if most_rows > more_than and cap <= of_shortest and cap < stage.features[1]:
+            if most_rows > more_than and cap <= most_in_shortest and cap < stage.features[1]:
                 caps.append(f"{cap} with more than {more_than:,} rows")
         if caps:
             lines.append(f"features  stage {name}: at most {', '.join(caps)}")

@@ -351,8 +351,8 @@ def severity_of_model(option: str, settings: type) -> Severity:
     """Return what the change of a setting of a network means for a run."""
     # Settings that every network has, such as dropout, mean the same in all. By default a change of another setting is
     # NEVER, since weights rarely fit after it.
-    of_every_network = severity_of(option, NetworkSettings, Severity.NEVER)
-    return severity_of(option, settings, of_every_network)
+    common_severity = severity_of(option, NetworkSettings, Severity.NEVER)
+    return severity_of(option, settings, common_severity)
 
 
 def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:

@@ -130,9 +130,9 @@ def score_packs(
             predictions = predict(network, pack).float()  # (query rows, outputs)
         losses = network.row_losses(predictions, pack)
         row_losses.append(losses)
-        of_rows = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
-        of_tables = [network.means(values, pack) for values in of_rows]  # each (tables,)
-        means_of_tables.append(torch.stack(of_tables, 1).double())
+        row_values = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
+        table_values = [network.means(values, pack) for values in row_values]  # each (tables,)
+        means_of_tables.append(torch.stack(table_values, 1).double())
     columns = torch.cat(means_of_tables).unbind(1)  # each (tables,), of all packs
 
     # Their means over tables.
@@ -140,22 +140,22 @@ def score_packs(
     guess_loss = statistics.fmean(guess_losses)
 
     if not network.config.is_regression:
-        of_loss, of_correct = columns
-        loss = statistics.fmean(of_loss.tolist())
-        accuracy = statistics.fmean(of_correct.tolist())
+        loss_means, correct = columns
+        loss = statistics.fmean(loss_means.tolist())
+        accuracy = statistics.fmean(correct.tolist())
         return {"loss": loss, "accuracy": accuracy, "guess_loss": guess_loss}, row_losses
-    of_loss, of_crps, of_squared_error, of_target, of_squared_target, of_coverage = columns
+    loss_means, crps, squared_errors, target_means, squared_targets, covered = columns
     # For r2: the mean of the variances within tables, not the variance of the targets of all tables.
-    variance = (of_squared_target - of_target.square()).mean().item()
-    squared_error = of_squared_error.mean().item()
+    variance = (squared_targets - target_means.square()).mean().item()
+    squared_error = squared_errors.mean().item()
     scores: dict[str, float | None] = {
-        "loss": of_loss.mean().item(),
+        "loss": loss_means.mean().item(),
         "rmse": math.sqrt(squared_error),
         "r2": 1 - squared_error / variance,
         "guess_loss": guess_loss,
     }
     if network.predicts_quantiles:
-        scores |= {"crps": of_crps.mean().item(), "coverage": of_coverage.mean().item()}
+        scores |= {"crps": crps.mean().item(), "coverage": covered.mean().item()}
     return scores, row_losses
 
 
@@ -200,17 +200,17 @@ def score_item(network: Network, part: str, item: StepItem, precision: Precision
     scores, row_losses = score_packs(network, item.packs, precision)
     losses: list[tuple[Hashable, float]] = []
     clusters = enumerate(item.clusters)  # for each table of the step, the clusters of its query rows, or None
-    for pack, of_rows in zip(item.packs, row_losses, strict=True):
-        of_tables = network.means(of_rows, pack.to(of_rows.device)).tolist()
+    for pack, pack_losses in zip(item.packs, row_losses, strict=True):
+        table_losses = network.means(pack_losses, pack.to(pack_losses.device)).tolist()
         end = 0
-        for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
+        for (rows, labeled, _), table_loss in zip(pack.shapes, table_losses, strict=True):
             table, clusters_of_rows = next(clusters)
             start = end
             end = start + rows - labeled
             if clusters_of_rows is None:  # the table is its own cluster
-                losses.append(((item.step, table), of_table))
+                losses.append(((item.step, table), table_loss))
             else:
-                losses += zip(clusters_of_rows, of_rows[start:end].tolist(), strict=True)
+                losses += zip(clusters_of_rows, pack_losses[start:end].tolist(), strict=True)
     return Scored(part, item.packs[0].shapes[0][0], scores, losses)
 
 

@@ -312,8 +312,8 @@ class Validation(Callback):
             return ""
         for stage in self.streams[data].curriculum.stages.values():
             if stage.rows[0] == rows:
-                of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
-                return INSIDE if trained.overlaps(of_set) else OUTSIDE
+                range_of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
+                return INSIDE if trained.overlaps(range_of_set) else OUTSIDE
         return ""
 
     def warn_of_range(self, module: TrainedNetwork) -> None:
