@@ -51,6 +51,7 @@ class Stop:
                 line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())
+        # A second signal: the workers ignore it, so they are killed here.
         elif now - self.signaled_at >= SAME:
             for worker in multiprocessing.active_children():
                 with contextlib.suppress(OSError, AttributeError):

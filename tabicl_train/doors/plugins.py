@@ -181,6 +181,8 @@ class _Found(NamedTuple):
 
 
 def _find(source: str) -> _Found:
+    """Look up a plug-in by what names it on a command line; ConfigError if there is no such file or name."""
+    # A file, or the name of a module.
     match = SOURCE.fullmatch(source.strip())
     place, expected = match.groups("") if match else ("", "")
     place = expand_home(place)
@@ -194,6 +196,7 @@ def _find(source: str) -> _Found:
         raise ConfigError([f"plugins: there is no file {place}"])
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError([f"plugins: {place!r} is neither the name of a module nor a file whose name could be one"])
+    # Its source files and their hash.
     files = with_helpers(path) if path is not None else source_files(module)
     plugin = Plugin(module, str(path or module), None, hash_files(files), _names(files))
     return _Found(plugin, path, expected)

@@ -130,6 +130,7 @@ class StepStream:
         """Return a pack with a layout if training needs one, and padded if it has all tables of a step."""
         family = family_of(self.model)
         stage, settings, _ = stage_at(self.curriculum, step)
+        # Pad it, unless its tables are too large.
         if self.pads and len(pack) == settings.tables:
             if stage not in self.typical_sizes:
                 self.typical_sizes[stage] = typical_size_of_stage(

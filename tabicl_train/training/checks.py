@@ -119,13 +119,14 @@ def missing_steps(config: RunConfig) -> list[str]:
         return []
     lacking = f"prior: its stored tables end after {steps:,} of the run's {config.total_steps:,} steps"
     advice = [f"set trainer.max_steps={steps}"] if steps else []
-    # Try how many passes would be enough.
-    again = copy.copy(prior)
-    for passes in range(2, MOST_PASSES + 1) if "passes" in config.prior else ():
-        again.passes = passes  # type: ignore[attr-defined]
-        if config.curriculum.whole_steps(again) >= config.total_steps:
-            advice.append(f"prior.passes={passes}")
-            break
+    # Try how many passes would be enough, if the prior can repeat its tables.
+    if "passes" in config.prior:
+        repeated = copy.copy(prior)
+        for passes in range(2, MOST_PASSES + 1):
+            repeated.passes = passes  # type: ignore[attr-defined]
+            if config.curriculum.whole_steps(repeated) >= config.total_steps:
+                advice.append(f"prior.passes={passes}")
+                break
     return [f"{lacking}; {' or '.join([*advice, 'dump more'])}"]
 
 

@@ -163,12 +163,12 @@ def policy(trainer: TrainerConfig) -> list[str]:
     lines = [f"precision {choose_precision(trainer)}"]
     if uses_cuda(trainer):
         products = "TF32" if trainer.tf32 else "full precision"
-        repeats = "to the bit" if trainer.deterministic else "up to rounding"
+        repeats = "bit for bit" if trainer.deterministic else "up to rounding"
         lines.append(f"          products of fp32 in {products}")
         lines.append(f"          repeatable {repeats}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     elif trainer.deterministic:
-        lines.append("warning   trainer.deterministic has no effect on a CPU, where runs repeat to the bit without it")
+        lines.append("warning   trainer.deterministic has no effect on a CPU, where runs are bit-identical anyway")
     return lines
 
 
