@@ -204,7 +204,7 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
         assert list(streams["own"].prior.priors) == [name]
         assert streams["synthetic"].prior.shares == pytest.approx({"mlp_scm": 0.7, "tree_scm": 0.3})
     if name == "tables":
-        with pytest.raises(ConfigError, match="none is for validation"):
+        with pytest.raises(ConfigError, match="none is left for validation"):
             compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.validation_fraction=0"])
 
 
