@@ -137,7 +137,7 @@ def step_problem(config: RunConfig, ranks: int) -> str | None:
         return "it does not train on a GPU"
     if ranks > 1:
         return f"{ranks} ranks exchange gradients"
-    # The network: one that is large or compiled does not wait for launches, and dropout draws other numbers each step.
+    # The network: small, since a large one does not wait for launches, eager, and without dropout.
     one_table = [[(2, 1, 1)]]
     if family_of(model).typical_size(model, one_table, 2, 1) is None:
         return "its network cannot be padded"

@@ -204,7 +204,7 @@ def load_training(content: dict, module: TrainedNetwork, optimizer: torch.optim.
                 raise ConfigError([f"{name} in the checkpoint is of type {saved.dtype}, not {weight.dtype}"])
         module.load_state_dict(content["state_dict"])
 
-    # The optimizer. There is no state if the run has changed it, see `on_load_checkpoint`.
+    # The state of the optimizer, unless the run now has another one, see `on_load_checkpoint`.
     for state in content["optimizer_states"]:
         try:
             optimizer.load_state_dict(state)

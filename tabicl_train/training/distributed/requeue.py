@@ -13,7 +13,7 @@ from tabicl_train.console import info
 def requeue(settings: TrainerConfig) -> None:
     """With `trainer.requeue`, let SLURM restart this job. This comes last, since SLURM then ends the job."""
     job = os.environ.get("SLURM_JOB_ID")
-    if "SLURM_ARRAY_JOB_ID" in os.environ:  # in an array, SLURM_JOB_ID may stand for the whole array
+    if "SLURM_ARRAY_JOB_ID" in os.environ:  # in an array, scontrol takes SLURM_JOB_ID for the whole array
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not settings.requeue or job is None:
         return
