@@ -90,8 +90,8 @@ class Registry(Mapping[str, Any]):
 
     def _add(self, name: str, entry: Any, module: str, facts: dict[str, Any]) -> Any:
         """Register an entry on behalf of a module, and return it; see `__call__`."""
-        known = self._entries.get(name)
-        if known is not None and self.place(name) != place_of(entry):  # a module may be imported twice
+        registered = self._entries.get(name)
+        if registered is not None and self.place(name) != place_of(entry):  # a module may be imported twice
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise self.error(f"{problem}; rename one of them")
         # The entry, or a record of it with its facts.

@@ -57,11 +57,11 @@ def owner_problem(path: str | Path) -> str | None:
     path = Path(os.path.realpath(path))
     for folder in path.parents:
         file = folder / path.relative_to(folder).parts[0]
-        own: list[str] = []
+        reserved: list[str] = []
         for mark, names in OWNED.items():
             if os.path.exists(folder / mark):
-                own += names
-        if own and (file.name in own or is_record(file)):
+                reserved += names
+        if reserved and (file.name in reserved or is_record(file)):
             return f"{file} belongs to the run or sweep in {folder}; choose another name"
     return None
 

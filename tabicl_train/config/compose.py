@@ -173,23 +173,23 @@ class Composer:
 
         # Put in the values of the command line: names first, since a prior's or an optimizer's options depend on them.
         keys = [*also, *flatten(plain(read(RunConfig, without_references(values))[0]))]
-        found = []
+        value_problems = []
         for text, override in sorted(line.values, key=lambda value: not value[1].key_or_group.endswith(".name")):
             problem = put(values, RunConfig, text, override)
             if problem is not None:
-                found.append(problem)
+                value_problems.append(problem)
 
         # Build and check the configuration.
         config, wrong = to_config(values, keys)
         texts = {override.key_or_group: text for text, override in line.values}
-        found += [self.with_source(problem, texts, choices) for problem in wrong]
+        value_problems += [self.with_source(problem, texts, choices) for problem in wrong]
 
         # Do not report settings of a group whose choice is wrong: they may be right for the choice that was meant.
         doubtful = list(line.wrong_groups)
         if "experiment" in line.wrong_groups:
             doubtful += [STAGES, "prior"]  # what experiments choose
         problems = list(line.problems)
-        for problem in found:
+        for problem in value_problems:
             if not problem.startswith(tuple(doubtful)):
                 problems.append(problem)
         if problems:
@@ -723,8 +723,8 @@ def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -
         *sections, name = key.split(".")
         node = functools.reduce(lambda node, section: node.setdefault(section, {}), sections, values)
         try:
-            found = OmegaConf.select(tree, key, throw_on_missing=True)
-            node[name] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            resolved = OmegaConf.select(tree, key, throw_on_missing=True)
+            node[name] = OmegaConf.to_container(resolved, resolve=True) if OmegaConf.is_config(resolved) else resolved
         except OmegaConfBaseException as error:
             problems[key] = first_line(error)
 

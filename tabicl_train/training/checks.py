@@ -160,11 +160,11 @@ def check_network(module: TrainedNetwork) -> list[str]:
 
     # Passes through the network, and whether they have changed its shapes.
     shapes_before = shapes_of_weights(network)
-    found = [
+    results = [
         forward_differs(network, perturbed=True),
         mixing_problem(network, module.objective, module.auxiliary),
     ]
-    problems = [problem for problem in found if problem is not None]
+    problems = [problem for problem in results if problem is not None]
     differences = shapes_before.items() ^ shapes_of_weights(network).items()
     for key in sorted({key for key, _ in differences}):
         advice = "keep it as an attribute, or as a buffer with persistent=False"

@@ -159,11 +159,11 @@ def losses_from(
     # An objective of a plug-in may return anything.
     expected = f"it must return a tensor of shape ({len(pack)},), one loss per table"
     if not isinstance(losses, Tensor):
-        found = "None" if losses is None else f"a {type(losses).__name__}"
-        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+        returned = "None" if losses is None else f"a {type(losses).__name__}"
+        raise ConfigError([f"{title_of(objective)} returns {returned}; {expected}"])
     if losses.shape != (len(pack),):
-        found = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
-        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+        returned = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
+        raise ConfigError([f"{title_of(objective)} returns {returned}; {expected}"])
 
     # Auxiliary losses of the network.
     for name, weight in (auxiliary or {}).items():
@@ -275,15 +275,15 @@ def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, flo
         torch.manual_seed(seed)
         with torch.set_grad_enabled(training):
             predictions.requires_grad_(training)
-            found = losses_from(outputs, network, pack, objective, auxiliary)
+            table_losses = losses_from(outputs, network, pack, objective, auxiliary)
         if training:
-            refuse_detached(found, objective)
+            refuse_detached(table_losses, objective)
         for name, tensor in before.items():
             is_same = getattr(pack, name) is tensor and tensor._version == versions[name]
             if not is_same or not torch.equal(tensor, copies[name]):
                 what = f"changes {name} of the pack, which holds the tables of the step"
                 raise ConfigError([f"{title_of(objective)} {what}; change a copy, pack.{name}.clone()"])
-        return found.detach().float()
+        return table_losses.detach().float()
 
     # Compare. If the losses depend on the seed, they draw random numbers, and as many for the other table only if it
     # has the same shape: then the other table is exchanged instead of left out.

@@ -261,9 +261,9 @@ class MuonAdamW(torch.optim.Optimizer):
         sharing = Counter(id(state["taken"]) for state in self.state.values() if "taken" in state)
         for taken, members in groups.items():
             if sharing[id(taken)] > len(members):
-                own = taken.clone()
+                copy = taken.clone()
                 for p in members:
-                    self.state[p]["taken"] = own
+                    self.state[p]["taken"] = copy
         return list(groups.values())
 
     def load_state_dict(self, state_dict: dict) -> None:

@@ -216,9 +216,9 @@ class Guard(Callback):
             if callback is not self:
                 callback.load_state_dict(earlier or {})
         # The guard's own averages go back too, but it remembers the rewinds.
-        own = good["callbacks"]["Guard"]
-        self.average = own["average"]
-        self.low = own["low"]
+        guard_then = good["callbacks"]["Guard"]
+        self.average = guard_then["average"]
+        self.low = guard_then["low"]
         self.abandoned.append([good["global_step"], state.step])
         info(f"guard     back to the weights of step {good['global_step']}; steps up to {state.step} are skipped")
 

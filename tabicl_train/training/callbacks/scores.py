@@ -246,12 +246,12 @@ def score_in_validation(network: Network, task: Any) -> Scored:
     # For numbers, the loss is the pinball loss at nine levels, which all estimators predict.
     columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES
     try:
-        found = task.score_network(network)
+        score_by_name = task.score_network(network)
     except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are NaN
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
-        found = dict.fromkeys(columns.values(), math.nan)
-    scores: dict[str, float | None] = {column: found[name] for column, name in columns.items()}
-    for known in task.known_scores(1):
-        if known["method"] == "possible":
-            scores["possible"] = known[judged_by(scores)]
+        score_by_name = dict.fromkeys(columns.values(), math.nan)
+    scores: dict[str, float | None] = {column: score_by_name[name] for column, name in columns.items()}
+    for known_scores in task.known_scores(1):
+        if known_scores["method"] == "possible":
+            scores["possible"] = known_scores[judged_by(scores)]
     return Scored(task.name, len(task.y), scores, sizes=task.sizes)
