@@ -8,10 +8,10 @@
     build(Ring, {"radus": 2}, "prior")   # Ring(radius=1.0), ["prior.radus: no such setting; did you mean ...?"]
     check(Ring(radius=-1.0))             # ["radius is -1.0; it must be positive"]
 
-An option is a field with a type and a default. `option` declares what else is known of it; a plain `field` works as
-well. What contradicts other options, or a file, is listed by a method `problems` of the class, if it has one. Nothing
-here raises: each function lists problems, one line each that begins with the key, so that all mistakes are reported at
-once.
+An option is a field with a type and a default. `option` declares what else is known about it; a plain `field` works as
+well. A class may have a method `problems`, which lists contradictions with other options or with files. Nothing here
+raises an error: each function lists problems, so that all mistakes are reported at once. A problem is one line that
+begins with the key.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SCALARS: dict[type, type] = {bool: bool, int: numbers.Integral, float: numbers.R
 TRUTH = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
 
 
-REQUIRED: Any = "???"  # the default of an option that must be given, as for OmegaConf
-WRONG: Any = object()  # in place of a value that cannot be read; its option keeps its default
+REQUIRED: Any = "???"  # the default of an option that must be given, as in OmegaConf
+WRONG: Any = object()  # takes the place of a value that cannot be read; the option keeps its default
 
 
 class Typed:
-    """A value of a command line: an option of type str takes its text, bool reads the text, others take the value.
+    """A value from a command line. An option of type str takes the text, bool reads the text, others take the value.
 
     Parameters
     ----------
     text : str or None
-        What was typed; None if that is not known, and the value may have been typed in another form.
+        What was typed; None if that is not known, since the value may have been typed in another form.
     value : object
-        What it means: 2024_10 is the number 202410.
+        What it means, such as the number 202410 for 2024_10.
     """
 
     def __init__(self, text: str | None, value: Any) -> None:
@@ -73,26 +73,31 @@ def option(
     chosen: Callable[[Mapping[str, Any]], Any] | None = None,
     kw_only: bool = False,
 ) -> Any:
-    """Declare an option: a field of a dataclass, with what is known of its values.
+    """Declare an option: a field of a dataclass, with what is known about its values.
 
     Parameters
     ----------
     default : object
-        Its default; an option without one must be given. Each object gets a copy of a list, a dictionary or a
-        dataclass, and an object of its own of a class.
+        The default. An option without one must be given. Each object gets its own copy of a list, a dictionary or a
+        dataclass; if the default is a class, each object gets a new instance of it.
     at_least, above, at_most, below : float, optional
-        Bounds of a number, or of each number of a list.
+        Bounds of a number, or of each number in a list.
     choices : collection of str, optional
-        The texts that are allowed, or that each element of a list may be.
+        The texts that are allowed, also for each element of a list.
     inf : bool, optional
-        Whether a number may be inf. By default numbers are finite.
+        Whether a number may be inf. Default: numbers must be finite.
     resume : str, optional
         What another value means for a run that is continued, see tabicl_train/config/on_resume.py.
     chosen : callable, optional
-        For a section whose options depend on a name among its values: returns the dataclass for values, or a text that
-        says why there is none.
+        For a section whose options depend on a name among its values: returns the dataclass for the values, or a
+        message why there is none.
     kw_only : bool
-        As of `dataclasses.field`.
+        See `dataclasses.field`.
+
+    Returns
+    -------
+    dataclasses.Field
+        The field.
     """
     facts: dict[str, Any] = {
         "at_least": at_least,
@@ -114,7 +119,7 @@ def option(
 
 @functools.cache
 def options_of(cls: Any) -> dict[str, tuple[Any, Field]]:
-    """Return the options of a dataclass by name, each with its type and its field; of another class there are none."""
+    """Return the options of a dataclass by name, each with its type and its field; another class has none."""
     if not is_dataclass(cls):
         return {}
     kinds = get_type_hints(cls)
@@ -134,38 +139,40 @@ def is_required(value: Any) -> bool:
 
 
 def build(cls: Any, values: Any, key: str = "", keys: Iterable[str] = ()) -> tuple[Any, list[str]]:
-    """Build an object from its options, and list everything that is wrong with them: see `read` and `check`."""
+    """Build an object from its options, and list everything that is wrong with them; see `read` and `check`."""
     built, problems = read(cls, values, key, keys)
     return built, merged(problems, check(built, key))
 
 
 def read(cls: Any, values: Any, key: str = "", keys: Iterable[str] = (), base: Any = None) -> tuple[Any, list[str]]:
-    """Build an object from those of its options that differ from the defaults.
+    """Build an object from the options that differ from the defaults.
 
     Parameters
     ----------
     cls : type
         A dataclass, or a class without options.
     values : mapping
-        The options by name, those of a section as a mapping.
+        The options by name; those of a section are a mapping.
     key : str
-        The name of the object in messages, such as "model"; "" for the whole.
+        The name of the object in messages, such as "model"; "" for the whole configuration.
     keys : iterable of str
-        The names of all options of the whole, one of which may have been meant by a name that does not exist.
+        The names of all options of the whole configuration, to suggest one for a name that does not exist.
     base : object, optional
-        An object with the defaults, by default those of the class.
+        An object with the defaults. Default: those of the class.
 
     Returns
     -------
     object
         The object; options that are wrong have their defaults.
     list of str
-        Names that do not exist, values of another type, and options that are missing.
+        Names that do not exist, values of the wrong type, and options that are missing.
     """
     options = options_of(cls)
     given = {} if base is None else {name: getattr(base, name) for name in options}
     if not isinstance(values, Mapping):
         return cls(**given), [f"{key}: {NEEDS_VALUE if plain(values) is None else NEEDS_MAPPING}"]
+
+    # The options that are given.
     problems = []
     for name, value in values.items():
         if name not in options:
@@ -177,6 +184,8 @@ def read(cls: Any, values: Any, key: str = "", keys: Iterable[str] = (), base: A
         problems += wrong
         if converted is not WRONG:
             given[name] = converted
+
+    # The others have their defaults.
     for name, (_, declared) in options.items():
         if is_required(given.setdefault(name, default_of(declared))) and name not in values:
             problems.append(f"{joined(key, name)} is missing")
@@ -197,17 +206,16 @@ def convert(
     key : str
         The dotted name of the option, for messages.
     chosen : callable, optional
-        Of an option that is a choice, such as a prior: it returns the dataclass that plain values belong to, or a
-        message.
+        For an option that is a choice, such as a prior: returns the dataclass for plain values, or a message.
     keys : iterable of str
         Names to suggest for unknown ones.
     default : Any
-        What the option has without the value.
+        The value of the option if this value were not given.
 
     Returns
     -------
     Any
-        The value, or WRONG.
+        The converted value, or WRONG.
     list of str
         The problems with it.
     """
@@ -221,7 +229,7 @@ def convert(
         if isinstance(cls, str):
             return WRONG, [cls]
         if "name" in value and "name" not in options_of(cls):
-            # Of a prior and an objective, a configuration has plain values: the options and the name.
+            # A configuration holds priors and objectives as plain values: the options and the name.
             options = {name: each for name, each in value.items() if name != "name"}
             built, problems = read(cls, options, key, keys)
             return plain(built) | {"name": plain(value["name"])}, problems
@@ -233,7 +241,7 @@ def convert(
             return value, []
         return read(kind, value, key, keys, default if type(default) is kind else None)
 
-    # One of several types, lists and dictionaries, with the types of what they hold.
+    # One of several types; a list; a dictionary.
     origin = get_origin(kind) or kind
     if origin in (Union, types.UnionType):
         return convert_to_one(value, get_args(kind), key, keys)
@@ -261,7 +269,7 @@ def convert(
 
 
 def convert_to_one(value: Any, kinds: tuple[Any, ...], key: str, keys: Iterable[str]) -> tuple[Any, list[str]]:
-    """Convert a value to the first of several types that takes it."""
+    """Convert a value to the first of several types that it fits."""
     if plain(value) is None and type(None) in kinds:
         return None, []
     kinds = tuple(kind for kind in kinds if kind is not type(None))
@@ -275,7 +283,8 @@ def convert_to_one(value: Any, kinds: tuple[Any, ...], key: str, keys: Iterable[
 
 
 def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
-    """Convert a value to a type that is no list, dictionary or dataclass."""
+    """Convert a value to a type other than a list, a dictionary or a dataclass."""
+    # What was typed counts for texts and booleans.
     if isinstance(value, Typed):
         if kind is str and isinstance(value.text, str):
             return value.text, []
@@ -283,25 +292,26 @@ def convert_scalar(value: Any, kind: Any, key: str) -> tuple[Any, list[str]]:
             return WRONG, [f"{key}: {value.value} was typed in another form; put it in quotes: '...'"]
         if kind is bool and str(value.text).lower() in TRUTH:
             return TRUTH[str(value.text).lower()], []
+    # Otherwise the value counts: a NumPy number is a number, and 2 is 2.0 where a float is asked for.
     value = plain(value)
     if kind in SCALARS:
         if isinstance(value, SCALARS[kind]) and (kind is bool or not isinstance(value, bool)):
-            return kind(value), []  # a number of NumPy is one, and 2 is 2.0 where a float is asked for
+            return kind(value), []
         if value is None:
             return WRONG, [f"{key}: {NEEDS_VALUE}"]
         return WRONG, [f"{key} is {value!r}; it must be of type {kind.__name__}"]
     if get_origin(kind) is Literal and value not in get_args(kind):
         return WRONG, [f"{key} is {value!r}; it must be one of {', '.join(map(str, get_args(kind)))}"]
-    return value, []  # of Any, or of a class of which only the owner of the option knows what it takes
+    return value, []  # for Any, or a class that only the owner of the option can check
 
 
 def type_name(kind: Any) -> str:
-    """Write a type: int, list[str]."""
+    """Write a type as in source code: int, list[str]."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def plain(value: Any) -> Any:
-    """Return the plain values of an object: dataclasses as dictionaries, and for what was typed its meaning."""
+    """Return the plain values of an object: dictionaries for dataclasses, and values for `Typed` ones."""
     if isinstance(value, Typed):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -312,13 +322,26 @@ def plain(value: Any) -> Any:
 
 
 def check(options: Any, key: str = "") -> list[str]:
-    """List what is wrong with the values of an object of options, and of those inside it.
+    """List what is wrong with the values of an object of options, and of the objects inside it.
 
-    These are values of another type, numbers that are not finite or outside their bounds, texts that are no choice, and
-    what the method `problems` of each object lists. Of an option that is wrong by itself, nothing else is said.
+    These are values of the wrong type, numbers that are not finite or outside their bounds, texts that are not among
+    the choices, and what the method `problems` of each object lists. Each option is reported once, by the first of
+    these.
+
+    Parameters
+    ----------
+    options : object
+        A dataclass object.
+    key : str
+        Its name in messages; "" for the whole configuration.
+
+    Returns
+    -------
+    list of str
+        The problems.
     """
     problems = wrong_types(options, key)
-    if problems:  # `problems` of the class could fail
+    if problems:  # with wrong types, the method `problems` could fail
         return problems
     problems = declared_problems(options, key)
     is_missing = any(is_required(getattr(options, name)) for name in options_of(options.__class__))
@@ -328,7 +351,7 @@ def check(options: Any, key: str = "") -> list[str]:
 
 
 def wrong_types(options: Any, key: str) -> list[str]:
-    """List the values of another type than that of their option, for an object that was made in Python."""
+    """List the values of the wrong type, in an object that was built in Python."""
     problems = []
     for name, (kind, declared) in options_of(options.__class__).items():
         value = getattr(options, name)
@@ -338,7 +361,7 @@ def wrong_types(options: Any, key: str) -> list[str]:
 
 
 def declared_problems(options: Any, key: str = "") -> list[str]:
-    """List what is wrong by the declarations of the options, and inside of sections."""
+    """List values that break the declarations of their options, also inside sections."""
     problems = []
     for name, (_, declared) in options_of(options.__class__).items():
         value = getattr(options, name)
@@ -349,7 +372,8 @@ def declared_problems(options: Any, key: str = "") -> list[str]:
 
 
 def value_problems(value: Any, key: str, facts: Mapping[str, Any]) -> list[str]:
-    """List what is wrong with a value by the declaration of its option."""
+    """List how a value breaks the declaration of its option."""
+    # A section, a dictionary, a list.
     if is_dataclass(value) and not isinstance(value, type):
         return check(value, key)
     if isinstance(value, Mapping):
@@ -357,6 +381,7 @@ def value_problems(value: Any, key: str, facts: Mapping[str, Any]) -> list[str]:
     if isinstance(value, list | tuple):
         problems = [line for each in value for line in value_problems(each, key, facts)]
         return [in_list(problems[0], key, list(value))] if problems else []
+    # A text, a number.
     if isinstance(value, str) and value not in facts.get("choices", (value,)):
         return [f"{key} is {value!r}; it must be one of {', '.join(facts['choices'])}"]
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -366,7 +391,7 @@ def value_problems(value: Any, key: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def broken_rule(value: float, facts: Mapping[str, Any]) -> str | None:
-    """Return what a number must be by the declaration of its option, if it is not."""
+    """Return what the declaration of its option requires of a number, as in "be at least 1"; None if it holds."""
     may_be_infinite = facts.get("inf", False)
     if not math.isfinite(value) and not (may_be_infinite and value == math.inf):
         return "be a number or inf" if may_be_infinite else "be a finite number"
@@ -375,6 +400,8 @@ def broken_rule(value: float, facts: Mapping[str, Any]) -> str | None:
     is_too_high = (at_most is not None and value > at_most) or (below is not None and value >= below)
     if not is_too_low and not is_too_high:
         return None
+
+    # One bound, or two.
     if at_most is None and below is None:
         if above is None:
             return f"be at least {at_least}"
@@ -389,7 +416,7 @@ def broken_rule(value: float, facts: Mapping[str, Any]) -> str | None:
 
 
 def in_list(problem: str, key: str, values: list, kind: Any = Any) -> str:
-    """Say of a whole list what is wrong with an element of it, which is of the type `kind`."""
+    """Turn the problem of an element, which must be of type `kind`, into one of the whole list."""
     if problem == f"{key}: {NEEDS_VALUE}":
         advice = ": put quotes around it" if kind is str else ""  # null, or ?
         return f"{key} is {values}; each value must be of type {type_name(kind)}{advice}"
@@ -398,31 +425,37 @@ def in_list(problem: str, key: str, values: list, kind: Any = Any) -> str:
 
 
 def merged(first: list[str], second: list[str]) -> list[str]:
-    """Return the lines of two lists, of the second one only those about other keys, each once."""
+    """Join two lists of problems without duplicates; those of the second only if the first has none for their key."""
     keys = {key_of(line) for line in first}
     return list(dict.fromkeys([*first, *(line for line in second if key_of(line) not in keys)]))
 
 
 def key_of(problem: str) -> str:
-    """Return the key with which the line of a problem begins."""
+    """Return the key at the beginning of a problem."""
     return problem.partition(" ")[0].rstrip(":")
 
 
 def joined(key: str, name: Any) -> str:
-    """Return the key of an option of a section, or of the whole."""
+    """Return the key of an option in a section, or in the whole configuration if the section's key is empty."""
     return f"{key}.{name}" if key else str(name)
 
 
 def in_section(key: str, problem: str, options: Any) -> str:
-    """Put the key of a section before a problem of its options, and before the keys that the problem suggests."""
-    if not key or re.split(r"\W", problem, maxsplit=1)[0] not in options_of(options.__class__):
-        return f"{key}: {problem}" if key else problem
-    line, found, near = problem.partition(": no such setting; did you mean ")
-    return joined(key, line) + found + " or ".join(joined(key, each) for each in near.split(" or ")) * bool(found)
+    """Put the key of a section before a problem of its options, and before the options that the problem suggests."""
+    if not key:
+        return problem
+    first_word = re.split(r"\W", problem, maxsplit=1)[0]
+    if first_word not in options_of(options.__class__):
+        return f"{key}: {problem}"
+    line, question, suggested = problem.partition(": no such setting; did you mean ")
+    if not question:
+        return joined(key, line)
+    suggestions = " or ".join(joined(key, each) for each in suggested.split(" or "))
+    return joined(key, line) + question + suggestions
 
 
 def closest(name: str, names: Iterable[str]) -> list[str]:
-    """Return the most similar name, if any. The cutoff is 0.7 since at 0.5 `tabel` was taken for `trainer`."""
+    """Return the most similar name, if any. The cutoff is 0.7, since at 0.5 `tabel` was taken for `trainer`."""
     return difflib.get_close_matches(str(name), [str(each) for each in names], n=1, cutoff=0.7)
 
 
@@ -432,27 +465,35 @@ def unknown(key: str, siblings: Iterable[str], keys: Iterable[str] = (), value: 
     Parameters
     ----------
     key : str
-        The key up to the unknown part.
+        The key, up to the unknown part.
     siblings : iterable of str
-        What there is instead.
+        The names that exist in the same section.
     keys : iterable of str
-        All keys, one of which may have the same last part.
+        All keys; one of them may have the same last part.
     value : object
-        What was given. If it is a section, as in modle.embed_dim=3, the name in it is more telling.
+        The value that was given. If it is a section, as in modle.embed_dim=3, the name in it says more.
+
+    Returns
+    -------
+    str
+        The message.
     """
+    # A similar name in the same section.
     section, _, name = key.rpartition(".")
     if not section:
         siblings = dict.fromkeys([*siblings, *(each for each in keys if "." not in each)])
     near = [joined(section, each) for each in closest(name, siblings)]
+
+    # The same or a similar last part in another section.
     by_last_part: dict[str, list[str]] = {}
     for each in keys:
         by_last_part.setdefault(each.rpartition(".")[2], []).append(each)
     setting = name
     while isinstance(value, Mapping) and len(value) == 1:
         ((setting, value),) = value.items()
-    if setting == name:  # max_steps=3 may be a setting of another section
+    if setting == name:  # max_steps=3 may be a setting in another section
         near += by_last_part.get(name, [])
-    else:  # in modle.embed_dim=3 the last part is most likely right
+    else:  # in modle.embed_dim=3, the last part is most likely right
         near = by_last_part.get(setting, near)
     for last in closest(setting, by_last_part) if not near else []:
         near = by_last_part[last]

@@ -1,11 +1,11 @@
-"""Registries: one for each kind of thing that has a name, filled the same way by us and by others.
+"""Registries: one for each kind of thing with a name, filled in the same way by this package and by plug-ins.
 
     @register.prior("ring")
     class Ring(Prior): ...
 
-An entry may also be the text "module:name", which is imported when it is asked for, since the help of a command must
-not wait two seconds for torch. A name that is not known is looked for in installed packages: an entry point of the
-group `tabicl_train.plugins` names a module, and importing the module registers what it brings.
+An entry may also be the text "module:name", which is imported when it is needed, since the help of a command must not
+wait two seconds for torch. An unknown name is searched for in installed packages: an entry point of the group
+`tabicl_train.plugins` names a module, which registers its entries when it is imported.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["GROUP", "OLD_CONFIGS", "Registry", "load", "place_of", "prior"]
 
 GROUP = "tabicl_train.plugins"  # of entry points
 # Groups of version 0.2.0, which work until version 0.4.0.
-OLD_CONFIGS = "tabicl_train.configs"  # of packages that are folders of configuration files
-OLD_PRIORS = "tabicl_train.priors"  # of the classes of priors
+OLD_CONFIGS = "tabicl_train.configs"  # their entry points name packages that are folders of configuration files
+OLD_PRIORS = "tabicl_train.priors"  # their entry points name classes of priors
 OURS = ("priors", "tabicl_train")
 
-LOCK = threading.RLock()  # of imports of plug-ins: estimators may be fitted in several threads
+LOCK = threading.RLock()  # for imports of plug-ins, since estimators may be fitted in several threads
 _installed_loaded = False
-_broken: dict[str, str] = {}  # installed plug-ins that could not be imported: why, by name
+_broken: dict[str, str] = {}  # by name, why an installed plug-in could not be imported
 
 
 class Registry(Mapping[str, Any]):
@@ -45,9 +45,9 @@ class Registry(Mapping[str, Any]):
     home : str
         Module that registers the entries of this package, imported on first use.
     record : str, optional
-        "module:name" of a class that is called with each entry and the facts about it; by default there are no facts.
+        "module:name" of a class that is called with each entry and the facts about it. Default: there are no facts.
     error : callable
-        Returns the exception of a message.
+        Returns the exception for a message.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Registry(Mapping[str, Any]):
         self.record = record
         self.error = error
         self._entries: dict[str, Any] = {}
-        self._modules: dict[str, str] = {}  # that have registered them, by name
+        self._modules: dict[str, str] = {}  # by name, the module that registered the entry
 
     def __call__(self, name: str, entry: Any = None, **facts: Any) -> Any:
-        """Register an entry under a name; without an entry, return a decorator that does.
+        """Register an entry under a name; without an entry, return a decorator that does so.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class Registry(Mapping[str, Any]):
         entry : object, optional
             The class or function, or "module:name", which is imported on first use.
         **facts
-            Further parameters of the record of this kind, such as `settings` of a network.
+            Further parameters of the record of this kind, such as `settings` for a network.
 
         Returns
         -------
@@ -82,17 +82,19 @@ class Registry(Mapping[str, Any]):
         ConfigError
             If another entry has the name; PriorError for a prior.
         """
-        # The module that calls, since the entry may be of another one: register.optimizer("sgd", torch.optim.SGD).
+        # The calling module, since the entry may be from another one: register.optimizer("sgd", torch.optim.SGD).
         module = sys._getframe(1).f_globals.get("__name__", "__main__")
         if entry is None:
             return lambda decorated: self._add(name, decorated, module, facts)
         return self._add(name, entry, module, facts)
 
     def _add(self, name: str, entry: Any, module: str, facts: dict[str, Any]) -> Any:
-        known = self._entries.get(name)
-        if known is not None and self.place(name) != place_of(entry):  # a module may be imported twice
+        """Register an entry on behalf of a module, and return it; see `__call__`."""
+        registered = self._entries.get(name)
+        if registered is not None and self.place(name) != place_of(entry):  # a module may be imported twice
             problem = f"two {self.kind}s are called {name!r}: {self.place(name)} and {place_of(entry)}"
             raise self.error(f"{problem}; rename one of them")
+        # The entry, or a record of it with its facts.
         added = entry
         if self.record is None and facts:
             raise self.error(f"register.{self.kind}({name!r}) takes no {', '.join(facts)}")
@@ -107,7 +109,7 @@ class Registry(Mapping[str, Any]):
         return entry
 
     def __contains__(self, name: object) -> bool:
-        """Whether something is registered under a name, by an installed plug-in too."""
+        """Whether something is registered under a name, possibly by an installed plug-in."""
         if name not in self._entries:
             importlib.import_module(self.home)
         if name not in self._entries:
@@ -125,13 +127,13 @@ class Registry(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def __getitem__(self, name: str) -> Any:
-        """Return what is registered under a name.
+        """Return the entry of a name.
 
         Raises
         ------
         ConfigError
-            If there is nothing, or it cannot be imported; PriorError for a prior. The line has the most similar name,
-            or all names, and why installed plug-ins are missing.
+            If there is none, or it cannot be imported; PriorError for a prior. The message suggests the most similar
+            name, or all names, and says which installed plug-ins are broken.
         """
         if name not in self:
             raise self.error(self.unknown(name))
@@ -155,13 +157,13 @@ class Registry(Mapping[str, Any]):
         return place_of(self._entries[name])
 
     def plugin(self, name: str) -> str | None:
-        """Return the module of a plug-in that has registered a name; None for one of ours, and for unknown names."""
+        """Return the module of a plug-in that registered a name; None for built-in and unknown names."""
         if name not in self or is_ours(self._modules[name]):
             return None
         return self._modules[name]
 
     def of_plugins(self) -> list[str]:
-        """Return the names that plug-ins have registered; it imports nothing of this package."""
+        """Return the names that plug-ins have registered, without importing anything of this package."""
         load_installed()
         return [name for name in self._entries if not is_ours(self._modules[name])]
 
@@ -190,9 +192,9 @@ def is_ours(module: str) -> bool:
 
 
 def load_installed() -> None:
-    """Import the installed plug-ins, once. One that is broken fails only what asks for it, see `broken`."""
+    """Import the installed plug-ins, once. A broken one is an error only where it is needed, see `broken`."""
     global _installed_loaded
-    with LOCK:  # another thread waits until all are registered; a plug-in may ask for a name while it is imported
+    with LOCK:  # other threads wait until all are registered; this one may ask for names while it imports a plug-in
         if _installed_loaded:
             return
         _installed_loaded = True
@@ -210,8 +212,8 @@ def load_installed() -> None:
 
 
 def warn_of_old_group(entry: EntryPoint) -> None:
-    """Warn of an entry point of a group of version 0.2.0."""
-    brings = "that registers its priors" if entry.group == OLD_PRIORS else "beside which its folder configs lies"
+    """Warn about an entry point in a group of version 0.2.0."""
+    brings = "that registers its priors" if entry.group == OLD_PRIORS else "next to its folder configs"
     line = f"{entry.group}, the group of entry points of {owner(entry)}, works until version 0.4.0"
     warnings.warn(f"{line}; name a module {brings} in {GROUP}", DeprecationWarning, stacklevel=2)
 
@@ -228,7 +230,7 @@ def owner(entry: EntryPoint) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in one line, with the last line of code that it passed."""
+    """Describe an error in one line, with the line of code that raised it."""
     text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     trace = error.__traceback__
     if trace is None:

@@ -1,6 +1,6 @@
-"""The commands. Each checks its arguments, reports everything wrong with them, and exits with 2 if anything is.
+"""The commands. Each checks its arguments, reports everything that is wrong with them, and then exits with 2.
 
-Slow imports (torch 2 s) are inside the functions that need them, so that help is fast.
+Slow imports (torch takes 2 s) are inside the functions that need them, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ if TYPE_CHECKING:
     from tabicl_train.config.options import SubmitOptions
     from tabicl_train.config.schema import RunConfig
 
-# Exit codes. 0: success; 1: an error; 128 + N: killed by a second stop signal N, or nobody reads its output (SIGPIPE).
-EXIT_CONFIG = 2  # the configuration is wrong
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or a used quota
+# Exit codes: 0 success, 1 an error, 2 a wrong configuration, 75 preempted, 128 + N killed by a second stop signal N or,
+# for SIGPIPE, because nobody reads the output.
+EXIT_CONFIG = 2
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk, or an exhausted quota
 OPTIONS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # with dashes; all others are settings
 FORMAT_WARNING = warnings.formatwarning
 NOTHING_CHOSEN = (
@@ -68,18 +69,22 @@ NOTHING_VARIES = (
 
 @contextlib.contextmanager
 def plain_end() -> Iterator[None]:
-    """Ends a command without a stack trace.
+    """End a command without a stack trace.
 
-    That is after wrong arguments or ctrl-C, on a full disk, or when nobody reads its output. A name of a file that is
-    too long is a wrong argument, too, in whatever option it is.
+    This is for wrong arguments, ctrl-C, a full disk, and output that nobody reads. The name of a file that is too long
+    counts as a wrong argument, whatever option it belongs to.
     """
+    # How errors, warnings and text are printed.
     sys.excepthook = print_trace
     warnings.formatwarning = format_warning
-    # Python shows warnings of old names in the main script alone; here, they come from plug-ins. An option -W wins.
+    # By default, Python shows warnings about old names only for the main script, but here plug-ins use them. The option
+    # -W wins.
     if not sys.warnoptions:
         warnings.filterwarnings("default", r"tabicl_train\.", DeprecationWarning)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of a name, which must not end a command
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal cannot show must not end a command
         sys.stdout.reconfigure(errors="backslashreplace")
+
+    # Run the command, and turn errors that users can cause into lines and exit codes.
     try:
         try:
             with safe_path(), foreign_exits():
@@ -109,15 +114,16 @@ def plain_end() -> Iterator[None]:
 
 
 def format_warning(message: Warning | str, *place: Any, **line: Any) -> str:
-    """Format a warning as Python does, but its message as `one_line`: it may name columns of a file of anyone."""
+    """Format a warning as Python does, with its message as `one_line`, since it may name columns of untrusted files."""
     return FORMAT_WARNING(one_line(message), *place, **line)
 
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Let the Pythons that a command starts import nothing from the current folder, unless it does so itself.
+    """Keep the Python processes that a command starts from importing files in the current folder.
 
-    Ranks, runs of a sweep, jobs and processes that draw tables would otherwise take a file tqdm.py that lies there.
+    Ranks, runs of a sweep, jobs and processes that draw tables would otherwise import a file tqdm.py there instead of
+    the package. A command that itself imports from the current folder (python -m tabicl_train) changes nothing.
     """
     before = os.environ.get("PYTHONSAFEPATH")
     if os.path.abspath(sys.path[0]) != os.getcwd():  # they are equal with python -m tabicl_train
@@ -130,7 +136,7 @@ def safe_path() -> Iterator[None]:
 
 
 def dashed_option_problems(words: list[str]) -> list[str]:
-    """Return a line for each --key=value or --key value that is not an option of any command, with the form to use."""
+    """Return a line for each --key=value or --key value that is not an option of any command, with the right form."""
     problems = []
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
@@ -145,20 +151,25 @@ def dashed_option_problems(words: list[str]) -> list[str]:
 @plain_end()
 def train() -> None:
     """tabicl-train experiment=NAME run_dir=DIR KEY=VALUE ..."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports, ctrl-C ends it without a stack trace
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a rank starts with it blocked (loopback.py)
+    # During imports, ctrl-C ends the command without a stack trace. A rank starts with it blocked (loopback.py).
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_launcher()
+
+    # Help, and a sweep.
     args = train_arguments("tabicl-train")
     if args.help and not args.multirun:
         from tabicl_train.config.documentation import train_help
 
         print(train_help(args.config_dir))
         return
-    if not sys.argv[1:]:  # instead of the default of 500,000 steps
+    if not sys.argv[1:]:  # rather than the default of 500,000 steps
         raise ConfigError([NOTHING_CHOSEN])
     if args.multirun:
         run_or_show_sweep(args)
         return
+
+    # The configuration and its plan.
     from tabicl_train.config.compose import compose
 
     config = compose(args.overrides, args.config_dir)
@@ -169,12 +180,14 @@ def train() -> None:
         for line in run_plan(config):
             print_line(line)
         return
+
+    # Training, with one rank for each device.
     devices = config.trainer.devices or 1
     if devices > 1 and not is_rank():
         from tabicl_train.training.checks import check_machine
         from tabicl_train.training.distributed.launch import launch_ranks
 
-        # As each rank does, but with a line for each problem of this machine, before there are ranks.
+        # Each rank checks this too, but before there are ranks each problem of this machine is printed only once.
         if problems := check_machine(config, Launch(size=devices, local_size=devices)):
             raise ConfigError(problems)
 
@@ -183,7 +196,7 @@ def train() -> None:
 
 
 def train_arguments(program: str) -> argparse.Namespace:
-    """Parse the arguments of a command that composes a configuration; exits with 2 on an unknown option."""
+    """Parse the arguments of a command that composes a configuration; exits with 2 for an unknown option."""
     parser = argparse.ArgumentParser(program, f"{program} KEY=VALUE ... [--help]", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--config-dir", "-cd")
@@ -203,9 +216,10 @@ def train_arguments(program: str) -> argparse.Namespace:
 
 
 def run_training(config: RunConfig) -> None:
-    """Train; exits with 1 and one line if it fails, with 75 if preempted (a rank with 0)."""
-    for problem in torchrun_problems():  # before torch.distributed reads these variables
-        print_line(f"error: {problem}")  # whatever number the rank has
+    """Train; exits with 1 and one line if that fails, and with 75 if the run is preempted (a rank with 0)."""
+    # torch.distributed reads these variables next. Every rank prints the problem, whatever its number.
+    for problem in torchrun_problems():
+        print_line(f"error: {problem}")
         sys.exit(EXIT_CONFIG)
     with watch_signals(), run_errors(Path(config.run_dir)):  # before the imports, which take seconds
         from tabicl_train.training.loop import train as train_run
@@ -218,6 +232,7 @@ def run_training(config: RunConfig) -> None:
 @plain_end()
 def submit() -> None:
     """tabicl-submit experiment=NAME run_dir=DIR KEY=VALUE ... submit.nodes=2 ..."""
+    # Help, and what needs no configuration.
     args = train_arguments("tabicl-submit")
     if args.help:
         command_options("SubmitOptions", "submit.")
@@ -228,6 +243,8 @@ def submit() -> None:
         raise ConfigError([f"submitting needs submitit: {install('submitit', 'slurm')}"])
     if not settings:
         raise ConfigError(["there are no settings of the run, such as experiment=tabicl_v2 or run_dir=runs/mine"])
+
+    # The arguments of tabicl-train in the job: its folder may be another one, so paths are absolute.
     from tabicl_train.config.compose import hydra_text
     from tabicl_train.training.distributed.submit import GPU_WORKERS, submit_job
 
@@ -236,18 +253,27 @@ def submit() -> None:
     config, workers = config.with_workers(GPU_WORKERS if options.gpus else 1)
     config_dir = [] if args.config_dir is None else ["--config-dir", str(Path(args.config_dir).absolute())]
     settings = [*config_dir, *settings, *workers, f"run_dir={hydra_text(str(folder.parent))}", *plugins.arguments()]
+
+    # Submit it, and say how to watch and end it.
     job = submit_job(settings, options, folder, config.cores)
-    print(f"job       {job.job_id}, started again at its time limit until the run is finished")
+    print(f"job       {job.job_id}, restarted at its time limit until the run is finished")
     print(f"messages  {shlex.join(['tail', '-F', str(job.paths.stdout)])}")
     if options.cluster == "slurm":
         print(f"watch     squeue -j {job.job_id}\nend       scancel {job.job_id}, which saves a checkpoint first")
 
 
 def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[SubmitOptions, RunConfig]:
-    """Parse the options of a job, submit.KEY=VALUE, and the configuration of its run; report the problems of both."""
+    """Parse the options of a job, submit.KEY=VALUE, and the configuration of its run.
+
+    Raises
+    ------
+    ConfigError
+        With the problems of both.
+    """
     from tabicl_train.config.compose import compose, parse_options
     from tabicl_train.config.options import SubmitOptions
 
+    # The options of the job.
     problems = []
     options = None
     config = None
@@ -255,13 +281,15 @@ def check_submission(args: argparse.Namespace, settings: list[str]) -> tuple[Sub
         options = parse_options(SubmitOptions, [text[7:] for text in args.overrides if text.startswith("submit.")])
     except ConfigError as error:
         problems += [f"submit.{problem}" for problem in error.problems]
+
+    # The configuration, and settings that the job decides.
     try:
         config = compose(settings, args.config_dir)
         problems += config.too_few_tables(options.nodes * max(1, options.gpus)) if options else []
         if (devices := config.trainer.devices) is not None:
             problems.append(f"trainer.devices is {devices}; leave it out, submit.gpus decides")
         if config.trainer.requeue:
-            problems.append("trainer.requeue is true; leave it out, the job is started again anyway")
+            problems.append("trainer.requeue is true; leave it out, the job is restarted anyway")
     except ConfigError as error:
         problems += error.problems
     if problems or options is None or config is None:
@@ -276,7 +304,10 @@ def sweep() -> None:
 
 
 def run_or_show_sweep(args: argparse.Namespace) -> None:
-    """Run a sweep; with --help print its settings, with --cfg its runs. Exits as `run` does."""
+    """Run a sweep, or print its settings (--help) or its runs (--cfg).
+
+    It exits with 75 if the sweep is preempted, and with 1 if no run has finished.
+    """
     from tabicl_train.config.documentation import sweep_help
 
     if args.help:
@@ -327,7 +358,7 @@ def evaluate() -> None:
         try:
             draw(results).savefig(args.figure, dpi=200)
             info(f"picture: {args.figure}")
-        except (OSError, RuntimeError) as error:  # a full disk, or .pgf without xelatex
+        except (OSError, RuntimeError) as error:  # such as a full disk, or .pgf without xelatex
             raise ConfigError([f"{args.figure} cannot be written: {first_line(error)}"]) from None
 
 
@@ -343,7 +374,7 @@ def compare() -> None:
 
 
 def is_word(argument: str) -> bool:
-    """Whether an argument is a word rather than KEY=VALUE or an option; a file may have = in its name."""
+    """Whether an argument is a word rather than KEY=VALUE or an option; the name of a file may contain =."""
     return not argument.startswith("-") and ("=" not in argument or os.path.exists(argument))
 
 
@@ -365,6 +396,7 @@ def report() -> None:
 @plain_end()
 def gpu_check() -> None:
     """tabicl-gpu-check KEY=VALUE ..."""
+    # Help.
     args = train_arguments("tabicl-gpu-check")
     if args.help:
         command_options("GpuCheckOptions")
@@ -375,11 +407,14 @@ def gpu_check() -> None:
     from tabicl_train.config.compose import parse_options
     from tabicl_train.config.options import GpuCheckOptions
 
-    settings = []  # of the run that the preflight compares
+    # The options, and with the check preflight the settings of the run that it compares.
+    settings = []
     if any("preflight" in word for word in args.overrides if word.startswith("checks=")):
         names = {field.name for field in fields(GpuCheckOptions)}
         settings = [word for word in args.overrides if word.partition("=")[0] not in names]
     options = parse_options(GpuCheckOptions, [word for word in args.overrides if word not in settings])
+
+    # Check, and say where the results are.
     content = check_gpu(options, settings, args.config_dir)
     what = NO_GPU
     if content["is_gpu"]:
@@ -423,7 +458,7 @@ def prior() -> None:
         print(help_text(PriorOptions))
         return
     if not args.overrides:
-        raise ConfigError(["there is no action, such as describe; tabicl-prior --help has all of them"])
+        raise ConfigError(["there is no action, such as describe; tabicl-prior --help lists all actions"])
     if args.cfg or args.multirun:
         raise ConfigError(["--cfg and --multirun are not options of tabicl-prior"])
     from tabicl_train.check.prior_actions import act
@@ -448,7 +483,7 @@ def lab() -> None:
 
 
 def command_options(name: str, prefix: str = "") -> Any:
-    """Parse the arguments of a command into the dataclass of its options; with --help, print them and exit."""
+    """Parse the arguments of a command into the dataclass of its options; with --help, print the options and exit."""
     from tabicl_train.config import options
 
     cls = getattr(options, name)
@@ -466,7 +501,7 @@ def command_options(name: str, prefix: str = "") -> Any:
 def run_errors(folder: Path) -> Iterator[None]:
     """Turn errors that end a run into exit code 1 and one line.
 
-    A rank passes its error to the elastic agent, and writes its stack trace into the run directory.
+    A rank also passes its error to the elastic agent, and writes its stack trace to the run directory.
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -486,18 +521,23 @@ def run_errors(folder: Path) -> Iterator[None]:
             end_rank(EXIT_CONFIG)
         raise
     except Exception as error:
+        # A known error needs no stack trace.
         is_known = isinstance(error, (ForeignExit, PriorError, WorkerDied, Diverged, SaveFailed, OSError))
         is_known |= str(error).startswith("DataLoader worker")  # torch's error when a worker was killed
         lines = [str(error) if is_known else f"{type(error).__name__}: {first_line(error)}"]
         lines += getattr(error, "__notes__", [])
+
+        # A rank leaves the line to the agent that this program started, and prints it under torchrun.
         if is_rank():
             handler.record_exception(error)
             if not is_known:
                 save_trace(folder, error)
-            if not is_own_launch():  # whose launcher prints the first error of all ranks
+            if not is_own_launch():
                 for line in [f"error: rank {os.environ['RANK']} failed: {lines[0]}", *lines[1:]]:
                     print_line(line)
             end_rank(1)
+
+        # A single process.
         if not is_known:
             raise
         sys.exit("\n".join(map(one_line, [f"error: {lines[0]}", *lines[1:]])))
@@ -514,13 +554,13 @@ def save_trace(folder: Path, error: BaseException) -> None:
 
 
 def print_trace(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-    """Print a stack trace as the interpreter does, but of its message only what `one_line` leaves."""
+    """Print a stack trace as the interpreter does, each line as `one_line`."""
     for line in "".join(traceback.format_exception(kind, error, place)).splitlines():
         print_line(line)
 
 
 def end_rank(code: int) -> NoReturn:
-    """End a rank at once: closing process groups whose other ranks are gone can take forever."""
+    """End a rank immediately, since closing process groups whose other ranks are gone can take forever."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

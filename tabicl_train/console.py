@@ -13,28 +13,28 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 
 def one_line(text: object) -> str:
-    """Return a text as a terminal may show it on a line: control characters, line breaks among them, as `repr` does.
+    """Make a text safe to print in one line: control characters, including line breaks, are escaped as in `repr`.
 
-    Names and messages can come from a file of anyone; raw, they could move the cursor or look like lines of ours.
+    Names and messages may come from untrusted files. Unescaped, they could move the cursor or imitate our lines.
     """
     return CONTROLS.sub(lambda control: repr(control[0])[1:-1], str(text))
 
 
 def info(line: str) -> None:
-    """Print a line on one process per machine."""
+    """Print a line to stderr, on one process per machine."""
     if number_of_rank("LOCAL_RANK") == 0:
         print_line(line)
 
 
 def print_line(line: str) -> None:
-    """Print `one_line`, or drop it if that fails: a closed terminal must not end a run."""
+    """Print a line to stderr as `one_line`; drop it if that fails, since a closed terminal must not end a run."""
     with contextlib.suppress(OSError):
         print(one_line(line), file=sys.stderr, flush=True)
 
 
 def print_above_bar(line: str) -> None:
     """Print a line as `info` does, above the progress bar of tqdm if one is shown."""
-    from tqdm import tqdm  # 0.1 s, which commands without a bar need not spend
+    from tqdm import tqdm  # takes 0.1 s, which commands without a bar need not spend
 
     with tqdm.external_write_mode(file=sys.stderr):
         info(line)
@@ -46,14 +46,14 @@ def is_first() -> bool:
 
 
 def number_of_rank(variable: str) -> int:
-    """Return one of torchrun's variables; 0 for a process that it has not started, or whose variable is no number."""
+    """Return one of torchrun's variables; 0 if torchrun did not start this process, or it is not a number."""
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     value = os.environ.get(variable, "")
     return int(value) if is_rank and value.isdecimal() else 0
 
 
 def counted(number: int, noun: str) -> str:
-    """Join a number and its noun: 1 worker, 2 workers, 3 classes."""
+    """Join a number and a noun: 1 worker, 2 workers, 3 classes."""
     if number == 1:
         return f"{number} {noun}"
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type."""
+    """Return the first line of an error's message, or its type if it has none."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -86,5 +86,5 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
 
 
 def escaped_cell(value: object) -> str:
-    """Return the text of a value as it can stand in a table in Markdown."""
+    """Escape the text of a value for a table in Markdown."""
     return str(value).replace("|", r"\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Errors that a user sees as a message instead of a stack trace, and errors that go from process to process."""
+"""Errors that users see as a message instead of a stack trace, and errors that are sent between processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ TORCHRUN = (
 
 
 class ConfigError(Exception):
-    """A configuration that cannot run; `problems` has a line for each reason, `config` the configuration, if any."""
+    """Raised for a configuration that cannot run.
+
+    Parameters
+    ----------
+    problems : list of str
+        The reasons, one line each.
+    config : object, optional
+        The configuration, if there is one in spite of the problems.
+    """
 
     def __init__(self, problems: list[str], config: object = None) -> None:
         super().__init__(problems)
@@ -37,28 +45,28 @@ class Diverged(Exception):
 
 
 class ForeignExit(Exception):
-    """Raised in place of the SystemExit of code outside this package, such as a plug-in's, with where it came from."""
+    """Raised in place of a SystemExit of code outside this package, such as a plug-in, with its place in the code."""
 
 
 def exit_of_foreign_code(error: SystemExit) -> str | None:
-    """Describe a SystemExit that code outside this package has raised; None for one of ours.
+    """Describe a SystemExit that was raised by code outside this package; None if this package raised it.
 
-    Such an exit, with code 0, would look like a command that has done its work.
+    With code 0, such an exit would look like a command that has done its work.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # The innermost frame that is not of argparse or of a function in place of sys.exit, such as that of wandb.
+    # The innermost frame, except those of argparse and of a function that replaces sys.exit, such as wandb's.
     hook = getattr(getattr(sys.exit, "__func__", sys.exit), "__code__", None)
     while frames and (frames[-1].f_code is hook or frames[-1].f_code.co_filename == argparse.__file__):
         frames.pop()
     if not frames or Path(frames[-1].f_code.co_filename).is_relative_to(PACKAGE):
         return None
     source = frames[-1].f_code.co_filename
-    return f"{source} has called sys.exit({error.code!r}) in line {frames[-1].f_lineno}, which no plug-in may"
+    return f"{source} called sys.exit({error.code!r}) in line {frames[-1].f_lineno}, which a plug-in must not do"
 
 
 @contextlib.contextmanager
 def wrong_records(source: object) -> Iterator[None]:
-    """Turn errors about records of a file that are missing or have other types than ours into a ConfigError."""
+    """Turn errors about missing records of a file, or records of unexpected types, into a ConfigError."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -68,7 +76,7 @@ def wrong_records(source: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreign_exits() -> Iterator[None]:
-    """Raise ForeignExit in place of a SystemExit of code outside this package; one of ours passes."""
+    """Raise ForeignExit in place of a SystemExit of code outside this package; that of this package passes."""
     try:
         yield
     except SystemExit as error:
@@ -79,8 +87,8 @@ def foreign_exits() -> Iterator[None]:
 
 
 def picklable(error: Exception | SystemExit) -> Exception:
-    """Return the error, or one with its text if it cannot be sent to another process."""
-    if isinstance(error, SystemExit):  # by which the other process would end, too
+    """Return the error, or another one with its text if it cannot be sent to another process."""
+    if isinstance(error, SystemExit):  # it would also end the other process
         return ForeignExit(exit_of_foreign_code(error) or f"SystemExit({error.code!r})")
     try:
         pickle.loads(pickle.dumps(error))
@@ -98,19 +106,19 @@ def unreadable_text(path: Path | str, error: Exception) -> str:
         return f"{path} cannot be read: {error.strerror}"
     if isinstance(error, RecursionError):
         return f"{path} cannot be read: it is nested too deeply"
-    mark = getattr(error, "problem_mark", None)  # of yaml.MarkedYAMLError, whose text has six lines
+    mark = getattr(error, "problem_mark", None)  # of a yaml.MarkedYAMLError, whose own text has six lines
     if mark is not None:
         return f"{path} is not valid YAML: {getattr(error, 'problem', None)} in line {mark.line + 1}"
     return f"{path} cannot be read: {' '.join(str(error).split())}"
 
 
 def install(packages: str, extra: str) -> str:
-    """Describe how to install the packages of an extra; this project is not on a package index."""
+    """Describe how to install the packages of an extra, since this project is not on a package index."""
     return f"pip install {packages}, or pip install -e '.[{extra}]' in the project's folder"
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a mere folder of its name, such as wandb/, has a spec but no origin."""
+    """Whether a package can be imported. A mere folder with its name, such as wandb/, has a spec but no origin."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
@@ -121,6 +129,6 @@ def require_matplotlib() -> None:
 
 
 def require_sweep_packages() -> None:
-    """Raise ConfigError if a package that all sweeps need is not installed; those on SLURM need submitit, too."""
+    """Raise ConfigError if a package that all sweeps need is not installed; on SLURM they also need submitit."""
     if missing := [name for name in ("optuna", "matplotlib") if not is_installed(name)]:
         raise ConfigError([f"sweeps need {', '.join(missing)}: {install(' '.join(missing), 'sweep')}"])

@@ -1,4 +1,4 @@
-"""Paths that users name, and output files: checked before the work starts, and written whole or not at all."""
+"""Paths from users and output files: checked before the work starts, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from tabicl_train.errors import ConfigError
 # Names of temporary files and folders: .NAME.PID.tabicl-train.tmp, and .old for a folder that is being replaced.
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tabicl-train\.(?P<kind>tmp|old)")
 
-# The files and folders of a run and of a sweep, which no command may write, by a file that marks their folders.
-OF_RUN = (
+# The files and folders of a run and of a sweep, to which no command may write its output. OWNED has them by the file
+# that marks a folder as that of a run or a sweep.
+RUN_FILES = (
     *("checkpoints", "config.yaml", "jobs", "lock", "metrics.csv", "profile", "scaling.csv", "status.json"),
     *("tensorboard", "test.json", "validation.csv", "wandb", "wandb.json"),
 )
 STUDY = "study.log"  # Optuna's journal, in the folder of a sweep
-OF_SWEEP = ("lock", "results.csv", STUDY, "sweep.html")
-OWNED = {"provenance.jsonl": OF_RUN, "status.json": OF_RUN, "config.yaml": OF_RUN, STUDY: OF_SWEEP}
+SWEEP_FILES = ("lock", "results.csv", STUDY, "sweep.html")
+OWNED = {"provenance.jsonl": RUN_FILES, "status.json": RUN_FILES, "config.yaml": RUN_FILES, STUDY: SWEEP_FILES}
 
 
 def expand_home(path: str | Path) -> str:
-    """Return a path with the home folder in place of ~ or ~NAME at its beginning, as a shell does in some places only.
+    """Replace ~ or ~NAME at the beginning of a path by the home folder, which a shell does only in some places.
 
-    Raises ConfigError for a text with a name that no user has; a Path has lost the ./ of ./~NAME.
+    Raises
+    ------
+    ConfigError
+        If there is no user NAME and the path is a text. A Path is left as it is, since it drops the ./ of ./~NAME.
     """
     expanded = os.path.expanduser(path)
     if isinstance(path, str) and expanded.startswith("~"):
@@ -38,7 +42,7 @@ def expand_home(path: str | Path) -> str:
 
 
 def impossible(path: Path) -> str | None:
-    """Return why there can be no such file or folder, such as "File name too long"; None if there can, or is one."""
+    """Return why a file or folder cannot exist, such as "File name too long"; None if it can, or does."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -49,21 +53,21 @@ def impossible(path: Path) -> str | None:
 
 
 def owner_problem(path: str | Path) -> str | None:
-    """Return the problem with an output that is, or would be, a file of a run or lie in a folder of it; or None."""
+    """Return a problem if an output would be a file of a run or a sweep, or lie in one of its folders; or None."""
     path = Path(os.path.realpath(path))
     for folder in path.parents:
         file = folder / path.relative_to(folder).parts[0]
-        own: list[str] = []
+        reserved: list[str] = []
         for mark, names in OWNED.items():
             if os.path.exists(folder / mark):
-                own += names
-        if own and (file.name in own or is_record(file)):
+                reserved += names
+        if reserved and (file.name in reserved or is_record(file)):
             return f"{file} belongs to the run or sweep in {folder}; choose another name"
     return None
 
 
 def is_record(path: Path) -> bool:
-    """Whether a file has the form of a record in a run directory: JSON lines, the log of a rank, or CSV by step."""
+    """Whether a file looks like a record in a run directory: JSON lines, the log of a rank, or CSV by step."""
     if path.suffix == ".csv" and os.path.isfile(path):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             return file.read(5) == b"step,"
@@ -84,7 +88,7 @@ def unwritable_folder(path: Path) -> str | None:
 
 
 def make_folder(setting: str, path: Path) -> None:
-    """Create a folder; raises ConfigError that names the setting if files cannot be created in it."""
+    """Create a folder; raises a ConfigError that names the setting if files cannot be created in it."""
     if problem := folder_problem(path):
         raise ConfigError([f"{setting} is {str(path)!r}; {problem}"])
 
@@ -101,16 +105,16 @@ def folder_problem(path: Path) -> str | None:
 
 
 def output_problems(setting: str, path: str | Path | None) -> list[str]:
-    """List why a file cannot be written, if one is asked for. Its folder is created."""
+    """Return why an output file cannot be written, in a list, and create its folder; [] if `path` is None."""
     if path is None:
         return []
     path = Path(path)
-    # os.path, since Path.is_dir raises OSError for a name that is too long.
+    # os.path.isdir, since Path.is_dir raises OSError for a name that is too long.
     if problem := owner_problem(path):
         pass
     elif os.path.isdir(path):
         problem = "it is a folder, not a file"
-    elif reason := impossible(temporary_name(path)):  # which is longer than the name of the file
+    elif reason := impossible(temporary_name(path)):  # longer than the name of the file itself
         problem = f"it cannot be created ({reason})"
     elif os.path.exists(path) and not os.access(path, os.W_OK):
         problem = "it is not writable"
@@ -130,9 +134,21 @@ def check_output(path: str | Path) -> None:
 def input_problems(
     setting: str, output: str | Path | None, inputs: Iterable[tuple[str, str | Path | None]]
 ) -> list[str]:
-    """List the inputs of a command that an output would replace, also through a link.
+    """Return a problem, in a list, if an output would replace an input of the command, also through a link.
 
-    inputs: the setting of each input, and its file or folder, which need not exist
+    Parameters
+    ----------
+    setting : str
+        The setting of the output.
+    output : str, Path or None
+        The output; None if there is none.
+    inputs : iterable of (str, str, Path or None)
+        The setting of each input, and its file or folder, which need not exist.
+
+    Returns
+    -------
+    list of str
+        The problem, or [].
     """
     if output is None:
         return []
@@ -143,7 +159,7 @@ def input_problems(
 
 
 def is_same(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths are one file or folder, also if it does not exist yet."""
+    """Return whether two paths are the same file or folder, even if it does not exist yet."""
     try:
         return os.path.samefile(one, other)
     except OSError:
@@ -151,14 +167,22 @@ def is_same(one: str | Path, other: str | Path) -> bool:
 
 
 def existing_problems(setting: str, output: str | Path | None, overwrite: bool) -> list[str]:
-    """List the problem with an output that is there already: every command replaces it only with overwrite=true."""
+    """Return a problem, in a list, if an output already exists, which commands replace only with overwrite=true."""
     if output is None or overwrite or not os.path.isfile(output):
         return []
-    return [f"{setting} is {str(output)!r}, which is there already: set overwrite=true"]
+    return [f"{setting} is {str(output)!r}, which already exists; set overwrite=true to replace it"]
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temporary file, and rename it to `path`; an error leaves `path` as it was."""
+    """Write a file completely or not at all: `write` fills a temporary file, which is then renamed.
+
+    Parameters
+    ----------
+    path : Path
+        The file. An error leaves it as it was.
+    write : callable
+        Writes the content to an open file.
+    """
     temporary = temporary_name(path)
     try:
         with naming(path, temporary), open(temporary, "wb") as file:
@@ -174,7 +198,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Add the path of the file that is written to an OSError without one, as that of a full disk is."""
+    """Add the path of the file that is written to an OSError that lacks one, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -184,23 +208,23 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def temporary_name(path: Path, kind: str = "tmp") -> Path:
-    """Return the name, beside a file or folder, under which this process writes it."""
+    """Return the temporary name, in the same folder, under which this process writes a file or folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.tabicl-train.{kind}")
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder, until it is closed or the process is killed; returns whether nobody else has."""
+    """Lock an open file or folder until it is closed or the process ends; return whether that succeeded."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody else has, or the file system has no locks
+    except OSError:  # another process has locked it, or the file system has no locks
         return False
     return True
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Lock a file or folder within the context; its value is whether nobody else has."""
-    # NFS locks only what is open for writing, which a folder cannot be.
+    """Lock a file or folder within the context; its value says whether that succeeded."""
+    # NFS locks only what is open for writing, which is impossible for a folder.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         yield lock(descriptor)
@@ -217,23 +241,23 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes of this program have left in a folder; what they were replacing comes back."""
+    """Remove what killed processes of this program have left in a folder, and restore what they were replacing."""
     for path in list(folder.iterdir()):
         name = TEMPORARY.fullmatch(path.name)
         if name is None:
             continue
         replaced = folder / name["name"]
-        with contextlib.suppress(OSError), locked(path) as is_abandoned:  # it may be gone, or belong to somebody else
+        with contextlib.suppress(OSError), locked(path) as is_abandoned:  # it may be gone, or belong to another user
             if not is_abandoned:
                 continue
             if name["kind"] == "old" and not replaced.exists():
-                path.rename(replaced)  # the kill came before the new folder took its place
+                path.rename(replaced)  # the process was killed before the new folder took its place
             else:
                 remove(path)
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder, without which a rename in it may not survive a power cut."""
+    """Flush a folder; otherwise a rename in it may not survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -242,7 +266,7 @@ def sync_folder(path: Path) -> None:
 
 
 def save_atomically(content: object, path: Path) -> None:
-    """Call torch.save atomically, and create the folder. Raises OSError where torch.save raises a RuntimeError."""
+    """Call torch.save atomically, and create the folder. Raises OSError, not RuntimeError, if writing fails."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: save_tensors(content, file))
 
@@ -260,7 +284,7 @@ def save_tensors(content: object, file: BinaryIO) -> None:
 
 
 class ErrorRecorder:
-    """A file that keeps the OSError of a write, which torch.save does not report."""
+    """A file that remembers the OSError of a write, which torch.save does not report."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Stop signals, which take effect at the end of a step, and processes that end with the one that started them."""
+"""Stop signals, which take effect at the end of a step, and processes that end together with their parent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 
 from tabicl_train.console import info, is_first
 
-# A terminal that is closed sends SIGHUP. Batch systems announce a limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM, LSF,
-# Grid Engine) or SIGXCPU (limits of CPU time).
+# A terminal sends SIGHUP when it is closed. Batch systems announce a time limit by SIGTERM, SIGUSR1 or SIGUSR2 (SLURM,
+# LSF, Grid Engine) or SIGXCPU (for CPU time).
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-SAME = 1.0  # seconds in which a repeated signal is ignored: launchers forward signals that their whole group receives
-PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+SAME = 1.0  # seconds in which a repeated signal is ignored: launchers forward signals that the whole group receives
+PR_SET_PDEATHSIG = 1  # from Linux, prctl(2)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop this process: all of SIGNALS but those that it was started to ignore (nohup)."""
+    """Return the signals that stop this process: all SIGNALS except those that it was started to ignore (nohup)."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -33,7 +33,7 @@ class Stop:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.limit = math.inf  # seconds after which the process stops as if it had received a signal
-        self.signaled_at: float | None = None  # when the first signal came
+        self.signaled_at: float | None = None  # time.monotonic() at the first signal
         self.cause = "trainer.max_hours"  # or the name of the signal
 
     @property
@@ -42,7 +42,7 @@ class Stop:
         return self.signaled_at is not None or time.monotonic() - self.started >= self.limit
 
     def handle(self, number: int, _: object = None) -> None:
-        """Handle a signal: record the first one; a second one ends the process at once."""
+        """Handle a signal: record the first one; a second one ends the process and its workers immediately."""
         now = time.monotonic()
         if self.signaled_at is None:
             self.signaled_at = now
@@ -51,6 +51,7 @@ class Stop:
                 line = f"stop      {self.cause}: stopping after this step; signal again to kill\n"
                 with contextlib.suppress(OSError):
                     os.write(2, line.encode())
+        # A second signal: the workers ignore it, so they are killed here.
         elif now - self.signaled_at >= SAME:
             for worker in multiprocessing.active_children():
                 with contextlib.suppress(OSError, AttributeError):
@@ -86,5 +87,5 @@ def die_with_parent(parent: int) -> None:
     """Let Linux kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it had ended before
+        if os.getppid() != parent:  # the parent had already ended
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The configuration of a run: its schema, and the way from a command line to a checked configuration.
+"""The configuration of a run: its schema, and how a command line becomes a checked configuration.
 
-The options of the other commands, and the help that is made of both, are here too.
+The options of the other commands are here too, and the help that is generated from both.
 """

@@ -1,4 +1,4 @@
-"""Builds the objects that a configuration names from their options: callbacks, objectives, priors."""
+"""Builds the objects that a configuration names from their options: callbacks, objectives, schedules, priors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_options(cls: Any, options: dict[str, Any]) -> Any:
-    """Build an object from those of its options that differ from their defaults; ConfigError with all problems."""
+    """Build an object from the options that differ from their defaults; raises ConfigError with all problems."""
     built, problems = build(cls, options)
     if problems:
         raise ConfigError(problems)
@@ -25,16 +25,16 @@ def build_options(cls: Any, options: dict[str, Any]) -> Any:
 
 @dataclass
 class NoOptions:
-    """The options of a function."""
+    """The options of a function: it has none."""
 
 
 def options_class(entry: Any) -> Any:
-    """Return the dataclass of the options of an objective or a schedule: its class; a function has none."""
+    """Return the dataclass of the options of an objective or a schedule: the class itself, or `NoOptions`."""
     return NoOptions if inspect.isfunction(entry) else entry
 
 
 def build_callable(entry: Any, options: dict[str, Any]) -> Any:
-    """Return an objective or a schedule that is a function, or build one from its class; ConfigError as above."""
+    """Return an objective or a schedule that is a function, or build it from its class, as `build_options` does."""
     if inspect.isfunction(entry) and not options:
         return entry
     return build_options(options_class(entry), options)
@@ -51,10 +51,27 @@ def configured_prior(settings: dict[str, Any] | None) -> Prior:
 
 
 def built_prior(settings: dict[str, Any] | None) -> tuple[Prior, list[str]]:
-    """Build the prior of a configuration from its name and its options, and list what is wrong with them.
+    """Build the prior of a configuration from its name and its options.
 
-    The prior that was built last is kept, and returned again for the same settings: it may have read many files. See
-    `last_prior`. Raises PriorError if there is no such prior.
+    The prior that was built last is kept and returned again for the same settings, since it may have read many files;
+    see `last_prior`.
+
+    Parameters
+    ----------
+    settings : dict or None
+        The section `prior`: the name, and options that differ from their defaults.
+
+    Returns
+    -------
+    Prior
+        The prior; options that are wrong have their defaults.
+    list of str
+        What is wrong with the options.
+
+    Raises
+    ------
+    PriorError
+        If there is no such prior.
     """
     import priors
 
@@ -65,9 +82,9 @@ def built_prior(settings: dict[str, Any] | None) -> tuple[Prior, list[str]]:
 
 @functools.lru_cache(maxsize=1)
 def last_prior(settings: str) -> tuple[Prior, list[str]]:
-    """Build the prior with these settings, in JSON, and list its problems.
+    """Build the prior with these settings, in JSON, as `built_prior` does.
 
-    `last_prior.cache_clear()` forgets it when its files may differ. Raises PriorError if there is no such prior.
+    Call `last_prior.cache_clear()` if its files may have changed.
     """
     import priors
 

@@ -1,6 +1,6 @@
-"""The check of a configuration: what its values contradict in other sections, in plug-ins, the prior and files.
+"""Checks whether the values of a configuration contradict other sections, plug-ins, the prior or files.
 
-What concerns one section is declared in schema.py, or listed by its `problems()`.
+What concerns a single section is declared in schema.py, or listed by its method `problems`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def check_values(config: RunConfig) -> list[str]:
-    """List everything that is wrong with a configuration, on whatever machine it may run."""
+    """List everything that is wrong with a configuration, whatever machine it may run on."""
     problems = []
     if not config.run_dir.strip():
         problems.append("run_dir is empty; name a folder for the run")
 
-    # What contradicts another section, or this installation.
+    # Contradictions with this installation, plug-ins, the prior and files.
     if config.tensorboard and not is_installed("tensorboard"):
         problems.append(f"tensorboard is true, but it is not installed: {install('tensorboard', 'tensorboard')}")
     problems += plugin_problems(config)
@@ -43,6 +43,8 @@ def check_values(config: RunConfig) -> list[str]:
     problems += suite_problems(config)
     problems += prior_problems(config)
     problems += init_weights_problems(config)
+
+    # Contradictions with other sections.
     problems += [f"curriculum.{problem}" for problem in config.curriculum.unsupported(config.model)]
     problems += [f"validation.{problem}" for problem in config.validation.unsupported(config.model)]
     if config.profile.step is not None and config.profile.step >= config.total_steps:
@@ -54,7 +56,7 @@ def check_values(config: RunConfig) -> list[str]:
 
 
 def plugin_problems(config: RunConfig) -> list[str]:
-    """List the plug-ins that a configuration file asks for and nobody has named."""
+    """List the plug-ins that a configuration file asks for and that are not loaded."""
     named = {plugin.module for plugin in plugins.named()}
     missing = []
     for name in config.requires_plugins:
@@ -74,7 +76,7 @@ def callback_problems(config: RunConfig) -> list[str]:
             problems.append(f"callbacks.{name}: {register.callback.unknown(name)}")
             continue
         if register.callback.plugin(name) is None:
-            problems.append(f"callbacks.{name}: it is one of ours, which settings of the run choose; leave it out")
+            problems.append(f"callbacks.{name}: settings of the run choose the built-in callbacks; leave it out")
             continue
         problems += build(register.callback[name], options or {}, f"callbacks.{name}")[1]
     return problems
@@ -100,23 +102,23 @@ def objective_problems(config: RunConfig) -> list[str]:
 def suite_problems(config: RunConfig) -> list[str]:
     """List what is wrong with the suites of validation."""
     suites = config.validation.suites
-    if suites in ([], ValidationConfig().suites):  # scikit-learn is slow to import
+    if suites in ([], ValidationConfig().suites):  # nothing to check, and scikit-learn is slow to import
         return []
     problems = []
-    names = [SYNTHETIC, OWN]  # what else is in the column of the tasks
+    names = [SYNTHETIC, OWN]  # names of drawn tables in the same column of validation.csv
     for suite in suites:
         if suite not in register.suite:
             problems.append(f"validation.suites: {register.suite.unknown(suite)}")
             continue
-        if not config.validation.every:  # its tasks are not scored, and need not be there
+        if not config.validation.every:  # its tasks are not scored, and need not exist
             continue
         try:
             names += [source.name for source in register.suite[suite](None, config.model.is_regression)]
-        except ConfigError as error:  # such as one that needs a folder or a package
+        except ConfigError as error:  # such as for a suite that needs a folder or a package
             problems += [f"validation.suites: {problem}" for problem in error.problems]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        problems.append(f"validation.suites has two tasks of the name {twice[0]!r}")
+        problems.append(f"validation.suites has two tasks named {twice[0]!r}")
     return problems
 
 
@@ -125,7 +127,8 @@ def prior_problems(config: RunConfig) -> list[str]:
     from priors import PriorError
     from priors.real import real_tables
 
-    last_prior.cache_clear()  # the files behind it may have changed
+    # The prior itself.
+    last_prior.cache_clear()  # its files may have changed
     try:
         prior, problems = built_prior(config.prior)
     except PriorError as error:
@@ -137,7 +140,7 @@ def prior_problems(config: RunConfig) -> list[str]:
     is_regression = config.model.is_regression
     problems = stored_in_validation(config, prior)
 
-    # Its targets.
+    # The targets of its tables.
     if is_regression and not prior.numeric_targets:
         problems.append(f"prior={name} draws classes only, but model.max_classes=0 is regression")
     if not is_regression and not prior.classes:
@@ -146,7 +149,7 @@ def prior_problems(config: RunConfig) -> list[str]:
     if real is not None:
         problems += [f"prior {name}: {line}" for line in real.ineligible(max_classes)]
 
-    # What stages and validation ask of it.
+    # What stages and validation ask it for.
     problems += [f"curriculum.{line}" for line in missing_from_prior(config.curriculum, prior, is_regression)]
     if prior.stored_sizes is not None:
         problems += [f"curriculum.{line}" for line in other_sizes(config.curriculum, prior)]
@@ -159,26 +162,41 @@ def prior_problems(config: RunConfig) -> list[str]:
 
 
 def stored_in_validation(config: RunConfig, prior: Prior) -> list[str]:
-    """List the problem with validation tables of a prior that has stored the tables of training, and no others."""
+    """Return a problem, in a list, if validation draws tables of a prior that only stores the tables of training."""
     if not config.validation.draws_tables or prior.stored_sizes is None:
         return []
-    return [f"validation.rows must be [] with prior={config.prior['name']}, which only has the tables of steps"]
+    why = f"since prior={config.prior['name']} stores only training tables"
+    return [f"validation.rows is {config.validation.rows}; it must be [], {why}"]
 
 
 def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
-    """List the stages in whose ranges the sizes of their stored tables do not lie, which training uses in any case.
+    """List the stages whose ranges do not contain the sizes of their stored tables.
 
-    The stages decide the trained range in exports, the estimate of memory and the plan that is printed.
+    Training uses the stored tables in any case. But the ranges decide the trained range in exports, the estimate of
+    memory, and the plan that is printed.
+
+    Parameters
+    ----------
+    curriculum : CurriculumConfig
+        The stages.
+    prior : Prior
+        The prior with the stored tables.
+
+    Returns
+    -------
+    list of str
+        A line for each of these stages, with the ranges to set.
     """
     import numpy as np
 
     problems = []
     first = 0  # table of the stage
     for name, stage in curriculum.stages.items():
+        # The smallest and largest sizes of its tables.
         count = stage.steps * stage.tables
         sizes = prior.sizes_of_stage(first, count)
         first += count
-        if sizes is None or len(sizes) == 0:  # those that are missing are reported elsewhere
+        if sizes is None or len(sizes) == 0:  # missing tables are reported elsewhere
             continue
         rows, labeled, features = sizes.T
         shares = labeled / rows
@@ -189,19 +207,22 @@ def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
             "features": [int(features.min()), int(features.max())],
             "train_share": [max(0.001, lowest_share), min(0.999, highest_share)],  # a stage takes neither 0 nor 1
         }
+
+        # The ranges that do not contain them.
         corrections = []
         for key, bounds in stored.items():
             asked = getattr(stage, key)
-            if len(asked) != 2:  # which is refused elsewhere
+            if len(asked) != 2:  # reported elsewhere
                 continue
             low, high = asked
             match key:
                 case "rows":
                     fits = (rows >= low) & (rows <= high)
                 case "features":
-                    fits = features <= high  # there may be fewer, since constant columns are dropped
+                    fits = features <= high  # fewer are allowed, since constant columns are dropped
                 case _:
-                    # Labeled rows, rounded as by the curriculum; 1 % of the rows for shares that a line has rounded.
+                    # Labeled rows, rounded as in the curriculum, with a tolerance of 1 % of the rows, since the shares
+                    # in the message are rounded.
                     fewest = np.minimum(np.round(rows * low), rows - 2)
                     most = np.maximum(np.round(rows * high), 2)
                     fits = (labeled >= fewest - 0.01 * rows) & (labeled <= most + 0.01 * rows)
@@ -213,7 +234,7 @@ def other_sizes(curriculum: CurriculumConfig, prior: Prior) -> list[str]:
 
 
 def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
-    """List what a prior lacks for the stages: components of their mixes, and real tables that are long enough."""
+    """List what a prior lacks for the stages: components of their mixtures, and real tables that are long enough."""
     from priors import PriorError
 
     problems = []
@@ -223,7 +244,7 @@ def missing_from_prior(curriculum: CurriculumConfig, prior: Prior, is_regression
         except PriorError as error:
             problems.append(f"stages.{name}.mix is {stage.mix}; {error}")
             continue
-        if stage.rows:  # [] has been reported
+        if stage.rows:  # [] is reported elsewhere
             problems += too_many_rows(f"stages.{name}.rows", max(stage.rows), prior_of_stage, is_regression)
     return problems
 
@@ -234,7 +255,7 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
 
     problems = []
     by_kind = config.curriculum.priors_by_kind(prior)
-    rows = min(config.validation.rows)  # larger numbers than any table has are left out
+    rows = min(config.validation.rows)  # numbers of rows that no table has are left out of validation
     for prior_of_kind in by_kind.values():
         drawn = prior_of_kind
         real = real_tables(prior_of_kind)
@@ -250,7 +271,7 @@ def missing_from_validation(config: RunConfig, prior: Prior) -> list[str]:
 
 
 def too_many_rows(name: str, rows: int, prior: Prior, is_regression: bool) -> list[str]:
-    """List the problem with a setting whose number of rows none of a prior's real tables has."""
+    """Return a problem, in a list, if none of a prior's real tables has as many rows as a setting asks for."""
     from priors.real import real_tables, setting
 
     real = real_tables(prior)
@@ -263,9 +284,9 @@ def too_many_rows(name: str, rows: int, prior: Prior, is_regression: bool) -> li
         return []
     if eligible.tables == 0:  # in validation only: a prior without training tables is reported elsewhere
         advice = f"raise {setting(prior, 'validation_fraction')}, or choose {name}=[] and validation.best=real"
-        return [f"{name} asks for real tables, but none is for validation; {advice}"]
+        return [f"{name} asks for real tables, but none is left for validation; {advice}"]
     tables = f"none of the {eligible.tables} real tables for it"
-    return [f"{name} has tables of {rows} rows; {tables} is that long; lower it"]
+    return [f"{name} asks for tables of {rows} rows; {tables} is that long; lower it"]
 
 
 def init_weights_problems(config: RunConfig) -> list[str]:
@@ -273,7 +294,7 @@ def init_weights_problems(config: RunConfig) -> list[str]:
     path = config.init_weights
     if path is None:
         return []
-    if not is_first() or config.has_checkpoint:  # rank 0 reads them for all, at the first start only
+    if not is_first() or config.has_checkpoint:  # only rank 0 reads them, and only at the first start
         return []
     if not path.strip():
         choices = "a run directory, a checkpoint, an export, or weights of the package, such as mini"

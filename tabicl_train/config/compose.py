@@ -1,10 +1,10 @@
 """Composes and checks the configuration of a command line.
 
-1. Each word of the command line is parsed, and is either the choice of a group (experiment=demo) or a value (seed=1).
-2. Hydra composes the files that the choices name, into plain values.
+1. Each word of the command line is parsed. It is either the choice of a group (experiment=demo) or a value (seed=1).
+2. Hydra composes the files that the choices name into plain values.
 3. The values of the command line are put in, one after the other.
 4. OmegaConf replaces ${KEY} by the value of another option.
-5. `priors.options` makes a RunConfig of them, and everything that is wrong is reported at once.
+5. `priors.options` turns them into a RunConfig, and everything that is wrong is reported at once.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     Parameters
     ----------
     overrides : list of str
-        GROUP=CHOICE and KEY=VALUE, as they follow `tabicl-train`.
+        GROUP=CHOICE and KEY=VALUE, as on the command line of `tabicl-train`.
     config_dir : str, optional
-        The folder of your own that `--config-dir` names.
+        A folder of your own, as for `--config-dir`.
     also : collection of str, optional
         Other keys of the command, which may be suggested for a misspelled one.
 
@@ -88,13 +88,13 @@ def compose(overrides: list[str], config_dir: str | None = None, also: Collectio
     ConfigError
         With all problems.
     """
-    overrides = plugins.take(overrides)  # in a call from Python; a command has taken them before
+    overrides = plugins.take(overrides)  # in a call from Python; a command has done this before
     return Composer(config_dir).compose(overrides, also)
 
 
 def from_values(values: dict[str, Any]) -> RunConfig:
-    """Return the configuration that a checkpoint keeps, in plain values; raises ConfigError if it has problems now."""
-    plugins.load_installed()  # its prior may be of one
+    """Build the configuration from the plain values in a checkpoint; raises ConfigError if it now has problems."""
+    plugins.load_installed()  # its prior may be a plug-in's
     config, problems = to_config(without_removed(Path(values["run_dir"], "config.yaml"), values))
     if problems:
         raise ConfigError(problems)
@@ -103,14 +103,14 @@ def from_values(values: dict[str, Any]) -> RunConfig:
 
 @dataclass
 class CommandLine:
-    """The words of a command line, divided by how they are applied.
+    """The words of a command line, by how they are applied.
 
     Parameters
     ----------
     choices : list of str
         GROUP=CHOICE, for Hydra.
-    values : list
-        KEY=VALUE in their order, as text and as Hydra parses them.
+    values : list of (str, Override)
+        KEY=VALUE in order, as text and as Hydra parses them.
     wrong_groups : set of str
         The groups whose choice is wrong.
     problems : list of str
@@ -124,12 +124,12 @@ class CommandLine:
 
 
 class Composer:
-    """Composes configurations from the folders that are searched, a user's `config_dir` among them.
+    """Composes configurations from the files in the folders that are searched.
 
     Parameters
     ----------
     config_dir : str, optional
-        The option --config-dir: a folder of the user's.
+        A folder of the user, from the option --config-dir.
 
     Raises
     ------
@@ -140,7 +140,7 @@ class Composer:
     def __init__(self, config_dir: str | None = None) -> None:
         self.config_dir = expand_home(config_dir) if config_dir else None
         self.folders = search_folders(self.config_dir)
-        # The choices of a group are its files and, in these groups, what is registered.
+        # The choices of a group are its files and, for these groups, the registered names.
         self.choices = group_choices(self.folders)
         self.registered = (
             ("prior", tuple(register.prior)),
@@ -153,16 +153,17 @@ class Composer:
 
     def compose(self, overrides: list[str], also: Collection[str] = ()) -> RunConfig:
         """Compose and check the configuration of a run; see the function `compose`."""
+        # Hydra's part: files and choices.
         line = self.divide(overrides)
         try:
-            times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # lstat: a lock links to nothing
-            of_files, choices = hydra_values(tuple(self.folders), tuple(line.choices), self.registered, max(times))
-            values = copy.deepcopy(of_files)
+            times = [path.lstat().st_mtime_ns for path in yaml_files(self.folders)]  # an editor's lock is a broken link
+            file_values, choices = hydra_values(tuple(self.folders), tuple(line.choices), self.registered, max(times))
+            values = copy.deepcopy(file_values)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError([*line.problems, *self.unreadable(error)]) from None
 
-        # init_weights=mini stands for the architecture of these weights, too, unless a model was chosen. This comes
-        # before the values, which can change it.
+        # init_weights=mini also chooses the architecture of these weights, unless a model was chosen. This comes before
+        # the values, which can change it.
         if not any(text.startswith("model=") for text in line.choices):
             weights = values.get("init_weights")
             for _, override in line.values:
@@ -170,24 +171,25 @@ class Composer:
                     weights = override.value()
             take_architecture(values, weights)
 
-        # The values of the command line: names first, since options of a prior or an optimizer follow from its name.
+        # Put in the values of the command line: names first, since a prior's or an optimizer's options depend on them.
         keys = [*also, *flatten(plain(read(RunConfig, without_references(values))[0]))]
-        found = []
+        value_problems = []
         for text, override in sorted(line.values, key=lambda value: not value[1].key_or_group.endswith(".name")):
             problem = put(values, RunConfig, text, override)
             if problem is not None:
-                found.append(problem)
+                value_problems.append(problem)
 
+        # Build and check the configuration.
         config, wrong = to_config(values, keys)
         texts = {override.key_or_group: text for text, override in line.values}
-        found += [self.with_source(problem, texts, choices) for problem in wrong]
+        value_problems += [self.with_source(problem, texts, choices) for problem in wrong]
 
-        # A setting of a group whose choice is wrong may be right for the choice that was meant, and is not reported.
+        # Do not report settings of a group whose choice is wrong: they may be right for the choice that was meant.
         doubtful = list(line.wrong_groups)
         if "experiment" in line.wrong_groups:
             doubtful += [STAGES, "prior"]  # what experiments choose
         problems = list(line.problems)
-        for problem in found:
+        for problem in value_problems:
             if not problem.startswith(tuple(doubtful)):
                 problems.append(problem)
         if problems:
@@ -195,7 +197,7 @@ class Composer:
         return config
 
     def with_source(self, problem: str, texts: Mapping[str, str], choices: Mapping[str, Any]) -> str:
-        """Complete a problem with a name or a type: by the file that has the value, or by advice for a word.
+        """Add to a problem the file that sets the value, or advice for a word of the command line.
 
         Parameters
         ----------
@@ -205,14 +207,21 @@ class Composer:
             The words of the command line by their keys.
         choices : mapping
             The choice of each group.
+
+        Returns
+        -------
+        str
+            The problem, with its source.
         """
         key = key_of(problem)
         if key in texts:
             return f"{problem}; {in_quotes(key)}" if re.search(r"is [\[{].* of type str$", problem) else problem
         if not re.search(r": no such setting|: it must be|: it needs| of type ", problem):
             return problem
+
+        # Search the user's files that were chosen, and those that they name, for the key.
         waiting = list(choices.items())
-        for group, choice in waiting:  # which grows by what the files name
+        for group, choice in waiting:  # grows in the loop
             file = self.file(group, choice)
             if file is None or file.is_relative_to(CONFIG_DIR):
                 continue
@@ -234,17 +243,20 @@ class Composer:
             key = override.key_or_group
             value = override.value()
             is_group = key in self.choices
+            # A word for a sweep only.
             if is_of_sweep(text):
                 line.problems.append(f"{text}: a setting of tabicl-sweep, and of tabicl-train -m")
             elif override.is_sweep_override():
                 line.problems.append(f"{text!r} has several values, which needs -m; {in_quotes(key)}")
                 if is_group:
                     line.wrong_groups.add(key)
+            # A value.
             elif not is_group:
                 line.values.append((text, override))
+            # A choice that undoes another, or cannot be used.
             elif text.startswith("+"):
                 line.problems.append(f"{text}: leave out the plus: {text.lstrip('+')}")
-            elif key == "experiment" and value is None:  # takes back an experiment before it, such as that of a sweep
+            elif key == "experiment" and value is None:  # undoes an earlier choice, such as that of a sweep
                 line.choices = [choice for choice in line.choices if not choice.startswith("experiment=")]
             elif value not in self.choices[key]:
                 why = f"there is no such choice; there are {', '.join(self.choices[key])}"
@@ -256,6 +268,7 @@ class Composer:
             elif problem := self.file_problem(key, value):
                 line.problems.append(problem)
                 line.wrong_groups.add(key)
+            # A choice.
             else:
                 line.choices.append(text)
         return line
@@ -270,8 +283,8 @@ class Composer:
 
         Returns
         -------
-        list of tuple
-            Those that could be parsed, as text and as Hydra parses them.
+        list of (str, Override)
+            The words that could be parsed, as text and as Hydra parses them.
         list of str
             A problem for each of the others.
         """
@@ -294,15 +307,15 @@ class Composer:
         return parsed, problems
 
     def unreadable(self, error: Exception) -> list[str]:
-        """Describe an error of Hydra, OmegaConf or YAML in the lines of a ConfigError."""
-        if isinstance(error, UnicodeDecodeError):  # in a file that another one names
+        """Describe an error of Hydra, OmegaConf or YAML in lines for a ConfigError."""
+        if isinstance(error, UnicodeDecodeError):  # in a file that another file names
             return undecodable_files(self.folders, error)
         if isinstance(error, RecursionError):
             return ["the settings, or a file that another one names, are nested too deeply"]
         missing = re.search(r"Could not find 'model/schema/(\w+)'", str(error))
-        if missing is not None:  # a file begins with the settings of a network that nobody has registered
+        if missing is not None:  # a file begins with the settings of a network that is not registered
             line = register.network.unknown(missing[1])
-            return [f"{line}; if it is one of a plug-in, add plugins=[...] to the command"]
+            return [f"{line}; if a plug-in registers it, add plugins=[...] to the command"]
         return [" ".join(str(error).split())]
 
     def compose_sweep(self, overrides: list[str]) -> SweepConfig:
@@ -311,7 +324,7 @@ class Composer:
         Parameters
         ----------
         overrides : list of str
-            Those of the command line that concern the sweep itself: sweep=NAME and sweep.KEY=VALUE.
+            The words of the command line about the sweep itself: sweep=NAME and sweep.KEY=VALUE.
 
         Returns
         -------
@@ -325,10 +338,11 @@ class Composer:
         """
         parsed, problems = self.read(overrides)
         values: dict[str, Any] = {"sweep": {}}
-        # The files first: single settings win over them, in whatever order they were typed.
+        # Files first, since single settings win over them in whatever order they were typed.
         for text, override in parsed:
             if override.key_or_group == "sweep":
                 problems += self.merge_sweep(values, text, override.value())
+        # Single settings, each with one value.
         for text, override in parsed:
             key = override.key_or_group
             if key == "sweep":
@@ -337,12 +351,13 @@ class Composer:
                 form = "KEY=VALUE,VALUE or KEY=interval(LOW,HIGH)"
                 problems.append(f"{text}: on the command line, write {form} for a setting that varies")
             elif override.is_sweep_override():
-                hint = "this setting of the sweep has one value; a list needs brackets: [VALUE,VALUE]"
+                hint = "this setting of the sweep takes one value; a list needs brackets: [VALUE,VALUE]"
                 problems.append(f"{text}: {hint}")
             else:
                 problem = put(values, SweepLine, text, override)
                 if problem is not None:
                     problems.append(problem)
+        # Build and check the settings.
         line, wrong = read_resolved(SweepLine, values)
         problems += merged(wrong, check(line))
         if problems:
@@ -350,7 +365,7 @@ class Composer:
         return line.sweep
 
     def merge_sweep(self, values: dict[str, Any], text: str, name: Any) -> list[str]:
-        """Merge the file of a sweep into the values; lists the problems with it."""
+        """Merge the file of a sweep into the values; returns its problems."""
         names = self.choices["sweep"]
         if name not in names:
             return [f"{text}: there is no such choice; there are {', '.join(names)}"]
@@ -361,17 +376,17 @@ class Composer:
         assert file is not None  # it is among the choices
         try:
             content = {"sweep": OmegaConf.to_container(OmegaConf.load(file))}
-        except (OSError, ValueError, yaml.YAMLError) as error:  # OSError: also for a file that holds plain text
+        except (OSError, ValueError, yaml.YAMLError) as error:  # OmegaConf raises OSError for a file of plain text
             return [f"{text}: {unreadable_text(file, error)}"]
-        problems = of_now(read(SweepLine, without_references(content))[1])
+        problems = advise_on_removed(read(SweepLine, without_references(content))[1])
         if not problems:
             merge(values, content)
         return [f"{text}: {problem}" for problem in problems]
 
     def file(self, group: str, choice: Any) -> Path | None:
-        """Return the file of a choice; of several with the same name the first one counts, as for Hydra.
+        """Return the file of a choice: the first one in the folders that are searched, as Hydra does.
 
-        None if there is none: what a plug-in registers needs no file.
+        The result is None if there is no file, which a registered name does not need.
         """
         for folder in self.folders:
             path = folder / group / f"{choice}.yaml"
@@ -380,18 +395,18 @@ class Composer:
         return None
 
     def file_problem(self, group: str, choice: Any) -> str | None:
-        """Return why a file in the folder of --config-dir cannot be used: it is empty or not in UTF-8; or None."""
+        """Return why a file in the folder of --config-dir cannot be used (it is empty or not in UTF-8), or None."""
         path = self.file(group, choice)
         if path is None or self.config_dir is None:
             return None
-        # Some of ours, and perhaps of an installed package, hold nothing but a comment about the defaults.
+        # Built-in files, and those of installed packages, may hold nothing but a comment about the defaults.
         if not path.is_relative_to(Path(self.config_dir).absolute()) or path.is_relative_to(CONFIG_DIR):
             return None
         try:
             content = read_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader)
-        except (ValueError, yaml.constructor.ConstructorError) as error:  # the latter: it holds itself
+        except (ValueError, yaml.constructor.ConstructorError) as error:  # ConstructorError: an alias holds itself
             return unreadable_text(path, error)
-        except yaml.YAMLError:  # Hydra's message names the file and the line
+        except yaml.YAMLError:  # Hydra reports it with file and line
             return None
         if not isinstance(content, dict) or not content:
             return f"{path} has no settings; write lines of the form KEY: VALUE into it, or leave out {group}={choice}"
@@ -405,14 +420,14 @@ class SweepLine:
     sweep: SweepConfig = option(SweepConfig)
 
 
-@functools.lru_cache(maxsize=8)  # it takes 0.15 s, and a sweep makes hundreds that differ in values only
+@functools.lru_cache(maxsize=8)  # a call takes 0.15 s, and a sweep makes hundreds that differ in values only
 def hydra_values(
     folders: tuple[Path, ...],
     choices: tuple[str, ...],
     registered: tuple[tuple[str, tuple[str, ...]], ...],
     changed_at: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that Hydra composes of files, and the choice of each group; they must not be changed.
+    """Compose the values in configuration files with Hydra.
 
     Parameters
     ----------
@@ -421,11 +436,18 @@ def hydra_values(
     choices : tuple of str
         GROUP=CHOICE.
     registered : tuple
-        For each group that has a registry, its name and the names in the registry.
+        For each group that has a registry, the group and the registered names.
     changed_at : int
-        When the newest file was changed. It is not read here, but makes the cache miss when a file differs.
+        The time in ns when the newest file was changed. It is not read, but makes the cache miss if a file has changed.
+
+    Returns
+    -------
+    dict
+        The values, which must not be changed, since they are cached.
+    dict
+        The choice of each group; likewise.
     """
-    # What is registered can be chosen without a file, which would hold its name and nothing else. Files name it by
+    # Registered names can be chosen without a file, which would hold nothing but the name. A file refers to one by
     # `schema/NAME`.
     store = ConfigStore.instance()  # of the process
     for group, names_of_group in registered:
@@ -440,6 +462,7 @@ def hydra_values(
                 node = node | {"components": {}}
             store.store(group=f"{group}/schema", name=name, node=node, package=group)
 
+    # Compose, with the other folders as Hydra's search path.
     searched = []
     for folder in folders[1:]:
         escaped = str(folder).replace("'", "\\'")
@@ -460,7 +483,7 @@ def is_of_sweep(override: str) -> bool:
 
 
 def parse_override(text: str) -> Override | None:
-    """Parse a word as Hydra does; None if it cannot be parsed, or asks for choices by a pattern (model=glob(*))."""
+    """Parse a word with Hydra; None if it cannot be parsed, or asks for choices by a pattern (model=glob(*))."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -479,42 +502,44 @@ def hydra_text(text: str) -> str:
 
 
 def in_quotes(key: str) -> str:
-    """Return the advice for a text that Hydra takes for something else."""
+    """Advise how to write a text that Hydra takes for something else."""
     return f"plain text needs quotes: \"{key}='...'\""
 
 
 def put(values: dict[str, Any], cls: type, text: str, override: Override) -> str | None:
-    """Put a value of the command line among others, or remove one.
+    """Apply one word of the command line to nested values.
 
-    Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde. Whether there are
-    options of other names, and whether a value is of the right type, is found when the values are read.
+    Keys of dictionaries can be added with a plus (in a `mix` also without) and removed with a tilde. Unknown names of
+    options and wrong types of values are found later, when the values are read.
 
     Parameters
     ----------
     values : dict
         Nested plain values, which are changed.
     cls : type
-        The dataclass that they will make.
+        The dataclass that the values will be turned into.
     text : str
-        The word of the command line.
+        The word.
     override : Override
-        The same as Hydra parses it.
+        The word as parsed by Hydra.
 
     Returns
     -------
     str or None
-        Why it cannot be put there.
+        Why it cannot be applied; None if it has been.
     """
     key = override.key_or_group
     if key == "model.family":
         return f"model.family is {override.value()!r}; it cannot be changed, choose another model instead"
+
+    # Go down to the section that holds the key, and add what it lacks.
     *sections, last = key.split(".")
     node: Any = values
     kind: Any = cls
     for depth, name in enumerate([*sections, last]):
         section = ".".join(sections[:depth])
         is_dictionary = not (kind is None or is_dataclass(kind))
-        if not isinstance(node, dict):  # a number, a text or a list; the reader says so if there must be a section
+        if not isinstance(node, dict):  # a number, a text or a list: reported when the values are read
             return unknown(joined(section, name), []) if is_dictionary else None
         can_add = text.startswith("+") or section.endswith(".mix")
         if is_dictionary and name not in node and not can_add:
@@ -529,13 +554,15 @@ def put(values: dict[str, Any], cls: type, text: str, override: Override) -> str
             node[name] = default
         node = node.get(name)
 
+    # Remove the key, or set it.
     if override.is_delete():
         if not is_dictionary:
             return f"{text}: only a key of a dictionary can be removed"
         del node[last]
         return None
     value = typed(text, override.value())
-    # A mixture, of the run or of a stage, consists of what is named. With a plus, components are added to it.
+    # A value for a dictionary is merged into it, except for a mixture, which consists of the components that are named
+    # (with a plus, they are added).
     is_mixture = key == "prior.components" or (key.startswith(STAGES) and key.endswith(".mix"))
     if isinstance(value, dict) and not (is_mixture and not text.startswith("+")):
         _, default = kind_below(kind, last, node.get(last))
@@ -546,9 +573,23 @@ def put(values: dict[str, Any], cls: type, text: str, override: Override) -> str
 
 
 def kind_below(kind: Any, name: str, value: Any) -> tuple[Any, Any]:
-    """Return the type of an option, of a dataclass or a dictionary, with its default in plain values.
+    """Return the type and the default of an option.
 
-    The type is None if it is not known, as there is no such option; value: what it has so far
+    Parameters
+    ----------
+    kind : type
+        A dataclass, or the type of a dictionary.
+    name : str
+        The name of the option, or the key.
+    value : object
+        Its value so far, which may decide its type.
+
+    Returns
+    -------
+    type or None
+        The type; None if it is not known, since there is no such option.
+    object
+        The default, in plain values.
     """
     options = options_of(kind)
     if kind is not None and not is_dataclass(kind):  # a dictionary
@@ -567,11 +608,21 @@ def kind_below(kind: Any, name: str, value: Any) -> tuple[Any, Any]:
 
 
 def typed(text: str, value: Any) -> Any:
-    """Return a value as Hydra parses it, together with what was typed.
+    """Keep what was typed together with the value that Hydra parses from it.
 
-    Hydra makes of the folder 2024_10 the number 202410, and leaves out spaces at both ends and backslashes.
+    Hydra reads the folder 2024_10 as the number 202410, and drops backslashes and spaces at both ends.
 
-    text: the word KEY=TEXT
+    Parameters
+    ----------
+    text : str
+        The word KEY=TEXT.
+    value : object
+        The value of TEXT for Hydra.
+
+    Returns
+    -------
+    Typed, list, dict, str or None
+        Both. A text in quotes and null are returned as they are.
     """
     after = text.partition("=")[2]
     if isinstance(value, dict | list):
@@ -581,7 +632,7 @@ def typed(text: str, value: Any) -> Any:
 
 
 def typed_elements(value: Any, words: list[str]) -> Any:
-    """Return a list or a dictionary whose numbers and truth values know whether they were typed as they are written."""
+    """Return a list or a dictionary whose numbers and booleans know whether they were typed in their usual form."""
     if isinstance(value, dict):
         return {key: typed_elements(each, words) for key, each in value.items()}
     if isinstance(value, list):
@@ -592,7 +643,7 @@ def typed_elements(value: Any, words: list[str]) -> Any:
 
 
 def merge(values: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge other values into nested ones, which are changed."""
+    """Merge other values into nested ones, which are changed and returned."""
     for name, value in others.items():
         is_section = isinstance(value, dict) and isinstance(values.get(name), dict)
         values[name] = merge(values[name], value) if is_section else value
@@ -600,7 +651,7 @@ def merge(values: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_architecture(values: dict[str, Any], name: Any) -> None:
-    """Set the model to the architecture of the package's weights of this name, if there are such for its task."""
+    """Set the model to the architecture of the built-in weights of this name, if there are any for its task."""
     model = values.setdefault("model", {})
     if "family" in model:
         return
@@ -614,7 +665,22 @@ def take_architecture(values: dict[str, Any], name: Any) -> None:
 
 
 def to_config(values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[RunConfig, list[str]]:
-    """Return the configuration of nested values, and everything that is wrong with it; keys: see `options.read`."""
+    """Turn nested values into a configuration.
+
+    Parameters
+    ----------
+    values : dict
+        Nested plain values.
+    keys : iterable of str
+        See `options.read`.
+
+    Returns
+    -------
+    RunConfig
+        The configuration.
+    list of str
+        Everything that is wrong with it.
+    """
     config, problems = read_resolved(RunConfig, values, keys)
     config.curriculum.drop_skipped()
     config.curriculum.apply_scales()
@@ -622,12 +688,30 @@ def to_config(values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[RunConf
 
 
 def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -> tuple[Any, list[str]]:
-    """Read nested values in which ${KEY} stands for the value of another option; see `options.read`."""
+    """Read nested values in which ${KEY} stands for the value of another option.
+
+    Parameters
+    ----------
+    cls : type
+        The dataclass that the values are turned into.
+    values : dict
+        Nested plain values, or `Typed` ones.
+    keys : iterable of str
+        See `options.read`.
+
+    Returns
+    -------
+    object, list of str
+        As from `options.read`.
+    """
+    # Separate the references from the other values.
     flat = flatten(values)
     if cls is RunConfig and "run_dir" not in values:
         flat["run_dir"] = RunConfig.run_dir
     references = {key: text_of(value) for key, value in flat.items() if is_reference(text_of(value))}
     values = without_references(values)
+
+    # Let OmegaConf resolve the references in a tree of all values, defaults included.
     tree = OmegaConf.create(plain(read(cls, values)[0]), flags={"allow_objects": True})
     problems = {}
     for key, text in references.items():
@@ -639,26 +723,32 @@ def read_resolved(cls: type, values: dict[str, Any], keys: Iterable[str] = ()) -
         *sections, name = key.split(".")
         node = functools.reduce(lambda node, section: node.setdefault(section, {}), sections, values)
         try:
-            found = OmegaConf.select(tree, key, throw_on_missing=True)
-            node[name] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            resolved = OmegaConf.select(tree, key, throw_on_missing=True)
+            node[name] = OmegaConf.to_container(resolved, resolve=True) if OmegaConf.is_config(resolved) else resolved
         except OmegaConfBaseException as error:
             problems[key] = first_line(error)
+
+    # Read the values again, with what the references stand for.
     built, wrong = read(cls, values, "", keys)
-    return built, of_now([f"{key}: {problems[key]}" for key in references if key in problems] + wrong)
+    return built, advise_on_removed([f"{key}: {problems[key]}" for key in references if key in problems] + wrong)
 
 
-def of_now(problems: list[str]) -> list[str]:
-    """Say of names that were options of an earlier version what to do instead."""
-    return [(": no such setting" in line and removal(key_of(line))) or line for line in problems]
+def advise_on_removed(problems: list[str]) -> list[str]:
+    """Replace problems about options of earlier versions by advice what to do instead."""
+    advised = []
+    for line in problems:
+        advice = removal(key_of(line)) if ": no such setting" in line else None
+        advised.append(advice or line)
+    return advised
 
 
 def text_of(value: Any) -> Any:
-    """Return what was typed if it is text for Hydra, too, and otherwise the value."""
+    """Return what was typed if Hydra also reads it as text, and otherwise the value."""
     return value.text if isinstance(value, Typed) and isinstance(value.value, str) else plain(value)
 
 
 def is_reference(value: Any) -> bool:
-    """Whether a value, or an element of a list, stands for the value of another option; ??? stands for none."""
+    """Whether a value, or an element of a list, stands for the value of another option, or for none (???)."""
     if isinstance(value, list):
         return any(map(is_reference, value))
     return isinstance(value, str) and ("${" in value or value == REQUIRED)
@@ -676,7 +766,20 @@ def without_references(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expand_paths(values: dict[str, Any], prefix: str = "") -> list[str]:
-    """Put home folders in place of ~ in all options of dictionaries that are paths; returns the problems with them."""
+    """Expand ~ in all options that are paths.
+
+    Parameters
+    ----------
+    values : dict
+        Nested values, which are changed.
+    prefix : str
+        What comes before the keys in messages.
+
+    Returns
+    -------
+    list of str
+        The problems, such as a user that does not exist.
+    """
     problems = []
     for key, value in values.items():
         if isinstance(value, dict):
@@ -710,6 +813,7 @@ def parse_options(options: type, arguments: list[str]) -> Any:
     ConfigError
         With all problems.
     """
+    # Read the words.
     problems = []
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -722,8 +826,10 @@ def parse_options(options: type, arguments: list[str]) -> Any:
             values[key] = read_value(text, kind)
         except ValueError as error:
             problems.append(f"{key} is {repr(text) if text else 'empty'}; {error}")
+
+    # Build the options, and check them. After a wrong word, the usage is shown too.
     parsed, wrong = read(options, values)
-    problems = merged(problems, of_now(wrong))
+    problems = merged(problems, advise_on_removed(wrong))
     if problems:
         mistake = ConfigError(problems)
         mistake.add_note(f"usage: {usage(options)}")
@@ -735,14 +841,30 @@ def parse_options(options: type, arguments: list[str]) -> Any:
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the types of an option: str and None of `str | None`."""
+    """Return the types that an option may have, such as str and None for `str | None`."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def read_value(text: str, kind: Any) -> Any:
-    """Read a value for an option of a type: lists and dictionaries are in YAML, and all else is as it was typed.
+    """Read the text of a value.
 
-    Raises ValueError for a value that has no meaning for the option.
+    Parameters
+    ----------
+    text : str
+        What was typed.
+    kind : type
+        The type of the option.
+
+    Returns
+    -------
+    None, Typed, list or dict
+        None for null, if the option can be None. Lists and dictionaries, if it can be one, are read as YAML. Everything
+        else stays as it was typed.
+
+    Raises
+    ------
+    ValueError
+        If the text is empty, or is not a list or a dictionary although it begins like one.
     """
     kinds = {get_origin(each) or each for each in alternatives(kind)}
     if not text:
@@ -754,20 +876,20 @@ def read_value(text: str, kind: Any) -> Any:
     if not is_list and not is_dictionary:
         return scalar(text)
     value = read_whole(text)
-    if is_list and not all(isinstance(element, str) for element in value):  # [?] holds a dictionary for YAML
+    if is_list and not all(isinstance(element, str) for element in value):  # YAML reads [?] as a list of a dictionary
         raise ValueError(LIST_ADVICE)
     return [scalar(each) for each in value] if is_list else scalars(value)
 
 
 def scalars(value: Any) -> Any:
-    """Return the texts in a dictionary as `scalar` does."""
+    """Apply `scalar` to all texts in a nested dictionary."""
     if isinstance(value, dict):
         return {key: scalars(each) for key, each in value.items()}
     return [scalars(each) for each in value] if isinstance(value, list) else scalar(value)
 
 
 def scalar(text: str) -> Typed:
-    """Return a text, and the number that it means if it is one."""
+    """Return a text, together with its number if it is one."""
     for kind in (int, float):
         try:
             return Typed(text, kind(text))
@@ -777,20 +899,25 @@ def scalar(text: str) -> Typed:
 
 
 class TextLoader(yaml.BaseLoader):
-    """Reads all values of YAML as text, and refuses a key that is there twice."""
+    """Reads all values of YAML as text, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         mapping = super().construct_mapping(node, deep)
         if len(mapping) < len(node.value):
-            raise yaml.YAMLError("a key is there twice")
+            raise yaml.YAMLError("duplicate key")
         return mapping
 
 
 def read_whole(text: str) -> Any:
-    """Read a list or a dictionary; raises ValueError if YAML would leave out or change any of the text.
+    """Read a list or a dictionary in YAML.
 
-    It leaves out comments, tags (!x) and the names of anchors (&x), and joins lines.
+    Raises
+    ------
+    ValueError
+        If YAML would drop or change any of the text: it drops comments, tags (!x) and names of anchors (&x), and joins
+        lines.
     """
+    # Compare the text with its tokens.
     is_whole = True
     end = 0
     try:
@@ -810,7 +937,7 @@ def read_whole(text: str) -> Any:
 
 
 def search_folders(config_dir: str | None) -> list[Path]:
-    """Return the folders to search, in order: the project's, that of --config-dir, those of plug-ins."""
+    """Return the folders to search, in order: the built-in one, that of --config-dir, those of plug-ins."""
     folders = [CONFIG_DIR]
     if config_dir:
         if not Path(config_dir).is_dir():
@@ -824,7 +951,7 @@ def search_folders(config_dir: str | None) -> list[Path]:
 
 @functools.cache  # once in a process, which may compose many configurations
 def warn_of_ignored_files(folder: Path) -> None:
-    """Print a warning if a folder has other files of the names of ours, which are found before them."""
+    """Print a warning about files that are ignored since built-in files with other content have the same names."""
     ignored = []
     for path in yaml_files([folder]):
         ours = CONFIG_DIR / path.relative_to(folder)
@@ -832,11 +959,11 @@ def warn_of_ignored_files(folder: Path) -> None:
             ignored.append(str(path.relative_to(folder)))
     if ignored:
         names = ", ".join(sorted(ignored))
-        info(f"warning   files in {folder} with names of ours are ignored, rename them to use them: {names}")
+        info(f"warning   files in {folder} with the names of built-in files are ignored; rename them: {names}")
 
 
 def yaml_files(folders: list[Path], pattern: str = "**/*.yaml") -> list[Path]:
-    """Return the configuration files in some folders; with the pattern `*/*.yaml` those of groups."""
+    """Return the configuration files in some folders; the pattern `*/*.yaml` finds those of groups only."""
     files: list[Path] = []
     for folder in folders:
         files += folder.glob(pattern)
@@ -844,7 +971,7 @@ def yaml_files(folders: list[Path], pattern: str = "**/*.yaml") -> list[Path]:
 
 
 def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[str]:
-    """List the configuration files that are not UTF-8 text, since Hydra's error does not name the one that it read."""
+    """List the configuration files that are not UTF-8 text, since Hydra's error does not name the file."""
     problems = []
     for path in sorted(yaml_files(folders)):
         try:
@@ -855,7 +982,7 @@ def undecodable_files(folders: list[Path], error: UnicodeDecodeError) -> list[st
 
 
 def group_choices(folders: list[Path]) -> dict[str, list[str]]:
-    """Return the groups of configuration files in some folders, and the choices of each, both in alphabetical order."""
+    """Return the groups of configuration files in some folders with the choices of each, in alphabetical order."""
     choices: dict[str, set[str]] = {}
     for path in yaml_files(folders, "*/*.yaml"):
         choices.setdefault(path.parent.name, set()).add(path.stem)

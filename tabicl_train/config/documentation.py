@@ -1,6 +1,6 @@
-"""The help of the commands and the pages of all settings, made from the strings under the options.
+"""The help of the commands and the reference of all settings, made from the strings under the options.
 
-The site has these pages (launch/docs/conf.py), and so has a terminal:
+The reference is part of the site (launch/docs/conf.py), and can be printed:
 
 python -m tabicl_train.config.documentation
 python -m tabicl_train.config.documentation PACKAGE    # of a plug-in
@@ -63,25 +63,25 @@ OFTEN_CHANGED = (
     "validation.every",
 )
 
-ABOUT_PLUGINS = "Load modules or files of your own that register something; every command takes it."
+ABOUT_PLUGINS = "Load your own modules or files that register something, in any command."
 TRAIN_OPTIONS = {
     "--cfg job": "Print the configuration, and the steps, FLOPs and memory of each stage; run nothing.",
     "-m": "Run one training for each combination of values, such as seed=0,1,2: the short form of tabicl-sweep.",
-    "--config-dir DIR": "Also search a folder of your own for configuration files.",
+    "--config-dir DIR": "Also search your own folder for configuration files.",
     "plugins=[A,./b.py]": ABOUT_PLUGINS,
     "--version": "Print versions, commit and device.",
 }
 
 OTHER_COMMANDS = {
     "tabicl-runs": "List the runs in a folder and their status.",
-    "tabicl-report": "Write a page about one run or several.",
+    "tabicl-report": "Write a page about one or several runs.",
     "tabicl-export": "Write the weights of a run in a format that others load.",
     "tabicl-predict": "Predict a column of a table.",
     "tabicl-evaluate": "Score a checkpoint and baselines on real data.",
     "tabicl-compare": "Compare runs, checkpoints or sweeps on the same tasks, with intervals.",
     "tabicl-sweep": "Run one training for each point of a space.",
     "tabicl-submit": "Submit a run to SLURM.",
-    "tabicl-prior": "Look at the tables of a prior, or store them.",
+    "tabicl-prior": "Show the tables of a prior, or store them.",
     "tabicl-replay": "Repeat one step of a run and print the loss of each table.",
     "tabicl-gpu-check": "Check results, speed and memory of a GPU.",
     "tabicl-lab": "Run an experiment with attention.",
@@ -127,15 +127,20 @@ Settings that this plug-in adds to those of `tabicl-train`.
 def class_doc(cls: type) -> str:
     """Return the docstring of a dataclass without its numpydoc sections."""
     doc = inspect.getdoc(cls)
-    assert doc is not None  # `dataclass` adds one
+    assert doc is not None  # `dataclass` adds one if there is none
     return re.split(r"\n\n\w+\n-+\n", doc)[0]
 
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Read the strings under the fields of a dataclass and its bases from their source.
+    """Read the strings under the fields of a dataclass and of its bases from the source.
 
-    They are no docstrings, of which Python knows: an expression, after a statement of the form NAME: TYPE = DEFAULT.
+    Python does not keep them: such a string is an expression after a statement of the form NAME: TYPE = DEFAULT.
+
+    Returns
+    -------
+    dict
+        The strings by field, each in one line.
     """
     docs = {}
     for base in reversed(cls.__mro__):
@@ -155,8 +160,8 @@ def type_text(cls: type, name: str) -> str:
     """Name the type of a field in terms of YAML: `int or null` for `int | None`."""
     hint = get_type_hints(cls)[name]
     is_plain_class = isinstance(hint, type) and get_origin(hint) is None
-    text = hint.__name__ if is_plain_class else str(hint)  # str(int) is <class 'int'>
-    text = re.sub(r"\w+\.", "", text)  # without the names of modules
+    text = hint.__name__ if is_plain_class else str(hint)  # str(int) would be <class 'int'>
+    text = re.sub(r"\w+\.", "", text)  # drop the names of modules
     return text.replace(" | ", " or ").replace("None", "null")
 
 
@@ -179,7 +184,7 @@ def help_text(options: type, prefix: str = "") -> str:
 def option_lines(options: type, prefix: str = "") -> list[str]:
     """Describe each option of a dataclass in the two columns of `option_line`."""
     lines = []
-    # What must be given comes first, also where options are inherited.
+    # Required options come first, also where options are inherited.
     for field in sorted(dataclasses.fields(options), key=lambda field: field.default != REQUIRED):
         text = setting_text(options, field.name)
         registry = REGISTRY_OF_OPTION.get(f"{options.__name__}.{field.name}")
@@ -208,7 +213,7 @@ def setting_text(cls: type, key: str) -> str:
 
 
 def train_help(config_dir: str | None) -> str:
-    """Return the help of tabicl-train, with the choices of groups in the folders searched."""
+    """Return the help of tabicl-train, with the choices of groups in the folders that are searched."""
     settings = [option_line(key, setting_text(RunConfig, key)) for key in OFTEN_CHANGED]
     groups = []
     for group, choices in group_choices(search_folders(config_dir)).items():
@@ -235,14 +240,15 @@ def sweep_help(config_dir: str | None) -> str:
 
 
 def reference() -> str:
-    """Return the page of all options in Markdown, without those of plug-ins."""
+    """Return the reference of all options in Markdown, without those of plug-ins."""
     from priors.realism import Realism  # takes 2 s
 
+    # Groups, and the settings outside of sections.
     groups = f"## Groups\n\nThe files of values that come with the project.\n\n{choice_table(CONFIG_DIR)}\n"
     fields = dataclasses.fields(RunConfig)
     settings_of_run = [field for field in fields if not is_section(field) and field.name != "prior"]
     blocks = [INTRODUCTION, groups, describe_options("## The run", RunConfig, fields=settings_of_run)]
-    # The sections of a configuration in its order. Those of a prior and a network depend on which one is chosen.
+    # The sections of a configuration, in order. Those of the prior and the network depend on which one is chosen.
     for field in fields:
         name = field.name
         if name == "prior":
@@ -261,7 +267,7 @@ def reference() -> str:
 
 
 def plugin_reference(module: str) -> str:
-    """Return the page of the options of a plug-in, which is a package with a folder `configs`, in Markdown."""
+    """Return the reference of a plug-in's options in Markdown; it must be a package with a folder `configs`."""
     package = importlib.import_module(module)
     folder = Path(package.__path__[0]) / "configs"
     groups = f"## Groups\n\nThe files of values in its folder `configs`.\n\n{choice_table(folder)}\n"
@@ -270,7 +276,7 @@ def plugin_reference(module: str) -> str:
 
 
 def choice_table(folder: Path) -> str:
-    """Tell what the files of values in a folder are, in a row for each."""
+    """Make a table of the files of values in a folder: the choice, and what it is."""
     rows = []
     for group in sorted(folder.iterdir()):
         for file in sorted(group.glob("*.yaml")):
@@ -299,7 +305,7 @@ def describe_networks(package: str) -> list[str]:
         settings = register.network[name].settings
         fields = list(dataclasses.fields(settings))
         if settings is not TabICLConfig and issubclass(settings, TabICLConfig):
-            # A variant of TabICL, as its docstring says, is described by what it adds.
+            # Of a variant of TabICL, describe only what it adds; its docstring says what it is.
             inherited = {field.name for field in dataclasses.fields(TabICLConfig)}
             fields = [field for field in fields if field.name not in inherited]
         descriptions.append(describe_options(f"## `model` of the family {name}", settings, "model.", fields))
@@ -312,9 +318,23 @@ def is_section(field: dataclasses.Field) -> bool:
 
 
 def describe_options(title: str, cls: type, prefix: str = "", fields: Sequence[dataclasses.Field] | None = None) -> str:
-    """Describe a dataclass below a title, with a row for each of its fields, or of those given.
+    """Describe a dataclass of options in Markdown.
 
-    A row has key, type, default and meaning; `prefix` comes before the keys.
+    Parameters
+    ----------
+    title : str
+        The title.
+    cls : type
+        The dataclass.
+    prefix : str
+        What comes before the keys.
+    fields : sequence of Field, optional
+        The fields to describe. Default: all.
+
+    Returns
+    -------
+    str
+        Title, docstring, and a table of keys, types, defaults and meanings.
     """
     if fields is None:
         fields = dataclasses.fields(cls)

@@ -317,7 +317,7 @@ class PriorOptions:
     format: str = option("folder", choices=("folder", "file"))
     """dump: folder, of files for training, or file, a padded one for others."""
     overwrite: bool = False
-    """dump format=file: replace a file that is there already."""
+    """dump format=file: replace a file that already exists."""
 
 
 @dataclass

@@ -207,7 +207,8 @@ class CurriculumConfig:
             if stage.frozen and set(stage.frozen) == set(family.parts):
                 stage_problems.append("frozen names every part; nothing would be trained")
             if stage.col_attention_fp32 is not None and not hasattr(family, "set_col_attention_fp32"):
-                stage_problems.append("col_attention_fp32 must be null, since this model has no column attention")
+                why = "since this model has no column attention"
+                stage_problems.append(f"col_attention_fp32 is {stage.col_attention_fp32}; it must be null, {why}")
             if stage.rows and stage.features:  # [] has been reported
                 too_large = family.size_problem(model, stage.rows[-1], stage.features[-1])
                 if too_large:
@@ -365,12 +366,12 @@ class StreamConfig:
 
     @property
     def workers(self) -> int:
-        """num_workers, once it is a number: `local` or `with_workers` decides where it is null."""
+        """The number of workers, after `local` or `with_workers` has chosen one if num_workers is null."""
         assert self.num_workers is not None
         return self.num_workers
 
     def local(self, processes: int = 1) -> StreamConfig:
-        """Return the same for workers of this machine, whose cores this number of processes share."""
+        """Return the settings of workers on this machine, whose cores are shared by this number of processes."""
         if self.num_workers == 0:
             return self
         from joblib import cpu_count
@@ -539,15 +540,15 @@ class WandbConfig:
 
 
 def options_of_model(values: Mapping[str, Any]) -> Any:
-    """Return the dataclass of the settings of a network, from its family; or why there is none."""
+    """Return the dataclass of the settings of a network by its family, or a message why there is none."""
     try:
         return settings_of(dict(values))
     except ConfigError as error:
-        return f"model: {error.problems[0]}; if it is one of a plug-in, add plugins=[...] to the command"
+        return f"model: {error.problems[0]}; if a plug-in registers it, add plugins=[...] to the command"
 
 
 def options_of_prior(values: Mapping[str, Any]) -> Any:
-    """Return the class of a prior, from its name; or why there is none."""
+    """Return the class of a prior by its name, or a message why there is none."""
     import priors
 
     if "name" not in values:
@@ -559,7 +560,7 @@ def options_of_prior(values: Mapping[str, Any]) -> Any:
 
 
 def options_of_objective(values: Mapping[str, Any]) -> Any:
-    """Return the class of an objective, from its name, or that of the options of a function; or why there is none."""
+    """Return the dataclass of the options of an objective by its name, or a message why there is none."""
     if "name" not in values:
         return f"objective: none is chosen; set objective=NAME to one of {', '.join(register.objective)}"
     name = str(values["name"])
@@ -569,7 +570,7 @@ def options_of_objective(values: Mapping[str, Any]) -> Any:
 
 
 def options_of_optimizer(values: Mapping[str, Any]) -> Any:
-    """Return the dataclass of the settings of an optimizer, from its name; or why there is none."""
+    """Return the dataclass of the settings of an optimizer by its name, or a message why there is none."""
     name = values.get("name", "muon")
     if name in register.optimizer:
         return register.optimizer[name].settings(name)
@@ -637,7 +638,7 @@ class RunConfig:
             yield from (("suite", name) for name in self.validation.suites if name in of_plugins)
 
     def plugins_used(self) -> list[dict[str, Any]]:
-        """Return what a checkpoint says of the plug-ins that the run needs, each with what it uses of them."""
+        """Return what a checkpoint records about the plug-ins that the run needs, each with what it is needed for."""
         return register.plugins_used(self.named_parts())
 
     def too_few_tables(self, processes: int) -> list[str]:
@@ -646,7 +647,7 @@ class RunConfig:
         for name, stage in self.curriculum.stages.items():
             if stage.tables < processes:
                 key = f"curriculum.stages.{name}.tables"
-                problems.append(f"{key} is {stage.tables}, fewer than the {processes} processes")
+                problems.append(f"{key} is {stage.tables}; it must be at least {processes}, the number of processes")
         return problems
 
     @property
@@ -674,12 +675,12 @@ class RunConfig:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the run has begun and will continue from a checkpoint of its own."""
+        """Whether the run has begun and will continue from its own checkpoint."""
         return bool(glob.glob("step-*.ckpt", root_dir=Path(self.run_dir, "checkpoints")))
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the run: all stages, cut at trainer.max_steps."""
+        """Optimizer steps of the run: those of all stages, but at most trainer.max_steps."""
         steps = sum(stage.steps for stage in self.curriculum.stages.values())
         if self.trainer.max_steps is None:
             return steps

@@ -1,4 +1,5 @@
-"""The doors, by which everything that has a name comes in, ours and that of others.
+"""The doors: everything with a name is registered here, by this package or by a plug-in.
 
-A registry for each kind of thing, the plug-ins that fill them, and old module paths that still work.
+There is a registry for each kind of thing. This folder also has the plug-ins that fill them, and old module paths that
+still work.
 """

@@ -32,9 +32,9 @@ def new_name(name: str) -> str | None:
 
 
 class MovedModules:
-    """Imports a module under its old path: a finder and loader of the same module, so that there is one of each class.
+    """Imports a module under its old path: a finder and loader of the same module, so that its classes exist only once.
 
-    It is no subclass of those of importlib.abc, which take milliseconds to import.
+    It does not inherit from the classes of importlib.abc, which take milliseconds to import.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -43,14 +43,14 @@ class MovedModules:
         if place is None:
             return None
         warnings.warn(
-            f"{fullname} is {place} now; the old path works until version 0.4.0", DeprecationWarning, stacklevel=2
+            f"{fullname} is now {place}; the old path works until version 0.4.0", DeprecationWarning, stacklevel=2
         )
         return ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """See importlib.abc.Loader."""
         module = importlib.import_module(str(new_name(spec.name)))
-        spec.loader_state = module.__spec__  # which Python replaces by `spec`
+        spec.loader_state = module.__spec__  # Python replaces it by `spec`
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -59,6 +59,6 @@ class MovedModules:
         module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code, which python -m executes."""
+        """Return the code for python -m."""
         spec = importlib.util.find_spec(str(new_name(fullname)))
         return spec.loader.get_code(spec.name)  # type: ignore[union-attr]

@@ -2,11 +2,11 @@
 
 A plug-in is named by the person who starts a command, as in `plugins=[my_package.gp,./gp.py]`, or installed by them as
 an entry point of the group `tabicl_train.plugins`. Nothing is imported because a file says so: checkpoints and exports
-only record which plug-ins they need, and a command that misses one says what to add.
+only record which plug-ins they need, and a command that lacks one says what to add.
 
-A loose file becomes a module with the name of the file, and modules of its folder that it imports belong to it. Child
-processes get the plug-ins of this one in the form `/absolute/gp.py#HASH` and refuse a file that has changed since; so
-does whoever unpickles an object that needs them. Other machines get the content of loose files.
+A loose file becomes a module with the name of the file. The modules in its folder that it imports belong to it. Child
+processes get the plug-ins of this one in the form `/absolute/gp.py#HASH`, and refuse a file that has changed since. So
+does a process that unpickles an object which needs them. Other machines get the content of loose files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Plugin", "load"]
 OPTION = "plugins="
 SHORT_HASH = 16  # hexadecimal digits of a hash in a command
 SOURCE = re.compile(r"(.+?)(?:#([0-9a-f]{8,64}))?")  # a module or a file, and perhaps its hash
-ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; with a comma it is in quotes
+ELEMENT = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")  # of a list of sources; one with a comma is in quotes
 IMPORTS = ("import_module", "__import__")
 PLACE = re.compile(r"([\w.]+):\w+|([\w/]+)\.py")  # a text that names a module: "helper:Name" or "helper.py"
 COMMAND = "the command that started this process"
@@ -51,14 +51,14 @@ class Plugin:
     module : str
         Its name in Python.
     source : str
-        What names it on a command line: the name of a module, or the absolute path of a file.
+        Its name on a command line: that of a module, or the absolute path of a file.
     version : str or None
-        Of the package that it belongs to, if it was installed.
+        The version of the package that it belongs to, if it was installed.
     sha256 : str
-        Of all source files of its module or package; those of a loose file are that file and what it imports from its
-        folder.
+        The hash of all source files of its module or package. Those of a loose file are that file and what it imports
+        from its folder.
     files : tuple of str
-        Their names, without folders outside the package; that of a loose file comes first.
+        The names of these files, without folders outside the package. A loose file comes first.
     """
 
     module: str
@@ -69,11 +69,11 @@ class Plugin:
 
     @property
     def argument(self) -> str:
-        """The plug-in as a child process gets it: with its hash."""
+        """The plug-in on the command line of a child process: with its hash."""
         return f"{self.source}#{self.sha256[:SHORT_HASH]}"
 
     def record(self) -> dict[str, Any]:
-        """Return what checkpoints and exports say of it."""
+        """Return what checkpoints and exports record about it."""
         return {"module": self.module, "version": self.version, "sha256": self.sha256, "files": list(self.files)}
 
 
@@ -86,23 +86,23 @@ def load(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
     Parameters
     ----------
     sources : str, Path, iterable of them, or None
-        Names of modules, or paths of Python files; `#` and a hash at the end refuse any other content.
+        Names of modules, or paths of Python files. With `#` and a hash at the end, any other content is refused.
 
     Returns
     -------
     list of Plugin
-        In the same order.
+        The plug-ins, in the same order.
 
     Raises
     ------
     ConfigError
-        If one cannot be imported, or has changed since it was, with the reason in one line.
+        If one cannot be imported or has changed since it was imported, with the reason in one line.
     """
     return [_load_one(source) for source in _listed(sources)]
 
 
 def find(sources: str | Path | Iterable[str | Path] | None) -> list[Plugin]:
-    """Look up plug-ins as `load` does, but import nothing; versions are not looked up."""
+    """Look up plug-ins as `load` does, without importing them or looking up their versions."""
     return [_find(source).plugin for source in _listed(sources)]
 
 
@@ -115,18 +115,23 @@ def _listed(sources: str | Path | Iterable[str | Path] | None) -> list[str]:
 
 
 def named() -> list[Plugin]:
-    """Return the plug-ins that were named by the user of this process, in the order of loading."""
+    """Return the plug-ins that the user of this process has named, in the order of loading."""
     return list(_named.values())
 
 
 def arguments(hashes: bool = True) -> list[str]:
-    """Return the arguments that load the same plug-ins in another process; none without plug-ins.
+    """Return the arguments that load the same plug-ins in another process.
 
     Parameters
     ----------
     hashes : bool
-        Whether the other process refuses plug-ins that have changed, as children do; a command that a person may
-        repeat tomorrow has no hashes.
+        Whether the other process refuses plug-ins that have changed. Child processes do; a command that a person may
+        repeat later has no hashes.
+
+    Returns
+    -------
+    list of str
+        One argument, or [] without plug-ins.
     """
     if not _named:
         return []
@@ -138,7 +143,7 @@ def arguments(hashes: bool = True) -> list[str]:
 
 
 def take(words: Sequence[str]) -> list[str]:
-    """Load the plug-ins that a command line names with `plugins=`, and return its other words.
+    """Load the plug-ins that a command line names with `plugins=`, and return the other words.
 
     Raises
     ------
@@ -168,7 +173,7 @@ def _sources(text: str) -> list[str]:
 
 
 class _Found(NamedTuple):
-    """A plug-in that was looked up, and not imported."""
+    """A plug-in that was looked up but not imported."""
 
     plugin: Plugin
     path: Path | None  # of a loose file
@@ -176,6 +181,8 @@ class _Found(NamedTuple):
 
 
 def _find(source: str) -> _Found:
+    """Look up a plug-in by what names it on a command line; ConfigError if there is no such file or name."""
+    # A file, or the name of a module.
     match = SOURCE.fullmatch(source.strip())
     place, expected = match.groups("") if match else ("", "")
     place = expand_home(place)
@@ -188,7 +195,8 @@ def _find(source: str) -> _Found:
     if path is not None and not path.is_file():
         raise ConfigError([f"plugins: there is no file {place}"])
     if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError([f"plugins: {place!r} is no name of a module, nor a file NAME.py whose name could be one"])
+        raise ConfigError([f"plugins: {place!r} is neither the name of a module nor a file whose name could be one"])
+    # Its source files and their hash.
     files = with_helpers(path) if path is not None else source_files(module)
     plugin = Plugin(module, str(path or module), None, hash_files(files), _names(files))
     return _Found(plugin, path, expected)
@@ -209,12 +217,12 @@ def _load_one(source: str, since: str = COMMAND) -> Plugin:
             loaded = replace(plugin, version=_version(module))
             _named[module] = loaded
         elif loaded.sha256 != plugin.sha256:
-            raise ConfigError([f"plugins: {plugin.source} has changed since it was imported; start Python anew"])
+            raise ConfigError([f"plugins: {plugin.source} has changed since it was imported; restart Python"])
         return loaded
 
 
 def refuse_changed() -> None:
-    """Raise ConfigError if the files of a plug-in have changed since this process has imported it."""
+    """Raise ConfigError if the files of a plug-in have changed since this process imported it."""
     for plugin in named():
         if _find(plugin.source).plugin.sha256 != plugin.sha256:
             raise ConfigError([f"plugins: {plugin.source} has changed since {COMMAND}"])
@@ -222,9 +230,9 @@ def refuse_changed() -> None:
 
 @dataclass(frozen=True)
 class Needed:
-    """Plug-ins in a pickle, before whatever needs them there: who unpickles it imports them.
+    """Plug-ins in a pickle, placed before the objects that need them: unpickling it imports them.
 
-    A file that has changed since is refused. Copies within a process look at no file.
+    A file that has changed since is refused. Copying it within a process reads no files.
 
     Parameters
     ----------
@@ -242,34 +250,35 @@ class Needed:
 
 
 def _import_needed(needed: tuple[Plugin, ...]) -> Needed:
+    """Import the plug-ins that a pickled object needs; ConfigError if one is missing or has changed."""
     since = "this object was pickled"
     for plugin in needed:
         loaded = _named.get(plugin.module)
         if loaded is not None and loaded.sha256 == plugin.sha256:
-            continue  # perhaps of another folder
+            continue  # the same content, perhaps in another folder
         if loaded is not None and loaded.source != plugin.source:
-            raise ConfigError([f"plugins: {loaded.source} is another {plugin.module} than when {since}"])
+            raise ConfigError([f"plugins: {loaded.source} is not the {plugin.module} with which {since}"])
         if plugin.source.endswith(".py") and not Path(plugin.source).is_file():
-            line = f"plugins: {since} with {plugin.source}, which is not there"
+            line = f"plugins: {since} with {plugin.source}, which does not exist here"
             name = Path(plugin.source).name
-            raise ConfigError([f"{line}; before, call tabicl_train.plugins.load(['FOLDER/{name}'])"])
+            raise ConfigError([f"{line}; first call tabicl_train.plugins.load(['FOLDER/{name}'])"])
         _load_one(f"{plugin.source}#{plugin.sha256}", since)
     return Needed(needed)
 
 
 def build_after(needed: Needed, build: Callable, *arguments: Any) -> Any:
-    """Call a function; `__reduce__` returns this, with `needed` first, for objects that need plug-ins."""
+    """Call a function. `__reduce__` of objects that need plug-ins returns this, so that `needed` is unpickled first."""
     return build(*arguments)
 
 
 def defining(classes: Iterable[type]) -> list[Plugin]:
-    """Return the plug-ins, of those that this process has loaded by name, in which classes are defined."""
+    """Return the plug-ins named by the user in which classes are defined."""
     packages = {cls.__module__.partition(".")[0] for cls in classes}
     return [plugin for plugin in named() if plugin.module.partition(".")[0] in packages]
 
 
 def sent() -> list[tuple[Plugin, list[bytes] | None]]:
-    """Return the plug-ins of this process for other machines, loose files with the contents of `Plugin.files`."""
+    """Return the plug-ins of this process for other machines: a loose file with the contents of `Plugin.files`."""
     refuse_changed()
     contents: list[tuple[Plugin, list[bytes] | None]] = []
     for plugin in named():
@@ -280,13 +289,25 @@ def sent() -> list[tuple[Plugin, list[bytes] | None]]:
 
 
 def receive(contents: Iterable[tuple[Plugin, list[bytes] | None]]) -> None:
-    """Import what `sent` returned on another machine; ConfigError if a module is missing or another one here."""
+    """Import what `sent` returned on another machine.
+
+    Parameters
+    ----------
+    contents : iterable
+        Each plug-in with the contents of its files; None for a module that must be installed here.
+
+    Raises
+    ------
+    ConfigError
+        If a module is missing or differs here, or a file cannot be imported.
+    """
     for plugin, content in contents:
         if plugin.module in _named:
             continue  # sent before
         if content is None:  # an installed module, which must be the same one here
-            _load_one(f"{plugin.source}#{plugin.sha256}", since=f"{COMMAND}, or is another one on this machine")
+            _load_one(f"{plugin.source}#{plugin.sha256}", since=f"{COMMAND}, or differs on this machine")
             continue
+        # A loose file. Let Python find the modules that it imports, then execute it.
         if _hash(zip(plugin.files, content, strict=True)) != plugin.sha256:
             raise ConfigError([f"plugins: {plugin.source} is not what was sent"])
         folder = Path(plugin.source).parent
@@ -301,7 +322,7 @@ def receive(contents: Iterable[tuple[Plugin, list[bytes] | None]]) -> None:
 
 
 class _Sent(importlib.abc.ExecutionLoader):
-    """The content of a file that may not be on this machine; stack traces show its lines."""
+    """The content of a file that may not exist on this machine; stack traces show its lines."""
 
     def __init__(self, path: str, content: bytes) -> None:
         self.path = path
@@ -315,7 +336,7 @@ class _Sent(importlib.abc.ExecutionLoader):
 
 
 class _SentHelpers(importlib.abc.MetaPathFinder):
-    """Finds the modules that were sent with a loose file which imports them."""
+    """Finds the modules that were sent together with a loose file that imports them."""
 
     def __init__(self, files: dict[str, _Sent]) -> None:
         self.files = files
@@ -330,22 +351,30 @@ class _SentHelpers(importlib.abc.MetaPathFinder):
 
 
 def _import(module: str, path: Path | None) -> ModuleType:
-    """Import a module, from a file if a path is given; ConfigError with the reason and line if that fails."""
+    """Import a module, from a file if a path is given.
+
+    Raises
+    ------
+    ConfigError
+        If that fails, with the reason and the line of code, or if the file has the name of another module.
+    """
     try:
         if path is None:
             return importlib.import_module(module)
+        # A file that is imported already.
         has_name_of_another = f"plugins: {path} has the name of another module, {module}; rename the file"
         imported = sys.modules.get(module)
         if imported is not None:
             if _file_of(imported) != path.resolve():
                 raise ConfigError([has_name_of_another])
             return imported
+        # A file that Python does not find, or finds in a folder that it searches, as with python -m.
         spec = importlib.util.find_spec(module)
         if spec is None:
             return _execute(module, path)
         if spec.origin is None or Path(spec.origin).resolve() != path.resolve():
             raise ConfigError([has_name_of_another])
-        return importlib.import_module(module)  # its folder is searched, as with python -m
+        return importlib.import_module(module)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
@@ -359,7 +388,7 @@ def _execute(module: str, source: Path | _Sent) -> ModuleType:
         spec = importlib.util.spec_from_loader(module, source)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules[module] = loaded  # before it runs: dataclasses look up their module there
+    sys.modules[module] = loaded  # before it is executed, since dataclasses look up their module there
     try:
         spec.loader.exec_module(loaded)
     except BaseException:
@@ -374,7 +403,7 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 def config_folders() -> list[Path]:
-    """Return the folders `configs` that lie beside plug-ins in their packages, without importing the plug-ins."""
+    """Return the folders `configs` next to plug-ins in their packages, without importing the plug-ins."""
     folders = []
     for module in [*(entry.module for entry in entry_points(group=GROUP)), *_named]:
         spec = _spec_of(module)
@@ -387,10 +416,10 @@ def config_folders() -> list[Path]:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module lies; None if it or a package that holds it is broken, which `load_installed` reports."""
+    """Find a module; None if it or a package that contains it is broken, which `load_installed` reports."""
     try:
         return importlib.util.find_spec(module)
-    except Exception:  # the packages are imported, which may fail in any way
+    except Exception:  # this imports the packages, which may fail in any way
         return None
 
 
@@ -400,10 +429,11 @@ def of_module(module: str) -> Plugin | None:
     Parameters
     ----------
     module : str
-        As in `__module__` of a class. A script that registers something is the plug-in of its file.
+        The module, as in `__module__` of a class.
     """
     if is_ours(module):
         return None
+    # A script that registers something is a plug-in itself.
     if module == "__main__":
         file = _file_of(sys.modules["__main__"])
         files = with_helpers(file) if file is not None else []
@@ -411,23 +441,24 @@ def of_module(module: str) -> Plugin | None:
         return Plugin(name, str(file or name), None, hash_files(files), _names(files))
     if module in _named:
         return _named[module]
+    # An installed package.
     top = module.partition(".")[0]
     files = source_files(top)
     return Plugin(top, top, _version(top), hash_files(files), _names(files))
 
 
 def uses(records: Iterable[dict[str, Any]], kinds: Collection[str]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield the records of plug-ins, in a file, that things of some kinds need, and these things."""
+    """Yield the records of plug-ins in a file that are needed for things of some kinds, each with these things."""
     for record in records:
         if not isinstance(record, dict) or not {"module", "version", "files", "sha256", "uses"} <= record.keys():
-            continue  # of another program
+            continue  # written by another program
         things = [f"{kind} {name}" for kind, name in record["uses"] if kind in kinds]
         if things:
             yield record, things
 
 
 def name_of(record: dict[str, Any]) -> str:
-    """Return what `plugins=` needs for the plug-in of a record: mine.py or my_package."""
+    """Return the value of `plugins=` for the plug-in of a record, such as mine.py or my_package."""
     module = record["module"]
     return f"{module}.py" if record["files"][:1] == [f"{module}.py"] else module
 
@@ -438,11 +469,11 @@ def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: obj
     Parameters
     ----------
     records : iterable of dict
-        What the file says of its plug-ins, see `Plugin.record` and `uses`.
+        What the file records about its plug-ins, see `Plugin.record` and `uses`.
     kinds : collection of str
         The kinds of things that are needed now, such as network and scaling.
     what : object
-        What messages call the file.
+        The name of the file in messages.
 
     Raises
     ------
@@ -458,18 +489,19 @@ def require(records: Iterable[dict[str, Any]], kinds: Collection[str], what: obj
             add = f"add plugins=[{name}] to the command, in Python plugins=[{name!r}]"
             problems.append(f"{what} needs the plug-in {module} ({', '.join(things)}); {add}")
         elif module in _named and _named[module].sha256 != record["sha256"]:
-            print_line(f"warning   the plug-in {module} is another one than when {what} was written")
+            print_line(f"warning   the plug-in {module} has changed since {what} was written")
     if problems:
         raise ConfigError([*problems, *broken()])
 
 
 def source_files(module: str) -> list[Path]:
-    """Return the source files of a module, or of the whole package that it is in, in the order of their names."""
+    """Return the source files of a module, or of the package that contains it, in alphabetical order."""
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
+    # A loose file that was imported; a package; a single file in a folder that Python searches.
     if spec is None:
         file = _file_of(sys.modules[top]) if top in sys.modules else None
         return [file] if file is not None else []
@@ -484,15 +516,15 @@ def source_files(module: str) -> list[Path]:
 
 
 def with_helpers(file: Path) -> list[Path]:
-    """Return a loose file, and after it the modules of its folder that it imports, directly or through others.
+    """Return a loose file, followed by the modules in its folder that it imports, directly or indirectly.
 
-    They are found in the source, without importing anything, so that all processes find the same ones: in statements,
-    also of functions, and in texts such as `import_module("helper")`, "helper:Name" and "helper.py".
+    They are found in the source, without importing anything, so that all processes find the same ones: in import
+    statements anywhere, and in texts such as `import_module("helper")`, "helper:Name" and "helper.py".
     """
-    if {"site-packages", "dist-packages"} & set(file.parts):  # what lies beside it has a version of its own
+    if {"site-packages", "dist-packages"} & set(file.parts):  # its neighbors are other packages
         return [file]
     files = [file]
-    for path in files:  # which grows
+    for path in files:  # grows in the loop
         for name in sorted(_imported_names(path, file.parent)):
             files += _modules_at(file.parent, name, known=set(files))
     return [file, *sorted(files[1:])]
@@ -502,7 +534,7 @@ def _imported_names(path: Path, folder: Path) -> set[str]:
     """Return the dotted names that the source of a module may import."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # which the import reports
+    except (SyntaxError, ValueError):  # reported by the import
         return set()
     names = set()
     for node in ast.walk(tree):
@@ -520,7 +552,10 @@ def _imported_names(path: Path, folder: Path) -> set[str]:
 
 
 def _modules_at(folder: Path, name: str, known: Collection[Path]) -> Iterator[Path]:
-    """Yield the files, beside known ones, that a dotted name imports if a folder is searched; of a package all."""
+    """Yield the files that importing a dotted name from a folder needs, except known ones.
+
+    If the name is in a package, these are all files of the package.
+    """
     parts = name.split(".")
     if parts[0] in sys.stdlib_module_names or is_ours(name):
         return
@@ -550,7 +585,7 @@ def _hash(contents: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _names(files: Sequence[Path]) -> tuple[str, ...]:
-    """Return the names of files relative to the folder that holds them all; never a folder above it."""
+    """Return the names of files relative to the folder that contains all of them."""
     if not files:
         return ()
     folder = min((path.parent for path in files), key=lambda parent: len(parent.parts))

@@ -1,4 +1,4 @@
-"""The doors: a registry for each kind of thing that has a name, filled the same way by us and by others.
+"""The doors: a registry for each kind of thing with a name, filled in the same way by this package and by plug-ins.
 
     from tabicl_train import register
 
@@ -7,7 +7,7 @@
 
     register.callback("lowest_loss", LowestLoss)
 
-`Registry` is that of priors/registry.py, where the registry of priors lies too.
+`Registry` is defined in priors/registry.py, and so is the registry of priors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def plugins_used(parts: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return what files say of the plug-ins that things need, each with what it is needed for.
+    """Return what files record about the plug-ins that things need.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def plugins_used(parts: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        See `plugins.require`.
+        A record for each plug-in, with the things it is needed for; see `plugins.require`.
     """
     uses: dict[plugins.Plugin, list[list[str]]] = {}
     for kind, name in parts:
@@ -64,13 +64,13 @@ class Experiment:
     Parameters
     ----------
     entry : callable or str
-        A function of its options, whose only parameter is annotated with their dataclass; or "module:name".
+        A function whose only parameter is annotated with the dataclass of its options; or "module:name".
     question : str
-        What it asks, for the list of all experiments.
+        The question that it answers, for the list of all experiments.
     trains : bool
         Whether it trains networks in a sweep, which needs the packages of sweeps.
     packages : tuple of str
-        Other packages that it needs beyond those of the project; a missing one is reported before it starts.
+        Further packages that it needs; a missing one is reported before it starts.
     """
 
     entry: Any

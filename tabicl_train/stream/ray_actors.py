@@ -1,8 +1,8 @@
 """Tables drawn by the actors of a Ray cluster, ahead of training.
 
 An actor holds the stream and draws a step by its number. Ray restarts lost actors and repeats their calls. The training
-process gives idle actors the next steps, at most `stream.prefetch` for each actor, and takes the items in order.
-Ray's errors become WorkerDied, if a step ends every actor that draws it, or TablesUnavailable, if the cluster is gone.
+process gives the next steps to idle actors, at most `stream.prefetch` for each actor, and takes the items in order.
+Ray's errors become WorkerDied if a step kills every actor that draws it, or TablesUnavailable if the cluster is gone.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tabicl_train.signals import Stop
 from tabicl_train.stream.steps import StepItem, StepStream
 from tabicl_train.stream.workers import POLL, Content, Loader, TablesUnavailable, WorkerDied, packed, unpacked
 
-PATIENCE = 300.0  # seconds to wait for one step, below trainer.timeout: Ray waits forever for a free CPU
+PATIENCE = 300.0  # seconds to wait for one step, less than trainer.timeout: Ray waits forever for a free CPU
 CONNECT = 5.0  # seconds in which the head of a cluster must answer
-RETRIES = 3  # of a call by Ray; without a limit, a step that needs too much memory would end actors forever
+RETRIES = 3  # how often Ray repeats a call; without a limit, a step that needs too much memory would go on forever
 ENVIRONMENT = {
-    # Ray ends a process this long after the head is gone. The default, 60 s, is shorter than a validation may take.
+    # Seconds after which Ray ends a process if the head is gone. A validation may take longer than the default, 60 s.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-# Ray listens on all network interfaces, and whoever may send it a request runs code. Since 2.52 it can ask for a token,
-# which it keeps in the home folder; by itself it does so since 2.59.
-OF_NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
+# Ray listens on all network interfaces, and whoever sends it a request can run code. Since 2.52 it can require a token,
+# which it keeps in the home folder; since 2.59 it does so by default.
+NEW_CLUSTER = {"RAY_AUTH_MODE": "token"}
 
 
 def ray_problems(stream: StreamConfig) -> list[str]:
@@ -54,15 +54,22 @@ def ray_problems(stream: StreamConfig) -> list[str]:
 
 
 def connect_to(head: str) -> None:
-    """Raise OSError if nobody answers at HOST:PORT, the head of a Ray cluster."""
+    """Raise OSError if the head of a Ray cluster does not answer at HOST:PORT."""
     host, _, port = head.rpartition(":")
     socket.create_connection((host, int(port)), timeout=CONNECT).close()
 
 
 class Drawer:
-    """The actor; it works in `folder`, the working directory of the run, if its machine has it.
+    """The actor.
 
-    The stream is pickled by itself, since it needs the plug-ins that are sent with it.
+    Parameters
+    ----------
+    sent : list
+        The plug-ins of the training process, from `plugins.sent`.
+    stream : bytes
+        The stream, pickled separately since unpickling it needs the plug-ins.
+    folder : str
+        The working directory of the run, where the actor works if its machine has it.
     """
 
     def __init__(self, sent: list[tuple[plugins.Plugin, list[bytes] | None]], stream: bytes, folder: str) -> None:
@@ -76,7 +83,7 @@ class Drawer:
         try:
             item = self.stream.draw(step)
         except (Exception, SystemExit) as error:
-            raise picklable(error)  # noqa: B904 - in most cases the same error
+            raise picklable(error)  # noqa: B904 - it is the same error in most cases
         return packed(item)  # Ray shares arrays without copying
 
 
@@ -84,7 +91,7 @@ class RayLoader(Loader):
     """The items of a stream, in order, drawn by Ray actors.
 
     Nothing happens before `start`, which connects to the cluster or starts Ray on this machine. `close` ends the
-    actors, and Ray where `start` has started it.
+    actors, and also Ray if `start` has started it.
     """
 
     def __init__(self, stream: StepStream, config: StreamConfig, device: torch.device | None = None) -> None:
@@ -92,21 +99,23 @@ class RayLoader(Loader):
         self.config = config
         self.drawers = config.workers
         self.ray: Any = None  # imported by `start`
-        self.idle: list[Any] = []
+        self.idle: list[Any] = []  # actors
         self.busy: dict[Any, Any] = {}  # actors, by the reference to what they will return
-        self.references: dict[int, Any] = {}  # to the items of the steps that were handed out and not yet taken
+        self.references: dict[int, Any] = {}  # to the items of steps that were handed out and not yet taken, by step
 
     def start(self, first: int | None = None, stop: Stop | None = None) -> None:
-        """Start drawing at step `first`, by default the stream's first one."""
+        """Start drawing at step `first`, by default the first step of the stream."""
+        # Variables that Ray reads when it is imported or started; those of the user win.
         super().start(first, stop)
         self.undrawn = self.stream.steps.start
         environment = dict(ENVIRONMENT)
-        if self.config.address is None and "ray" not in sys.modules:  # it reads the mode once, when it is imported
-            environment |= OF_NEW_CLUSTER
+        if self.config.address is None and "ray" not in sys.modules:  # it reads the mode when it is imported
+            environment |= NEW_CLUSTER
         os.environ |= {name: value for name, value in environment.items() if name not in os.environ}
         sent = plugins.sent()
         import ray
 
+        # Connect, or start Ray.
         try:
             connect_to_ray(self.config)
         except SystemExit:  # Ray raises it on SIGTERM while it connects
@@ -114,12 +123,14 @@ class RayLoader(Loader):
                 stop.handle(signal.SIGTERM)
                 return
             raise
-        except Exception as error:  # Ray does not document which
+        except Exception as error:  # Ray does not document the types
             raise ConfigError([f"stream=ray: {first_line(error)}"]) from None
+
+        # Start the actors, each on a CPU, spread over the machines.
         self.ray = ray
         self.head = ray.get_runtime_context().gcs_address
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=RETRIES, scheduling_strategy="SPREAD")(Drawer)
-        stream = ray.cloudpickle.dumps(self.stream)  # it also takes classes of the program that was started
+        stream = ray.cloudpickle.dumps(self.stream)  # it can also pickle classes of the main script
         for _ in range(self.drawers):
             actor: Any = kind.remote(sent, stream, os.getcwd())
             self.busy[actor.__ray_ready__.remote()] = actor
@@ -127,6 +138,7 @@ class RayLoader(Loader):
     def take(self, step: int) -> StepItem:
         deadline = time.monotonic() + PATIENCE
         while True:
+            # Keep the actors busy, and see whether the item is drawn.
             self.hand_out(step)
             finished = self.collect(0.0 if self.is_drawn(step) else POLL)
             if self.is_drawn(step):
@@ -135,6 +147,7 @@ class RayLoader(Loader):
                     del self.references[step]
                     self.hand_out(step + 1)
                     return item
+            # Otherwise find out whether waiting makes sense.
             self.check_stop()
             if not finished:
                 self.check_head()
@@ -155,7 +168,7 @@ class RayLoader(Loader):
             self.undrawn += 1
 
     def collect(self, seconds: float) -> bool:
-        """Wait up to some seconds for an actor to finish, and mark all finished ones as idle; whether there are any."""
+        """Wait up to `seconds` for actors to finish, mark finished ones as idle, and return whether there are any."""
         if not self.busy or not self.ray.wait(list(self.busy), timeout=seconds)[0]:
             return False
         for reference in self.ray.wait(list(self.busy), num_returns=len(self.busy), timeout=0)[0]:
@@ -163,7 +176,15 @@ class RayLoader(Loader):
         return True
 
     def get(self, step: int) -> Content:
-        """Return the item of a step, or raise the error of its actor."""
+        """Return the item of a step, or raise the error of its actor.
+
+        Raises
+        ------
+        WorkerDied
+            If the step has killed the actors that drew it.
+        TablesUnavailable
+            If the cluster is gone, or an actor cannot be started.
+        """
         errors = self.ray.exceptions
         try:
             return self.ray.get(self.references[step], timeout=POLL)
@@ -180,17 +201,17 @@ class RayLoader(Loader):
             raise TablesUnavailable(f"a Ray actor cannot be started: {last}") from error
 
     def check_head(self) -> None:
-        """Raise TablesUnavailable if the head of the cluster does not answer, since Ray would wait for it."""
+        """Raise TablesUnavailable if the head of the cluster does not answer; Ray would wait for it forever."""
         try:
             connect_to(self.head)
         except OSError as error:
             raise TablesUnavailable(f"the head of the Ray cluster, {self.head}, is gone ({error})") from None
 
     def close(self) -> None:
-        """End the actors, and Ray's own processes where `start` has started them."""
+        """End the actors, and Ray's own processes if `start` has started them."""
         if self.ray is not None:
+            # Stop the thread that pins items: if it asked for another one, it would start Ray again.
             self.stop = Stop()
-            # A thread that pins items asks for no more once it is signaled; it would start Ray again.
             self.stop.signaled_at = 0.0
             if hasattr(self.items, "close"):
                 self.items.close()
@@ -198,31 +219,31 @@ class RayLoader(Loader):
 
 
 def connect_to_ray(config: StreamConfig) -> None:
-    """Join the cluster, or start Ray on this machine with a CPU for each actor."""
+    """Join the cluster, or start Ray on this machine with a CPU for each actor, and warn if it needs no token."""
     import ray
 
-    of_new_cluster: dict[str, Any] = {}
+    cluster_options: dict[str, Any] = {}
     if config.address is None:
-        of_new_cluster = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
+        cluster_options = {"num_cpus": config.workers, "num_gpus": 0, "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=config.address or "local",
             log_to_driver=False,
             logging_level=logging.CRITICAL,
-            **of_new_cluster,
+            **cluster_options,
         )
     finally:
-        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+        signal.signal(signal.SIGTERM, handler)  # Ray replaces it
     if config.address is None and not asks_for_token():
         info(
-            "warning   Ray listens on all network interfaces of this machine without a token: whoever reaches its "
+            "warning   Ray listens on all network interfaces of this machine without a token, so whoever reaches its "
             "ports can run code here; install Ray 2.52 or newer, and leave RAY_AUTH_MODE unset"
         )
 
 
 def asks_for_token() -> bool:
-    """Whether a Ray that this process starts takes requests only with the token of its user."""
+    """Whether Ray, if started by this process, accepts only requests with the token of its user."""
     try:
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
     except ImportError:  # before Ray 2.52

@@ -20,28 +20,68 @@ from tabicl_train.model.pack import Pack
 from tabicl_train.model.padding import Size
 from tabicl_train.stream.curriculum import plan_step, stage_at
 
-PLANNED = 16  # steps of a stage of which the size of a typical pack is the mean
+PLANNED = 16  # the first steps of a stage that decide the size of a typical pack
 
 
 @dataclass
 class StepItem:
-    """One rank's share of one optimizer step."""
+    """One rank's share of one optimizer step.
+
+    Parameters
+    ----------
+    step : int
+        The step, counted from 0.
+    stage : str
+        The name of its stage.
+    tables : int
+        The number of tables of the step on all ranks, over which the loss is averaged.
+    packs : list of Pack
+        The tables of this rank.
+    rejections : Counter
+        Draws of the prior that were rejected, by reason.
+    clusters : list
+        The clusters of the query rows of each table, or None for a table without; [] unless `keeps_clusters`.
+    """
 
     step: int
     stage: str
-    tables: int  # of the step over all ranks, over which the loss is averaged
-    packs: list[Pack]  # the tables of this rank
+    tables: int
+    packs: list[Pack]
     rejections: Counter[str] = field(default_factory=Counter)
-    clusters: list[list[Hashable] | None] = field(default_factory=list)  # of all tables, if `keeps_clusters`
+    clusters: list[list[Hashable] | None] = field(default_factory=list)
 
     def to(self, device: torch.device) -> StepItem:
-        """Return the same with its tables on a device."""
+        """Return the same item with its tables on a device."""
         return replace(self, packs=[pack.to(device) for pack in self.packs])
 
 
 @dataclass
 class StepStream:
-    """The items of one rank, which depend on nothing but these parameters."""
+    """The items of one rank, which depend on nothing but these parameters.
+
+    Parameters
+    ----------
+    prior : Prior
+        What draws the tables.
+    curriculum : CurriculumConfig
+        The stages.
+    model : NetworkConfig
+        The settings of the network.
+    seed : int
+        The seed of the run.
+    steps : range
+        The steps to draw.
+    rank, ranks : int
+        The rank, and the number of ranks.
+    keeps_clusters : bool
+        Whether items hold the clusters of rows, see `RealTables.clusters`.
+    prepares : bool
+        Whether packs get a layout, for training on a GPU.
+    pads : bool
+        Whether the pack of a step that has only one is padded to one of a few sizes, for CUDA graphs.
+    typical_sizes : dict
+        The size of a typical pack by stage; filled in when it is needed.
+    """
 
     prior: Prior
     curriculum: CurriculumConfig
@@ -50,17 +90,25 @@ class StepStream:
     steps: range
     rank: int = 0
     ranks: int = 1
-    keeps_clusters: bool = False  # whether items hold the clusters of rows, see RealTables.clusters
-    prepares: bool = False  # whether packs get a layout, for training on a GPU
-    pads: bool = False  # whether the pack of a step with one is padded to one of a few sizes, for CUDA graphs
-    typical_sizes: dict[str, Size | None] = field(default_factory=dict)  # of packs of each stage, once planned
+    keeps_clusters: bool = False
+    prepares: bool = False
+    pads: bool = False
+    typical_sizes: dict[str, Size | None] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[StepItem]:
         """Draw the items of all steps in this process."""
         return map(self.draw, self.steps)
 
     def draw(self, step: int, before_table: Callable[[int], None] = lambda index: None) -> StepItem:
-        """Draw the item of a step; `before_table` is called with the number of each table before it is drawn."""
+        """Draw the item of a step.
+
+        Parameters
+        ----------
+        step : int
+            The step, counted from 0.
+        before_table : callable
+            Called with the number of each table before it is drawn; it may raise an exception to stop.
+        """
         plan = plan_step(self.curriculum, self.model, self.seed, step, self.prior)
         item = StepItem(step, plan.stage, plan.tables, [])
         for groups in plan.packs(self.rank, self.ranks):
@@ -79,9 +127,10 @@ class StepStream:
         return item
 
     def laid_out(self, pack: Pack, step: int) -> Pack:
-        """Return a pack with a layout if training needs one, and padded if it is all of a step."""
+        """Return a pack with a layout if training needs one, and padded if it has all tables of a step."""
         family = family_of(self.model)
         stage, settings, _ = stage_at(self.curriculum, step)
+        # Pad it, unless its tables are too large.
         if self.pads and len(pack) == settings.tables:
             if stage not in self.typical_sizes:
                 self.typical_sizes[stage] = typical_size_of_stage(
@@ -99,7 +148,7 @@ class StepStream:
 def typical_size_of_stage(
     curriculum: CurriculumConfig, model: NetworkConfig, seed: int, step: int, prior: Prior | None = None
 ) -> Size | None:
-    """Return the size of a typical pack in the stage of a step, from the plan of its first steps; see padding.py."""
+    """Return the size of a typical pack in the stage of a step, from the plans of its first steps; see padding.py."""
     _, stage, stage_step = stage_at(curriculum, step)
     packs = []
     for number in range(min(PLANNED, stage.steps)):
@@ -110,18 +159,32 @@ def typical_size_of_stage(
 
 
 def draw_table(prior: Prior, spec: TableSpec, seed: int, step: int, index: int, max_classes: int = 0) -> Table:
-    """Draw the table at an address (seed, step, index); an error of the prior gets a note that names it.
+    """Draw the table at an address (seed, step, index).
 
-    With max_classes > 0, labels are checked here: on a GPU, a wrong label ends the process with an assertion of the
-    device, which names no table.
+    Parameters
+    ----------
+    prior : Prior
+        What draws the table.
+    spec : TableSpec
+        What to draw.
+    seed, step, index : int
+        The address; an error of the prior gets a note with it.
+    max_classes : int
+        If positive, labels are checked. On a GPU, a wrong label would end the process with an assertion of the device,
+        which names no table.
+
+    Returns
+    -------
+    Table
+        The table.
     """
     try:
         table = prior.sample(spec, (seed, step, index))
-        if table.source is None or not table.source[1]:  # rows of a file may be fewer
+        if table.source is None or not table.source[1]:  # a file may have fewer rows
             spec.check_sizes(table.X, table.y, table.train_size, prior)
         low, high = table.y.min().item(), table.y.max().item()
         if max_classes and not 0 <= low <= high < max_classes:
-            raise ValueError(f"labels must be in 0..{max_classes - 1}, are in {low}..{high}")
+            raise ValueError(f"labels lie in {low}..{high}; they must lie in 0..{max_classes - 1}")
         return table
     except Exception as error:
         error.add_note(f"while drawing table {index} of step {step}, seed {seed}: {spec}")

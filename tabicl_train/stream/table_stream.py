@@ -1,4 +1,4 @@
-"""Tables for a training loop of one's own: the stream that a run trains on, as a dataset of torch."""
+"""Tables for your own training loop: the stream that a run trains on, as a torch dataset."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ ENDLESS = sys.maxsize  # steps of a stream without an end
 
 
 class Batch(NamedTuple):
-    """Tables of one shape.
-
-    B tables, N rows of which the first n are labeled, M features.
-    """
+    """Tables of one shape: B tables with N rows, the first n of them labeled, and M features."""
 
     X: Tensor
     """float32 (B, N, M); a table whose constant columns were dropped has zeros in the last columns."""
@@ -41,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class TableStream(IterableDataset):
-    """The steps of a training loop of one's own, drawn from a prior.
+    """The steps of your own training loop, drawn from a prior.
 
     An item holds the tables of one step. Table i of step s is a pure function of (seed, s, i), so the items and their
     order are the same for any number of workers: `DataLoader(stream, batch_size=None, num_workers=2)`.
@@ -51,26 +48,28 @@ class TableStream(IterableDataset):
     prior : str, mapping or Prior
         The name of a registered prior, its options with its `name` as in `RunConfig.prior`, or a prior.
     curriculum : CurriculumConfig, optional
-        Sizes and number of the tables of each step, as in `RunConfig.curriculum`. Instead of it, the next four set
-        them for a stream of equal steps.
+        Sizes and number of the tables of each step, as in `RunConfig.curriculum`. Default: a stream of equal steps,
+        set by the next four parameters.
     rows : int or (int, int), optional
-        Rows of a table, labeled and query rows together, or their range; 128 by default.
+        Rows of a table, labeled and query rows together, or their range. Default: 128.
     features : int or (int, int), optional
-        Features of a table, or their range; 10 by default. Constant columns are dropped, so a table may have fewer.
+        Features of a table, or their range. Constant columns are dropped, so a table may have fewer. Default: 10.
     labeled_share : float or (float, float), optional
-        Share of the rows that are labeled, or its range; 0.5 by default.
+        Share of the rows that are labeled, or its range. Default: 0.5.
     tables : int, optional
-        Tables of a step, 32 by default; all of them have the same rows, labeled rows and features.
+        Tables of a step, all with the same rows, labeled rows and features. Default: 32.
     model : NetworkConfig, optional
-        Settings of the network, of which max_classes (0 for numbers) and missing_values count, and its costs, which
-        decide how packs are divided; by default those of TabICL, with ten classes.
+        Settings of the network. The stream depends on its max_classes (0 for numbers), its missing_values and its
+        costs, which decide how packs are divided. Default: those of TabICL, with ten classes.
     seed : int
         Seed of the tables.
-    start, stop : int, optional
-        The first step, such as the next one of a loop that is continued, and the end of the stream, which by default
-        is that of the curriculum, or of the tables of a prior that stores them; equal steps of other priors do not end.
+    start : int
+        The first step, such as the next one of a loop that is continued.
+    stop : int, optional
+        The step after the last one. Default: the end of the curriculum, or of the tables of a prior that stores them;
+        equal steps of other priors do not end.
     dense : bool
-        Whether items are instead batches of equal tables, for networks that take X (B, N, M).
+        Whether items are batches of equal tables, for networks that take X (B, N, M).
     rank, ranks : int
         Which share of the tables of each step to draw, if several processes train; not with `dense`.
 
@@ -82,7 +81,7 @@ class TableStream(IterableDataset):
     Raises
     ------
     ConfigError
-        With all problems of the arguments.
+        With everything that is wrong with the arguments.
     PriorError
         If the prior or one of its options does not exist.
 
@@ -112,6 +111,7 @@ class TableStream(IterableDataset):
         ranks: int = 1,
     ) -> None:
         super().__init__()
+        # The sizes of tables: from the curriculum, or from the arguments for equal steps.
         sizes = {"rows": rows, "features": features, "labeled_share": labeled_share, "tables": tables}
         given = [name for name, value in sizes.items() if value is not None]
         problems = []
@@ -124,7 +124,7 @@ class TableStream(IterableDataset):
                 features=lowest_and_highest(10 if features is None else features),
                 train_share=lowest_and_highest(0.5 if labeled_share is None else labeled_share),
                 tables=number,
-                group_size=max(1, number),  # a wrong number is named once, as `tables`
+                group_size=max(1, number),  # so that a wrong number is reported once, as `tables`
                 pack_tokens=ENDLESS,
             )
             curriculum = CurriculumConfig({"tables": stage})
@@ -132,20 +132,24 @@ class TableStream(IterableDataset):
         else:
             problems = check(curriculum, "curriculum")
             if given:
-                problems.append(f"{', '.join(given)}: the curriculum sets the sizes of tables; leave one of both out")
+                problems.append(f"{', '.join(given)}: the curriculum sets the sizes of tables; leave out one of them")
+
+        # The steps, and the share of this rank.
         last = sum(stage.steps for stage in curriculum.stages.values())
         stop = last if stop is None else stop
         if not 0 <= start <= stop <= last:
             end = "" if last == ENDLESS else f", and the curriculum ends at {last:,}"
-            problems.append(f"start is {start} and stop {stop}; 0 <= start <= stop must hold{end}")
+            problems.append(f"start is {start} and stop is {stop}; they must satisfy 0 <= start <= stop{end}")
         if not 0 <= rank < ranks:
-            problems.append(f"rank is {rank}; it must lie in 0..ranks-1, and ranks is {ranks}")
+            problems.append(f"rank is {rank}; it must lie in 0..ranks-1, where ranks is {ranks}")
         fewest_tables = min((stage.tables for stage in curriculum.stages.values()), default=0)
-        if 1 <= fewest_tables < ranks:  # otherwise it is wrong for another reason, which is in the list
+        if 1 <= fewest_tables < ranks:  # no tables at all are reported above
             problems.append(f"a step has {fewest_tables} tables, but ranks is {ranks}; each rank needs at least one")
+
+        # A dense batch is one group on one rank.
         if dense:
             if ranks > 1:
-                problems.append("dense is true, which divides no step among ranks; give each rank a seed of its own")
+                problems.append("dense is true, but dense batches are not divided among ranks; give each its own seed")
             for name, stage in curriculum.stages.items():
                 if stage.group_size < stage.tables:
                     sizes_of_groups = f"group_size is {stage.group_size} and tables {stage.tables}"
@@ -153,6 +157,7 @@ class TableStream(IterableDataset):
         if problems:
             raise ConfigError(problems)
 
+        # The prior. If it has stored tables, their sizes must be those asked for.
         if isinstance(prior, str):
             prior = build_prior(prior)
         elif not isinstance(prior, Prior):
@@ -161,18 +166,19 @@ class TableStream(IterableDataset):
             sized = [name for name in given if name != "tables"]
             problems = []
             if sized:
-                problems.append(f"{', '.join(sized)}: stored tables have sizes of their own; leave this out")
+                problems.append(f"{', '.join(sized)}: stored tables have their own sizes; leave this out")
             elif not has_equal_steps:
                 problems = [f"curriculum.{line}" for line in other_sizes(curriculum, prior)]
             if problems:
                 raise ConfigError(problems)
+
         stop = min(stop, curriculum.whole_steps(prior))
         model = TabICLConfig() if model is None else model
         self.dense = dense
         self.stream = StepStream(prior, curriculum, model, seed, range(start, stop), rank, ranks)
 
     def __iter__(self) -> Iterator[StepItem | Batch]:
-        """Yield the items of all steps; worker w of W of a DataLoader yields those of start + w, start + w + W, ..."""
+        """Yield the items of all steps; worker w of W in a DataLoader yields steps start + w, start + w + W, ..."""
         worker = get_worker_info()
         steps = self.stream.steps
         if worker is not None:
@@ -183,17 +189,17 @@ class TableStream(IterableDataset):
 
 
 def lowest_and_highest(value: Any) -> list[Any]:
-    """Return [lowest, highest] of a number, or of a pair."""
+    """Return [lowest, highest] for a pair, or for a number, which is both."""
     return list(value) if isinstance(value, tuple | list) else [value, value]
 
 
 def as_batch(item: StepItem) -> Batch:
-    """Stack the tables of a step, all of which have the same rows; missing columns become zeros at the end."""
+    """Stack the tables of a step, which must have the same rows; missing columns become zeros at the end."""
     tables: list[tuple[Tensor, Tensor, int]] = []
     for pack in item.packs:
         tables += pack.tables()
-    if len({(len(y), n) for _, y, n in tables}) > 1:  # of a file
-        raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows, so they are no dense batch")
+    if len({(len(y), n) for _, y, n in tables}) > 1:  # tables from files
+        raise PriorError(f"the tables of step {item.step} differ in rows or labeled rows; they cannot be stacked")
     _, y, n = tables[0]
     features = torch.tensor([X.shape[1] for X, _, _ in tables])
     dense_X = torch.zeros(len(tables), len(y), int(features.max()))

@@ -1,6 +1,6 @@
-"""A run in a Trainer of Lightning, with the steps of `loop.py` to the bit.
+"""A run in a Trainer of Lightning, whose steps are bit-identical to those of `loop.py`.
 
-Importing Lightning takes 7 CPU seconds, so that no other file does.
+No other file imports Lightning, which takes 7 CPU seconds.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["Pretraining", "Tables"]
 class Pretraining(TrainedNetwork, L.LightningModule):
     """The network of a run, trained by a Trainer with manual optimization; its tables are those of `Tables`.
 
-    The Trainer ends after the last step of the curriculum, or earlier as its arguments say. Seed, learning rate,
+    The Trainer ends after the last step of the curriculum, or earlier if its arguments say so. Seed, learning rate,
     clipping and precision are those of the configuration. Torch gets one thread and the settings of a run.
 
     Parameters
     ----------
     config : RunConfig
-        The run; what it does beside its steps, such as validation, is left to the Trainer.
+        The run. Everything other than its steps, such as validation, is left to the Trainer.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -68,15 +68,15 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         ranks.raise_on_all_ranks(ranks.from_first(lambda: check_network(self)))
 
     def contradictions(self) -> list[str]:
-        """List where the Trainer says something else than the configuration."""
+        """List where the arguments of the Trainer contradict the configuration."""
         trainer = self.trainer
         problems = []
         if trainer.precision != "32-true":
             advice = "leave it out, and set trainer.precision of the configuration"
             problems.append(f"the Trainer's precision is {trainer.precision!r}; {advice}")
-        own = device_of(self.config.trainer, Launch()).type
-        if trainer.strategy.root_device.type != own:
-            what = f"the Trainer computes on {trainer.strategy.root_device.type}, the configuration on {own}"
+        configured = device_of(self.config.trainer, Launch()).type
+        if trainer.strategy.root_device.type != configured:
+            what = f"the Trainer computes on {trainer.strategy.root_device.type}, the configuration on {configured}"
             problems.append(f"{what}; set accelerator= of the one or trainer.accelerator of the other")
         if trainer.max_steps > self.config.total_steps:
             have = f"the configuration has {self.config.total_steps} steps"
@@ -88,7 +88,7 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         self.train_on(batch, self.global_step, self.global_rank, optimizer)
-        # Lightning's wrapper of the optimizer would count the step, but passes a closure, which not all of ours take.
+        # Lightning's wrapper of the optimizer would count the step, but passes a closure, which ours do not take.
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         progress.increment_completed()
@@ -103,10 +103,10 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         self.log("val_loss", losses.mean(), batch_size=len(losses), sync_dist=True)
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients, which are views of one tensor; Lightning would remove them, and with them all updates."""
+        """Keep the gradients, which are views of one tensor: if Lightning removed them, there would be no updates."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what exports, `init_weights` and `on_load_checkpoint` need."""
+        """Add what an export, `init_weights` and `on_load_checkpoint` need."""
         super().on_save_checkpoint(checkpoint)
         prior = configured_prior(self.config.prior)
         checkpoint["format_version"] = FORMAT_VERSION
@@ -120,7 +120,7 @@ class Pretraining(TrainedNetwork, L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load what `on_save_checkpoint` added; raises ConfigError if the checkpoint is another run's."""
+        """Load what `on_save_checkpoint` added; raises ConfigError if the checkpoint belongs to another run."""
         values = asdict(self.config) | {"run_dir": "the checkpoint"}
         real_tables = hash_of_tables(configured_prior(self.config.prior))
         refuse_changes(checkpoint, values, real_tables, self.config.plugins_used())
@@ -135,7 +135,7 @@ class Tables(L.LightningDataModule):
     config : RunConfig
         The run.
     validation_steps : int
-        Items of a validation, drawn as those of the first steps from the next seed.
+        Items of a validation: those of the first steps of a run with the next seed.
     """
 
     def __init__(self, config: RunConfig, validation_steps: int = 1) -> None:
@@ -174,5 +174,5 @@ class Tables(L.LightningDataModule):
             self.loader.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the workers, for which the process would wait at its exit."""
+        """End the workers; otherwise the process would wait for them when it exits."""
         self.teardown("fit")

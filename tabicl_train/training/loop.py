@@ -31,31 +31,31 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
     """Start or continue the run in `config.run_dir`, as one of its ranks.
 
     In the main thread of a process, stop signals such as ctrl-C end the run after the current step, with a checkpoint.
-    In another thread they are not watched, which a line says; `trainer.max_hours` ends the run there too.
+    In another thread they are not watched, and a warning says so; `trainer.max_hours` works in any thread.
 
     Parameters
     ----------
     config : RunConfig
         The run; equal on all ranks.
     callbacks : sequence of Callback
-        Callbacks beside those of the configuration, called before them on every rank.
+        Further callbacks, called before those of the configuration on every rank.
 
     Returns
     -------
     str
-        finished, also if there is nothing to do; or preempted: the same command continues it.
+        "finished", also if there is nothing left to do, or "preempted": the same command continues the run.
 
     Raises
     ------
     ConfigError
         On all ranks, if the run cannot start.
     Diverged
-        On all ranks, if it does not learn any more, or has skipped most of its steps.
+        On all ranks, if the run no longer learns, or has skipped most of its steps.
     """
     with RankProcess.open(config.trainer) as process:
         launch = process.launch
         problems = check_machine(config, launch)
-        if not process.has_device:  # by which it would be connected with the others
+        if not process.has_device:  # without its GPU, it cannot be connected with the other ranks
             raise ConfigError(problems)
 
         # Workers are forked before this process has threads, a process group or a CUDA context: in the trainer of the
@@ -68,11 +68,14 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
         ranks = process.connect()
         ranks.raise_on_all_ranks(problems)
         with RunFolder.open(config, ranks) as folder:
+            # Where the run begins: at step 0 or at its newest checkpoint.
             start = folder.find_start()
             if start.is_finished:
                 return folder.finish_earlier(start)
             if start.has_steps:  # before the network is built, which takes a second
                 start_drawing(loader, start.steps, process.stop, ranks)
+
+            # The network, the optimizer and the callbacks, with their states in the checkpoint.
             module, optimizer = build_module(config, start.content, ranks, process.device)
             ranks.raise_on_all_ranks(ranks.from_first(lambda: check_network(module)))
             state = TrainState(module, optimizer, start.steps, start.last, ranks.rank)
@@ -92,6 +95,8 @@ def train(config: RunConfig, callbacks: Sequence[Any] = ()) -> str:
             called = Callbacks([*callbacks, *build_callbacks(context)], context)
             if start.content is not None:
                 called.load(start.content)
+
+            # Training, and how it ends.
             folder.begin(state, start, context)
             start.content = None  # hundreds of megabytes
             with folder.failures(called, state):
@@ -105,7 +110,7 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
     Parameters
     ----------
     state : TrainState
-        Weights, optimizer and steps; it is changed.
+        Weights, optimizer and steps done; it is changed.
     loader : Loader
         Yields this rank's tables of each step.
     callbacks : Callbacks
@@ -114,12 +119,12 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
     Returns
     -------
     Reason
-        Why training has ended.
+        Why training ended.
     """
     callbacks.start(state)
     while (reason := callbacks.reason_to_end(state)) is None:
         item = loader.next()  # waits for tables, or for a stop signal
-        reason = callbacks.agree_to_stop(item)  # the only exchange of every step beside that of gradients
+        reason = callbacks.agree_to_stop(item)  # besides the gradients, all that ranks exchange in every step
         if reason is not None:
             break
         assert item is not None  # otherwise all ranks have stopped
@@ -132,16 +137,16 @@ def fit(state: TrainState, loader: Loader, callbacks: Callbacks) -> Reason:
 
 
 def needs_tables(config: RunConfig) -> bool:
-    """Whether workers are worth starting: the newest checkpoint, by the names of the files, is from before the end."""
-    # A guess, since the workers are forked before the run directory is locked and read. `RunFolder.find_start` decides
-    # what is left to do. Where it finds less, because the newest file is damaged, this process draws the tables itself.
+    """Whether workers are worth starting: judged by file names, the newest checkpoint is from before the last step."""
+    # This is a guess, since workers are forked before the run directory is locked and read. `RunFolder.find_start`
+    # decides what is left to do. If the newest file is damaged, steps are left and this process draws the tables.
     saved = checkpoint.saved(Path(config.run_dir) / "checkpoints")
     newest = max((checkpoint.step_of(path) for path in saved), default=0)
     return newest < config.total_steps
 
 
 def build_stream(config: RunConfig, rank: int, ranks: int, device: torch.device) -> StepStream:
-    """Build the stream of a rank's tables in all steps, with what training on its device needs."""
+    """Build the stream of a rank's tables in all steps, with the layouts and padding that its device needs."""
     return StepStream(
         configured_prior(config.prior),
         config.curriculum,
@@ -158,7 +163,7 @@ def build_stream(config: RunConfig, rank: int, ranks: int, device: torch.device)
 def build_loader(
     stream: StepStream, config: StreamConfig, device: torch.device, local_size: int, has_steps: bool = True
 ) -> Loader:
-    """Build the loader of tables, idle; for a run without steps it has no workers."""
+    """Build the loader of tables, idle; without steps to train it has no workers."""
     if not has_steps:
         return Loader(stream, StreamConfig(num_workers=0))
     if config.name == "ray":

@@ -1,7 +1,7 @@
 """What training minimizes: one loss for each table of a pack, from the predictions of the network.
 
-An objective is normalized within each table, so a pack may be halved, and tables may move to another rank, without a
-change. Without `objective=` a network's own loss is minimized, and validation reports that loss in any case.
+An objective is normalized within each table, so a pack may be halved, and tables may move to another rank, without
+changing the sum. Without `objective=`, the network's own loss is minimized; validation always reports that loss.
 
 B tables, C classes, Q quantiles.
 """
@@ -32,7 +32,7 @@ TOLERANCE = 1e-4  # of the losses of two tables together and alone, relative to 
 
 
 class Objective:
-    """The base of objectives, dataclasses whose fields are their options."""
+    """The base class of objectives: dataclasses whose fields are their options."""
 
     def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
         """Compute the loss of each table.
@@ -40,7 +40,7 @@ class Objective:
         Parameters
         ----------
         predictions : Tensor
-            As from the network, (query rows of all tables, outputs).
+            (query rows of all tables, outputs), from the network.
         pack : Pack
             The tables; `network.targets(pack)` are the labels of the query rows.
         network : Network
@@ -49,12 +49,12 @@ class Objective:
         Returns
         -------
         Tensor
-            (B,) float32.
+            (B,) float32, the loss of each table.
         """
         raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """List what contradicts other options; a single one is declared by `priors.options.option`."""
+        """List options that contradict each other; bounds of a single one are declared by `priors.options.option`."""
         return []
 
 
@@ -78,6 +78,8 @@ class CrossEntropy(Objective):
         losses = F.cross_entropy(predictions.float(), y, reduction="none", label_smoothing=self.label_smoothing)
         if self.class_weights == "none":
             return network.means(losses, pack)
+
+        # Weigh each query row by one over the number of query rows of its class, table by table.
         counts = [N - n for N, n, _ in pack.shapes]
         if len(y) != sum(counts):
             raise ValueError("class_weights=balanced needs a network whose targets are the labels of the query rows")
@@ -91,7 +93,7 @@ class CrossEntropy(Objective):
 
 @dataclass
 class Pinball(Objective):
-    """Pinball loss of quantiles, as in TabICLv2 (arXiv 2602.11139)."""
+    """Pinball loss of quantiles, as in TabICLv2 (arXiv 2602.11139); see `model.quantiles.pinball`."""
 
     def __call__(self, predictions: Tensor, pack: Pack, network: Network) -> Tensor:
         """See `Objective`."""
@@ -99,7 +101,7 @@ class Pinball(Objective):
 
 
 def build_objective(settings: dict[str, Any] | None) -> Any:
-    """Build the objective with these settings; None for the network's own loss."""
+    """Build the objective with these settings; without settings, None: the network's own loss."""
     if settings is None:
         return None
     options = {key: value for key, value in settings.items() if key != "name"}
@@ -119,27 +121,27 @@ def losses_of(
     Parameters
     ----------
     network : Network
-        The network. Beside its predictions it may return auxiliary losses by name, each (B,).
+        The network. In addition to its predictions it may return auxiliary losses by name, each (B,).
     pack : Pack
         The tables.
     checkpoint_rows : int, optional
         See `Network.forward`.
     objective : Objective, optional
-        By default the network's own loss.
+        What to compute. Default: the network's own loss.
     auxiliary : dict, optional
-        Weights of the auxiliary losses by name; those that are not named do not count.
+        Weights of the auxiliary losses by name; losses without a weight do not count.
     predict : callable, optional
-        What is called in place of the network, with the same arguments.
+        A function to call in place of the network, with the same arguments.
 
     Returns
     -------
     Tensor
-        (B,) float32.
+        (B,) float32, the loss of each table.
 
     Raises
     ------
     ConfigError
-        If the objective returns something else, or the network no such auxiliary loss.
+        If the objective does not return such a tensor, or the network lacks a named auxiliary loss.
     """
     return losses_from((predict or network)(pack, checkpoint_rows), network, pack, objective, auxiliary)
 
@@ -147,19 +149,23 @@ def losses_of(
 def losses_from(
     outputs: Any, network: Network, pack: Pack, objective: Any = None, auxiliary: dict[str, float] | None = None
 ) -> Tensor:
-    """Compute the same from what the network has returned for the pack."""
+    """Compute the same as `losses_of` from the outputs of the network for the pack."""
     predictions = outputs
     extra: dict[str, Tensor] = {}
     if isinstance(outputs, tuple):
         predictions, extra = outputs
     losses = network.losses(predictions, pack) if objective is None else objective(predictions, pack, network)
-    expected = f"it must return a tensor of the shape ({len(pack)},), a loss for each table"
+
+    # An objective of a plug-in may return anything.
+    expected = f"it must return a tensor of shape ({len(pack)},), one loss per table"
     if not isinstance(losses, Tensor):
-        found = "None" if losses is None else f"a {type(losses).__name__}"
-        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+        returned = "None" if losses is None else f"a {type(losses).__name__}"
+        raise ConfigError([f"{title_of(objective)} returns {returned}; {expected}"])
     if losses.shape != (len(pack),):
-        found = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
-        raise ConfigError([f"{title_of(objective)} returns {found}; {expected}"])
+        returned = f"the shape {tuple(losses.shape)} for a pack of {counted(len(pack), 'table')}"
+        raise ConfigError([f"{title_of(objective)} returns {returned}; {expected}"])
+
+    # Auxiliary losses of the network.
     for name, weight in (auxiliary or {}).items():
         if name not in extra:
             has = f"it has {', '.join(extra)}" if extra else "it has none"
@@ -169,14 +175,14 @@ def losses_from(
 
 
 def refuse_detached(losses: Tensor, objective: Any) -> None:
-    """Raise ConfigError for losses from which no weight can be trained."""
+    """Raise ConfigError for losses without a gradient."""
     if not losses.requires_grad:
         why = "returns losses that are detached from the network (detach, no_grad, item, numpy)"
         raise ConfigError([f"{title_of(objective)} {why}; no weight would be trained"])
 
 
 def title_of(objective: Any) -> str:
-    """Return what messages call an objective: by its name if it is registered."""
+    """Name an objective in messages, by its registered name if it has one."""
     if objective is None:
         return "the network's loss"
     for name, entry in register.objective.items():
@@ -186,7 +192,7 @@ def title_of(objective: Any) -> str:
 
 
 def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]) -> str | None:
-    """Compare the losses of two tables in one pack with those of the two alone.
+    """Compare the losses of two tables in one pack with the losses of each table alone.
 
     The losses are computed in evaluation and in training mode, from predictions in evaluation mode.
 
@@ -213,9 +219,8 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
                 if difference is not None:
                     mode = " in training mode" if training else ""
                     return (
-                        f"{title_of(objective)} of two tables in one pack differs by {difference:.2g}{mode} from that "
-                        "of the two alone; it must be normalized within each table, since packs are halved and divided "
-                        "among ranks"
+                        f"{title_of(objective)} of two tables differs by {difference:.2g}{mode} between one pack and "
+                        "two; it must be normalized within each table, since packs are halved and divided among ranks"
                     )
     except ConfigError as error:
         return str(error)
@@ -225,7 +230,30 @@ def mixing_problem(network: Network, objective: Any, auxiliary: dict[str, float]
 
 
 def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, float], training: bool) -> float | None:
-    """Return by how much the loss of a table depends on the other one of its pack, or None; `training` is the mode."""
+    """Return by how much the loss of a table depends on the other table of its pack.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    objective : Objective or None
+        What training minimizes.
+    auxiliary : dict
+        Weights of auxiliary losses.
+    training : bool
+        Whether losses are computed in training mode.
+
+    Returns
+    -------
+    float or None
+        The largest difference; None if it is within rounding.
+
+    Raises
+    ------
+    ConfigError
+        If the objective changes the pack, or returns losses of another form or without a gradient.
+    """
+    # Two pairs of equally large tables.
     device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(0)
     tables = []
@@ -233,37 +261,40 @@ def mixing_difference(network: Network, objective: Any, auxiliary: dict[str, flo
         tables.append((X.to(device), y.to(device), n))
 
     def losses(*numbers: int, seed: int = 0) -> Tensor:
+        # The predictions of these tables in one pack.
         pack = Pack.of([tables[number] for number in numbers])
         network.eval()
         with torch.no_grad():
             outputs = network(pack)
         predictions = outputs[0] if isinstance(outputs, tuple) else outputs
         network.train(training)
+        # Their losses. Remember the pack, to see whether the objective changes it.
         before = {"X": pack.X, "y": pack.y}
-        versions = {name: tensor._version for name, tensor in before.items()}  # counts changes but those of .data
+        versions = {name: tensor._version for name, tensor in before.items()}  # counts all changes except through .data
         copies = {name: tensor.clone() for name, tensor in before.items()}
         torch.manual_seed(seed)
         with torch.set_grad_enabled(training):
             predictions.requires_grad_(training)
-            found = losses_from(outputs, network, pack, objective, auxiliary)
+            table_losses = losses_from(outputs, network, pack, objective, auxiliary)
         if training:
-            refuse_detached(found, objective)
+            refuse_detached(table_losses, objective)
         for name, tensor in before.items():
             is_same = getattr(pack, name) is tensor and tensor._version == versions[name]
             if not is_same or not torch.equal(tensor, copies[name]):
-                what = f"changes {name} of the pack, which are the tables of the step"
-                raise ConfigError([f"{title_of(objective)} {what}; change a copy, as of pack.{name}.clone()"])
-        return found.detach().float()
+                what = f"changes {name} of the pack, which holds the tables of the step"
+                raise ConfigError([f"{title_of(objective)} {what}; change a copy, pack.{name}.clone()"])
+        return table_losses.detach().float()
 
+    # Compare. If the losses depend on the seed, they draw random numbers, and as many for the other table only if it
+    # has the same shape: then the other table is exchanged instead of left out.
     together = losses(0, 1)
     largest = max(1.0, together.abs().max().item())
     if (losses(0, 1, seed=1) - together).abs().max() <= TOLERANCE * largest:
         others = torch.cat([losses(0), losses(1)])
     else:
-        # Losses with random numbers, of which there are as many only beside a table of the same shape.
         others = torch.stack([losses(0, 3)[0], losses(2, 1)[1]])
     difference = (together - others).abs().max().item()
-    return difference if difference > TOLERANCE * largest else None  # nan is reported elsewhere
+    return difference if difference > TOLERANCE * largest else None  # NaN is reported elsewhere
 
 
 register.objective("cross_entropy", CrossEntropy)

@@ -1,21 +1,20 @@
-"""Builds the optimizer of a run; ours are Muon for matrices and AdamW for the rest, as one with two kinds of groups.
+"""Builds the optimizer of a run. The built-in ones apply Muon to matrices and AdamW to the other parameters.
 
-An optimizer is any subclass of torch.optim.Optimizer that `register.optimizer` knows. Its groups of parameters have the
-keys
+An optimizer is any subclass of torch.optim.Optimizer that is registered by `register.optimizer`. Its parameter groups
+have the keys
 
-lr            of the step, by the schedule of the stage
+lr            the learning rate of the step, from the schedule of the stage
 weight_decay  that of the stage, or 0 for vectors and biases; what it means is up to the optimizer
-decayed       which of the two
-kind          as its static method `kind_of(network, name, parameter)` says, "" without one
+decayed       whether weight_decay is that of the stage
+kind          what the optimizer's static method `kind_of(network, name, parameter)` returns, "" without such a method
 
-A step whose loss or gradient norm is not finite must leave weights and state unchanged. If `step` takes `taken`, a
-tensor on the device says whether the step counts, and the gradients are zero if not; otherwise the host waits for the
-device and calls `step` only if the step counts. Checkpoints hold `state_dict()`, so random numbers must not come from
-torch's global generator, whose state they lack.
+A step whose loss or gradient norm is not finite must leave weights and state unchanged. An optimizer whose `step` has a
+parameter `taken` gets a tensor on the device that says whether the step counts; the gradients are zero if it does not.
+For other optimizers the host waits for the device, and calls `step` only if the step counts. A checkpoint holds
+`state_dict()` but no state of random generators, so an optimizer must not rely on torch's global generator.
 
-Both kinds of ours use the same learning rate, but for `adamw_factor`: the orthogonal update is scaled by
-0.2 * sqrt(max(rows, columns)), which gives it the root mean square of an AdamW update (Moonlight, arXiv 2502.16982,
-section 2.2; the TabICLv2 recipe does the same).
+Muon and AdamW share one learning rate, up to the factor `adamw_factor`, since Muon's update is scaled to the root mean
+square of an AdamW update, see `MuonAdamW`.
 """
 
 from __future__ import annotations
@@ -35,18 +34,35 @@ from tabicl_train.doors import register
 # Quintic Newton-Schulz coefficients of Muon (Jordan et al. 2024): steepest at zero, singular values end in 0.7..1.2.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
-FEW_ROWS = 16  # matrices of at most so many rows are padded to one size: they are small, and of many shapes
-TRIAL_SIZE = 8  # rows and columns of the matrix on which options are tried out
-MEASURED_SIZE = 256  # of the one whose state is measured
-# Options of ours that one kind of groups alone uses
+FEW_ROWS = 16  # matrices with at most this many rows are padded to one size: they are small, and have many shapes
+TRIAL_SIZE = 8  # rows and columns of the matrix on which options are tried
+MEASURED_SIZE = 256  # rows and columns of the matrix whose optimizer state is measured
+# Options of the built-in optimizers that only one kind of group uses.
 KIND_OF_OPTION = {"momentum": "muon", "betas": "adamw", "eps": "adamw", "adamw_factor": "adamw"}
 KIND_NAMES = {"muon": "Muon", "adamw": "AdamW"}
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximate the nearest semi-orthogonal matrices: move all singular values of (K, rows, columns) close to 1."""
-    # Needs rows <= columns. The dtype is that of the matrices; on a GPU, `trainer.tf32` makes fp32 fast.
+    """Approximate the nearest semi-orthogonal matrices by moving all singular values close to 1.
+
+    Each iteration computes ``X <- a X + (b A + c A A) X`` with ``A = X X^T``.
+
+    Parameters
+    ----------
+    matrices : Tensor
+        (K, rows, columns) with rows <= columns. On a GPU, `trainer.tf32` makes products of float32 fast.
+
+    Returns
+    -------
+    Tensor
+        (K, rows, columns) of the same dtype, with singular values of about 0.7 to 1.2.
+
+    References
+    ----------
+    Jordan et al., Muon, 2024, https://kellerjordan.github.io/posts/muon.
+    """
     a, b, c = NEWTON_SCHULZ
+    # The Frobenius norm bounds the largest singular value, and the iteration needs values of at most 1.
     X = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         A = X @ X.mT  # (K, rows, rows)
@@ -55,13 +71,41 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW; a tensor on the device decides whether a step is skipped.
+    """Muon and AdamW in one optimizer; a tensor on the device decides whether a step is skipped.
 
-    Groups have a `kind` ("muon" or "adamw"), `lr` and `weight_decay` (decoupled, scaled by lr); for groups of AdamW, lr
-    is multiplied by `adamw_factor`.
+    Both decay a parameter p and subtract an update u of the gradient g, ``p <- (1 - lr * weight_decay) p - lr * u``:
+
+    Muon
+        ``m <- momentum * m + (1 - momentum) g`` and ``n = momentum * m + (1 - momentum) g`` (Nesterov), then
+        ``u = 0.2 sqrt(max(rows, columns)) O(n)``, where O is `orthogonalize`. The factor gives u the root mean square
+        of an AdamW update, so that both kinds can share a learning rate; the TabICLv2 recipe does the same.
+    AdamW
+        ``m <- beta1 m + (1 - beta1) g`` and ``v <- beta2 v + (1 - beta2) g^2``, then, after t steps,
+        ``u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)``.
+
+    Parameters
+    ----------
+    groups : list of dict
+        Parameter groups, each with its `kind`: "muon" or "adamw". Steps use the `lr` and `weight_decay` of a group.
+    momentum : float
+        Momentum of Muon.
+    betas : (float, float)
+        Decay rates beta1 and beta2 of AdamW.
+    eps : float
+        Added to the denominator of AdamW.
+    adamw_factor : float
+        Multiplies lr in groups of AdamW.
+
+    References
+    ----------
+    Jordan et al., Muon, 2024, https://kellerjordan.github.io/posts/muon.
+
+    Liu et al., Muon is scalable for LLM training (Moonlight), arXiv 2502.16982, section 2.2 (the factor of the update).
+
+    Loshchilov and Hutter, Decoupled weight decay regularization (AdamW), arXiv 1711.05101.
     """
 
-    state_bytes: ClassVar[float] = 8  # of a weight: AdamW's two moments; Muon has one
+    state_bytes: ClassVar[float] = 8  # of state for each weight: AdamW's two moments; Muon has one
 
     # Torch wraps these methods, and imports its compiler at the first call: 4 CPU seconds.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -84,9 +128,14 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, taken: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update the parameters that have gradients."""
-        # taken: (), bool. Where it is False, weights and state stay unchanged, provided that the gradients are zero. It
-        # is a tensor, so that the host need not wait for the device.
+        """Update the parameters that have gradients.
+
+        Parameters
+        ----------
+        taken : Tensor, optional
+            (), bool. If it is False and the gradients are zero, weights and state stay unchanged. It is a tensor so
+            that the host need not wait for the device. By default the step is taken.
+        """
         self.set_rates()
         self.update(taken)
 
@@ -102,13 +151,21 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update(self, taken: Tensor | None) -> None:
-        """Update the parameters by the rates on the device; with the same parameters a CUDA graph can replay it."""
-        # `counts` is `taken` as a factor, 1 or 0.
+        """Update the parameters with the rates on the device.
+
+        A CUDA graph can replay this as long as the same parameters have gradients.
+
+        Parameters
+        ----------
+        taken : Tensor or None
+            See `step`.
+        """
         assert self.rates is not None
         for group, (rate, decay) in zip(self.param_groups, self.rates, strict=True):
             trained = [p for p in group["params"] if p.grad is not None]
             if not trained:
                 continue
+            # `taken` as a factor, 1 or 0.
             counts = trained[0].new_ones(()) if taken is None else taken.to(trained[0].dtype)
             if group["kind"] == "muon":
                 self.move(trained, self.muon(trained, counts), rate, decay, counts)
@@ -119,18 +176,29 @@ class MuonAdamW(torch.optim.Optimizer):
     def move(
         self, parameters: list[Tensor], updates: list[Tensor], rate: Tensor, decay: Tensor, counts: Tensor
     ) -> None:
-        """Decay the parameters and subtract their updates; decay: the rate times the weight decay."""
+        """Decay the parameters and subtract their updates.
+
+        Parameters
+        ----------
+        parameters, updates : list of Tensor
+            The parameters, and the update of each; both are changed.
+        rate, decay : Tensor
+            (), the learning rate, and the learning rate times the weight decay.
+        counts : Tensor
+            (), 1 if the step is taken, 0 if it is skipped.
+        """
         torch._foreach_mul_(parameters, 1 - decay * counts)
         torch._foreach_mul_(updates, rate * counts)
         torch._foreach_sub_(parameters, updates)
 
     def muon(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Compute the updates of Muon: Nesterov momentum, orthogonalized."""
+        """Compute the updates of Muon: Nesterov momentum, orthogonalized; see the formula of the class."""
         for p in parameters:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
         momenta = [self.state[p]["momentum"] for p in parameters]
+        # In a skipped step the factor is 1 and the gradients are zero, so the momenta stay as they are.
         torch._foreach_mul_(momenta, 1 - counts * (1 - self.momentum))
         torch._foreach_add_(momenta, gradients, alpha=1 - self.momentum)
         nesterov = torch._foreach_lerp(gradients, momenta, self.momentum)
@@ -138,14 +206,14 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def orthogonal(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """Compute orthogonal directions, with the root mean square of an AdamW update."""
-        # A vector counts as a matrix of one row, so it is normalized. A tensor of three or more dimensions, of a
-        # plug-in's network, counts as the matrix of its first dimension and all others, as Muon's authors take the
-        # kernels of convolutions (Jordan et al. 2024).
+        # A vector counts as a matrix with one row, so it is normalized. A tensor of three or more dimensions, in a
+        # network of a plug-in, is flattened to a matrix that keeps the first dimension, as Muon's authors do with
+        # convolution kernels (Jordan et al. 2024).
         matrices = [g.flatten(1) if g.ndim > 2 else g for g in gradients]
 
-        # Newton-Schulz computes a stack of matrices at once. There is one stack for each shape, up to transposition,
-        # one for all matrices of few rows and one for all vectors, padded with zeros, which change nothing. A stack for
-        # each of their shapes took 1,300 kernel launches in a step of muon_all.
+        # Newton-Schulz computes a stack of matrices at once. There is one stack for each shape, up to transposition.
+        # All matrices with few rows share one, and so do all vectors, padded with zeros, which change nothing: one
+        # stack for each of their shapes took 1,300 kernel launches in a step of muon_all.
         vectors: list[int] = []
         stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for i, matrix in enumerate(matrices):
@@ -157,6 +225,7 @@ class MuonAdamW(torch.optim.Optimizer):
             else:
                 stacks[tuple(sorted(matrix.shape))].append(i)
 
+        # Orthogonalize each stack, and cut the padding off.
         directions = list(matrices)
         if vectors:
             stack = orthogonalize(stack_vectors([matrices[i] for i in vectors]))
@@ -169,15 +238,16 @@ class MuonAdamW(torch.optim.Optimizer):
                 if is_tall(matrices[i]):
                     direction = direction.mT
                 directions[i] = direction[:rows, :columns].contiguous()
+        # Scale to the root mean square of AdamW, about 0.2 (Moonlight, arXiv 2502.16982, section 2.2).
         torch._foreach_mul_(directions, [0.2 * math.sqrt(max(matrix.shape, default=1)) for matrix in matrices])
         return [direction.view(g.shape) for direction, g in zip(directions, gradients, strict=True)]
 
     def by_steps_taken(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Group parameters by the number of AdamW steps that they have taken."""
-        # All parameters of a group share one tensor as their `taken`, so the groups are known without waiting for the
-        # device, and a group has one bias correction. After a part has been unfrozen there are two or three groups.
-        # `adamw` counts in place. So where parameters that take no step with these share the tensor, since they are
-        # frozen or, after `load_state_dict`, of another group, these get a copy.
+        """Group parameters by the number of AdamW steps that they have taken.
+
+        Each group has one bias correction. The states of its parameters share a tensor `taken`, so the groups are known
+        without waiting for the device. After a part of the network has been unfrozen there are two or three groups.
+        """
         no_steps = parameters[0].new_zeros(())
         groups: dict[Tensor, list[Tensor]] = defaultdict(list)  # by identity, as tensors are hashed
         for p in parameters:
@@ -185,35 +255,55 @@ class MuonAdamW(torch.optim.Optimizer):
             if "taken" not in state:
                 state.update(taken=no_steps, mean=torch.zeros_like(p), square=torch.zeros_like(p))
             groups[state["taken"]].append(p)
+
+        # `adamw` counts in place. Parameters that do not take this step may share the tensor: they are frozen, or in
+        # another parameter group after `load_state_dict`. Then those that take it get a copy.
         sharing = Counter(id(state["taken"]) for state in self.state.values() if "taken" in state)
         for taken, members in groups.items():
             if sharing[id(taken)] > len(members):
-                own = taken.clone()
+                copy = taken.clone()
                 for p in members:
-                    self.state[p]["taken"] = own
+                    self.state[p]["taken"] = copy
         return list(groups.values())
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Load a state; see torch.optim.Optimizer."""
         inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, state_dict)
-        # Parameters with equal counts share a tensor again, see `by_steps_taken`.
+        # Let parameters with equal counts share a tensor again, see `by_steps_taken`.
         shared: dict[float, Tensor] = {}
         for state in self.state.values():
             if "taken" in state:
                 state["taken"] = shared.setdefault(state["taken"].item(), state["taken"])
 
     def adamw(self, parameters: list[Tensor], counts: Tensor) -> list[Tensor]:
-        """Compute the updates of AdamW; the parameters must have taken the same number of steps."""
+        """Compute the updates of AdamW, see the formula of the class.
+
+        Parameters
+        ----------
+        parameters : list of Tensor
+            Parameters that have taken the same number of steps.
+        counts : Tensor
+            (), 1 if the step is taken, 0 if it is skipped.
+
+        Returns
+        -------
+        list of Tensor
+            The update of each parameter.
+        """
         beta1, beta2 = self.betas
         states = [self.state[p] for p in parameters]
         taken = states[0]["taken"].add_(counts)  # that of all states
         gradients = [p.grad for p in parameters if p.grad is not None]  # all have one
         means = [state["mean"] for state in states]
         squares = [state["square"] for state in states]
+
+        # The moments. In a skipped step the factors are 1 and the gradients are zero, so they stay as they are.
         torch._foreach_mul_(means, 1 - counts * (1 - beta1))
         torch._foreach_add_(means, gradients, alpha=1 - beta1)
         torch._foreach_mul_(squares, 1 - counts * (1 - beta2))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+
+        # The denominators, times the bias correction of the mean: one division of the means is then enough.
         steps = taken.double().clamp(min=1)  # 0 if the first step does not count
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_div_(denominators, (1 - beta2**steps).sqrt().to(counts.dtype))
@@ -227,7 +317,7 @@ def is_tall(x: Tensor) -> bool:
 
 
 def stack_matrices(matrices: list[Tensor]) -> Tensor:
-    """Stack matrices, transposed to rows <= columns and padded with zeros to one shape."""
+    """Stack matrices, transposed to rows <= columns and padded with zeros to one shape, (K, rows, columns)."""
     rows = max(min(m.shape) for m in matrices)
     columns = max(max(m.shape) for m in matrices)
     equal = []
@@ -254,12 +344,12 @@ class Muon(MuonAdamW):
 
     @staticmethod
     def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
-        """Return the kind of group of a parameter; network: a `model.family.Network`, which says what is hidden."""
+        """Return the kind of group of a parameter: "muon" if the network calls it a hidden matrix, else "adamw"."""
         return "muon" if network.is_hidden_matrix(name, parameter) else "adamw"
 
 
 class MuonAll(MuonAdamW):
-    """Muon for everything, as published for TabICLv2, except single numbers, of which it would take the sign."""
+    """Muon for everything, as published for TabICLv2, except for scalars, where it would reduce to the sign."""
 
     @staticmethod
     def kind_of(network: Any, name: str, parameter: nn.Parameter) -> str:
@@ -276,7 +366,7 @@ class AdamW(MuonAdamW):
         return "adamw"
 
 
-REPLAYED = (Muon, MuonAll, AdamW)  # whose steps a CUDA graph can replay
+REPLAYED = (Muon, MuonAll, AdamW)  # optimizers whose steps a CUDA graph can replay
 
 
 def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
@@ -285,16 +375,18 @@ def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
     Parameters
     ----------
     network : Network
-        Whose parameters are trained.
+        The network to train.
     config : object
         The name of the optimizer and its options, see training/optimizer_settings.py.
 
     Returns
     -------
     torch.optim.Optimizer
-        Without state.
+        The optimizer, without state.
     """
     entry = register.optimizer[config.name].optimizer
+
+    # Group the parameters. Without a `kind_of`, the optimizer has one kind.
     groups: dict[tuple[str, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in network.named_parameters():
         if not parameter.requires_grad:  # rotary frequencies
@@ -302,6 +394,7 @@ def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
         kind = entry.kind_of(network, name, parameter) if hasattr(entry, "kind_of") else ""
         decayed = parameter.ndim >= 2
         groups[kind, decayed].append(parameter)
+
     # The order decides which state in a checkpoint belongs to which parameter: muon before adamw, matrices first.
     described = []
     for kind, decayed in sorted(groups, reverse=True):
@@ -310,7 +403,7 @@ def build_optimizer(network: nn.Module, config: Any) -> torch.optim.Optimizer:
 
 
 def optimizer_arguments(entry: Any, config: Any) -> dict[str, Any]:
-    """Return the options of an optimizer as its class takes them: a list as a tuple if that is the default."""
+    """Return the options of an optimizer as its class takes them: a list becomes a tuple if the default is one."""
     parameters = inspect.signature(entry).parameters
     arguments = {}
     for option in dataclasses.fields(config):
@@ -331,13 +424,13 @@ def decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_function_of_tensors(optimizer: torch.optim.Optimizer) -> TypeGuard[MuonAdamW]:
-    """Whether `set_rates` and `update` may replace `step`: for ours, if nobody has registered a hook."""
+    """Whether `set_rates` and `update` may replace `step`: for a built-in optimizer without hooks."""
     has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return type(optimizer) in REPLAYED and not has_hooks
 
 
 def take_step(optimizer: torch.optim.Optimizer, taken: Tensor) -> None:
-    """Take a step, unless `taken`, (), is False: weights and state then stay as they are."""
+    """Take a step, or leave weights and state unchanged if `taken`, a tensor of shape (), is False."""
     if decides_on_device(optimizer):
         optimizer.step(taken=taken)  # type: ignore[call-overload]
     elif taken.item():  # waits for the device
@@ -345,7 +438,7 @@ def take_step(optimizer: torch.optim.Optimizer, taken: Tensor) -> None:
 
 
 class OneMatrix(nn.Module):
-    """A matrix of zeros with gradients, on which an optimizer is tried out."""
+    """A matrix of zeros with gradients, on which an optimizer is tried."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -358,14 +451,14 @@ class OneMatrix(nn.Module):
 
 
 def try_out(config: Any, size: int = TRIAL_SIZE) -> torch.optim.Optimizer:
-    """Build an optimizer for one matrix, and take a step; an optimizer may raise any error there."""
+    """Build an optimizer for one matrix and take a step; an optimizer of a plug-in may raise any error here."""
     optimizer = build_optimizer(OneMatrix(size), config)
     take_step(optimizer, torch.ones((), dtype=torch.bool))
     return optimizer
 
 
 def state_bytes(config: Any) -> float:
-    """Return the bytes of state for each weight: as the class says, or as a matrix has them after a step."""
+    """Return the bytes of optimizer state per weight, declared by the class or measured on a matrix after one step."""
     entry = register.optimizer[config.name].optimizer
     if hasattr(entry, "state_bytes"):
         return entry.state_bytes
@@ -376,7 +469,7 @@ def state_bytes(config: Any) -> float:
 
 
 def optimizer_remarks(network: Any, optimizer: torch.optim.Optimizer, name: str, has_decay: bool) -> list[str]:
-    """Return what a run says at its start about how an optimizer takes a network.
+    """Return what a run prints at its start about the optimizer and its network.
 
     Parameters
     ----------
@@ -385,30 +478,34 @@ def optimizer_remarks(network: Any, optimizer: torch.optim.Optimizer, name: str,
     optimizer : torch.optim.Optimizer
         Its optimizer.
     name : str
-        What the configuration calls it.
+        The optimizer's name in the configuration.
     has_decay : bool
         Whether a stage has weight decay.
 
     Returns
     -------
     list of str
-        One line each; none for ours with a network that says which of its matrices are hidden.
+        Lines to print; none for a built-in optimizer with a network that declares its hidden matrices.
     """
     lines = []
+
+    # Which weights Muon takes, where the network does not declare them.
     sizes: dict[str, int] = defaultdict(int)
     for group in optimizer.param_groups:
         sizes[group.get("kind", "")] += sum(parameter.numel() for parameter in group["params"])
     if isinstance(optimizer, Muon) and not sizes["muon"]:
         lines.append(
             f"warning   optimizer={name} finds no hidden matrix in this network, so AdamW takes all "
-            f"{sizes['adamw']:,} weights; its method is_hidden_matrix says which matrices are hidden"
+            f"{sizes['adamw']:,} weights; define is_hidden_matrix to declare the hidden matrices"
         )
     elif isinstance(optimizer, Muon) and not network.declares_hidden_matrices():
         lines.append(
             f"optimizer {name} takes {sizes['muon']:,} weights of matrices, AdamW the other {sizes['adamw']:,}; the "
-            "network has no is_hidden_matrix of its own"
+            "network does not define is_hidden_matrix"
         )
-    if type(optimizer) in (Muon, MuonAll, AdamW):  # a subclass of a plug-in may have other kinds and defaults
+
+    # Settings without effect. A subclass in a plug-in may have other kinds and defaults.
+    if type(optimizer) in (Muon, MuonAll, AdamW):
         defaults = inspect.signature(MuonAdamW).parameters
         for option, kind in KIND_OF_OPTION.items():
             if not sizes[kind] and getattr(optimizer, option) != defaults[option].default:

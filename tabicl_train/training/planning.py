@@ -1,8 +1,10 @@
 """The cost of a run, estimated before it starts: its FLOPs, its memory, and the plan that is printed.
 
-Peak memory = weights, gradients, their sum and optimizer state (20 bytes per parameter with ours), plus what the
-forward pass of the largest pack keeps for the backward pass (`Network.kept_bytes`). On a CPU the process itself is
-added.
+Peak memory is the sum of
+
+- weights, gradients of a pack and of the step, and optimizer state (20 bytes per parameter with the built-in ones),
+- what the forward pass of the largest pack keeps for the backward pass (`Network.kept_bytes`),
+- on a CPU, the process itself.
 """
 
 from __future__ import annotations
@@ -36,14 +38,28 @@ from tabicl_train.training.optimizer import REPLAYED, state_bytes
 from tabicl_train.training.precision import choose_precision, memory_of_gpu, uses_cuda
 
 COLUMNS = ("stage", "steps", "tables", "rows", "cells", "FLOPs", "pack tokens", "passes/step", "memory")
-WEIGHT_BYTES = 12  # per parameter: weight, gradient of a pack and of the step
+# Bytes per parameter.
+WEIGHT_BYTES = 12  # weight, gradient of a pack, gradient of the step
 REPLAY_BYTES = 12  # on a GPU: temporary values of our optimizers, which a CUDA graph keeps (counted on a CPU)
 STATE_BYTES = WEIGHT_BYTES + 8  # with the state of our optimizers
+
 PROCESS_BYTES = 0.5e9  # resident on a CPU before the network is built: Python, torch, the loops of priors
 
 
 def run_plan(config: RunConfig) -> list[str]:
-    """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage."""
+    """Describe a run before it starts: parameters, and the work, passes and memory of a process in each stage.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+
+    Returns
+    -------
+    list of str
+        Lines to print, warnings last.
+    """
+    # The prior, the network and the device.
     parameters = count_parameters(config.model)
     memory = memory_of(config.trainer)
     precision = choose_precision(config.trainer).name
@@ -54,7 +70,7 @@ def run_plan(config: RunConfig) -> list[str]:
     lines += cap_lines(config)
     lines += pass_lines(config)
 
-    # The table of stages. Of one that `trainer.max_steps` cuts short, only its steps in this run count as work.
+    # The table of stages. If `trainer.max_steps` cuts a stage short, only its steps in this run count as work.
     stages = []
     warnings = []
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
@@ -88,6 +104,8 @@ def run_plan(config: RunConfig) -> list[str]:
                 "unknown" if math.isnan(peak) else f"{peak / 1e9:,.2f} GB",
             ]
         )
+
+    # What the settings may not have meant.
     max_steps = config.trainer.max_steps
     if max_steps is not None and max_steps > config.total_steps:
         ends = f"the curriculum ends the run after {config.total_steps:,} steps"
@@ -98,12 +116,12 @@ def run_plan(config: RunConfig) -> list[str]:
 
 
 def settings_without_effect(config: RunConfig) -> list[str]:
-    """List settings that are not the defaults but have no effect beside the others."""
+    """List settings that differ from the defaults but have no effect together with the others."""
     default = StageConfig()
     remarks = []
     for name, stage in config.curriculum.stages.items():
         key = f"curriculum.stages.{name}"
-        # A constant learning rate may be written out as the final one.
+        # With a constant schedule, the final learning rate may repeat the learning rate.
         as_expected = (default.final_learning_rate, stage.learning_rate)
         if stage.schedule == "constant" and stage.final_learning_rate not in as_expected:
             remarks.append(f"{key}.final_learning_rate has no effect, since schedule is constant")
@@ -114,15 +132,15 @@ def settings_without_effect(config: RunConfig) -> list[str]:
 
 def cap_lines(config: RunConfig) -> list[str]:
     """Describe in which stages long tables have fewer features than `features` asks for."""
-    if configured_prior(config.prior).stored_sizes is not None:  # stored tables have sizes of their own
+    if configured_prior(config.prior).stored_sizes is not None:  # stored tables have their own sizes
         return []
     lines = []
     for name, stage in config.curriculum.stages.items():
         fewest_rows, most_rows = stage.rows
-        of_shortest = cap_features(fewest_rows, stage.features[1])
+        most_in_shortest = cap_features(fewest_rows, stage.features[1])
         caps = []
         for more_than, cap in reversed(FEATURE_CAPS):
-            if most_rows > more_than and cap <= of_shortest and cap < stage.features[1]:
+            if most_rows > more_than and cap <= most_in_shortest and cap < stage.features[1]:
                 caps.append(f"{cap} with more than {more_than:,} rows")
         if caps:
             lines.append(f"features  stage {name}: at most {', '.join(caps)}")
@@ -130,7 +148,7 @@ def cap_lines(config: RunConfig) -> list[str]:
 
 
 def pass_lines(config: RunConfig) -> list[str]:
-    """Describe with which steps further passes of stored tables begin."""
+    """Describe at which steps further passes over stored tables begin."""
     lengths = {name: stage.steps for name, stage in config.curriculum.stages.items()}
     stages = {}
     for name, steps in steps_of_stages(lengths, config.total_steps).items():
@@ -139,7 +157,7 @@ def pass_lines(config: RunConfig) -> list[str]:
 
 
 def mixture_lines(config: RunConfig) -> list[str]:
-    """Describe the shares of all components of a mixture, those of the stages that have others, and then validation."""
+    """Describe the shares of a mixture's components: of the run, of stages that differ, and of validation."""
     prior = configured_prior(config.prior)
     if not isinstance(prior, MixSCM):
         return []
@@ -156,7 +174,7 @@ def mixture_lines(config: RunConfig) -> list[str]:
 
 
 def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: bool) -> list[str]:
-    """Return for each stage how many real tables are long enough, in a line; [] if the prior has no real tables."""
+    """Say for each stage how many real tables are long enough; [] if the prior has no real tables."""
     lines = []
     for name, stage in curriculum.stages.items():
         real = real_tables(prior.mixed(stage.mix))
@@ -165,11 +183,11 @@ def eligible_tables(curriculum: CurriculumConfig, prior: Prior, is_regression: b
         lowest, highest = stage.rows
         with_lowest = real.eligible(lowest, is_regression)
         with_highest = real.eligible(highest, is_regression)
-        if with_lowest is None or with_highest is None:  # their length does not matter
+        if with_lowest is None or with_highest is None:  # the length of tables does not matter
             continue
         lines.append(
-            f"stage {name}: {with_lowest.long_enough} of {with_lowest.tables} tables have {lowest:,} rows, "
-            f"and {with_highest.long_enough} have {highest:,}"
+            f"stage {name}: {with_lowest.long_enough} of {with_lowest.tables} tables have at least {lowest:,} rows, "
+            f"and {with_highest.long_enough} at least {highest:,}"
         )
     return lines
 
@@ -180,7 +198,7 @@ def percentages(shares: dict[str, float]) -> str:
 
 
 def memory_problems(config: RunConfig, local_rank: int = 0) -> list[str]:
-    """List why a run cannot fit into the memory of this machine, however small its tables."""
+    """Return why a run cannot fit into the memory of this machine, however small its tables, in a list."""
     parameters = count_parameters(config.model)
     memory = memory_of(config.trainer, local_rank)
     state = bytes_per_weight(config) * parameters
@@ -191,7 +209,7 @@ def memory_problems(config: RunConfig, local_rank: int = 0) -> list[str]:
 
 
 def bytes_per_weight(config: RunConfig) -> float:
-    """Return the bytes of a parameter with its gradients and the state of the run's optimizer."""
+    """Return the bytes per parameter of weight, gradients and the state of the run's optimizer."""
     is_replayed = uses_cuda(config.trainer) and register.optimizer[config.optimizer.name].optimizer in REPLAYED
     return WEIGHT_BYTES + state_bytes(config.optimizer) + (REPLAY_BYTES if is_replayed else 0)
 
@@ -202,12 +220,12 @@ def count_parameters(model: NetworkConfig) -> int:
 
 
 def plans_for_elsewhere(trainer: TrainerConfig) -> bool:
-    """Return whether these settings need a GPU, which this machine lacks: it can plan the run, but not start it."""
+    """Return whether these settings need a GPU that this machine lacks: it can plan the run, but not start it."""
     return uses_cuda(trainer) and not torch.cuda.is_available()
 
 
 def memory_of(trainer: TrainerConfig, local_rank: int = 0) -> float:
-    """Return the bytes of memory of a rank's GPU, or on a CPU of this machine divided by `trainer.devices`."""
+    """Return the bytes of memory of a rank: that of its GPU, or on a CPU the machine's divided by `trainer.devices`."""
     if plans_for_elsewhere(trainer):
         return 1e9 * trainer.plan_memory_gb
     if uses_cuda(trainer):
@@ -216,7 +234,7 @@ def memory_of(trainer: TrainerConfig, local_rank: int = 0) -> float:
 
 
 class Work(NamedTuple):
-    """Cells and FLOPs of a stage, and the passes of the first process in each of its steps."""
+    """Cells and FLOPs of a stage, and the mean number of passes of rank 0 in a step."""
 
     cells: float
     flops: float
@@ -224,7 +242,26 @@ class Work(NamedTuple):
 
 
 def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: int = 1, sample: int = 20) -> Work:
-    """Extrapolate the work of a stage from the plans of its first `sample` steps."""
+    """Extrapolate the work of a stage from the plans of its first steps.
+
+    Parameters
+    ----------
+    stage : StageConfig
+        The stage.
+    model : NetworkConfig
+        The settings of the network.
+    seed : int
+        The seed of the run.
+    ranks : int
+        The number of ranks.
+    sample : int
+        The number of steps to plan.
+
+    Returns
+    -------
+    Work
+        The work of the whole stage.
+    """
     alone = CurriculumConfig({"stage": stage})
     steps = min(sample, stage.steps)
     cells = flops = passes = 0.0
@@ -240,7 +277,7 @@ def expected_work(stage: StageConfig, model: NetworkConfig, seed: int, ranks: in
 
 
 def training_flops(model: NetworkConfig, tables: Iterable[Shape]) -> float:
-    """Count the FLOPs of tables, forward and backward pass; nan if the network has no formula for them."""
+    """Count the FLOPs of the forward and backward pass of tables; NaN if the network has no formula for FLOPs."""
     # The backward pass costs twice the forward pass.
     return 3 * sum(family_of(model).forward_flops(model, N, n, M) for N, n, M in tables)
 
@@ -252,7 +289,26 @@ def peak_bytes(
     precision: str = "fp32",
     weight_bytes: float = STATE_BYTES,
 ) -> float:
-    """Estimate the bytes at the peak of an optimizer step whose largest pack has these tables; nan if unknown."""
+    """Estimate the peak memory of an optimizer step.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+        The settings of the network.
+    parameters : int
+        The number of its parameters.
+    tables : sequence of (int, int, int)
+        Rows, labeled rows and features of the tables of the largest pack.
+    precision : str
+        fp32, bf16 or fp16.
+    weight_bytes : float
+        Bytes per parameter of weight, gradients and optimizer state.
+
+    Returns
+    -------
+    float
+        Bytes; NaN if the network has no formula for memory.
+    """
     family = family_of(config)
     recomputed = 0 < config.checkpoint_rows < max(N for N, _, _ in tables)
     in_16_bits = precision != "fp32"
@@ -263,13 +319,18 @@ def peak_bytes(
 def stage_peak(
     config: NetworkConfig, parameters: int, stage: StageConfig, precision: str, weight_bytes: float = STATE_BYTES
 ) -> float:
-    """Bound peak_bytes of the packs that a stage can draw."""
-    # The pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
+    """Bound `peak_bytes` for the packs that a stage can draw.
+
+    A pack is filled to its token budget with copies of one of the extreme tables, fractions of a table included.
+    """
+    # A stage may have its own values of some settings of the network.
     if stage.checkpoint_rows is not None:
         config = replace(config, checkpoint_rows=stage.checkpoint_rows)  # type: ignore[type-var]  # a dataclass
     if stage.col_attention_fp32 is not None:
         in_fp32 = bool(stage.col_attention_fp32)  # auto needs the most memory where PyTorch's attention runs
         config = replace(config, col_attention_fp32=in_fp32)  # type: ignore
+
+    # The worst of the extreme tables.
     state = weight_bytes * parameters
     peaks = []
     for N, n, M in extreme_tables(config, stage):
@@ -280,11 +341,14 @@ def stage_peak(
 
 
 def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]:
-    """Yield candidates for the table that needs the most memory, in total or per token."""
-    # Memory and tokens are linear in rows, in labeled rows and in features. So the maximum is at
-    # - an end of a range,
-    # - a number of rows where recomputation or a cap of features begins, or
-    # - a size with which all tables of a step just fill a pack.
+    """Yield candidates for the table that needs the most memory, in total or per token.
+
+    Memory and tokens are linear in rows, in labeled rows and in features. So the maximum is at
+
+    - an end of a range,
+    - a number of rows where recomputation or a cap of features begins, or
+    - a size at which all tables of a step just fill a pack.
+    """
     low, high = stage.rows
     thresholds = [config.checkpoint_rows, *(rows for rows, _ in FEATURE_CAPS)]
     limits = {low, high, *(rows for rows in thresholds if low <= rows <= high)}
@@ -293,6 +357,7 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
     def tokens(rows: int, features: int) -> int:
         return family_of(config).pack_tokens(config, rows, features)
 
+    # For each number of rows, both ends of the features, and the most features with which all tables fit into a pack.
     shapes = set()  # rows and features
     for rows in limits:
         fewest = cap_features(rows, stage.features[0])
@@ -301,9 +366,11 @@ def extreme_tables(config: NetworkConfig, stage: StageConfig) -> Iterator[Shape]
         fitting = [features for features in range(fewest, most + 1) if tokens(rows, features) <= share]
         if fitting:
             shapes.add((rows, fitting[-1]))
+    # For both ends of the features, the most rows with which all tables fit into a pack.
     for features in stage.features:
         rows = min(max(share // tokens(1, features), low), high)
         shapes.add((rows, cap_features(rows, features)))
+    # Each with the fewest and the most labeled rows.
     for rows, features in sorted(shapes):
         for labeled_share in stage.train_share:
             labeled = min(max(round(rows * labeled_share), 2), rows - 2)

@@ -2,7 +2,7 @@
 
 Weights, gradients and optimizer state are always fp32; bf16 and fp16 are formats of the matrix products in the forward
 and backward pass. The scalable softmax and its gradients stay fp32 (`model/scaling.py`), and so does column attention
-with `model.col_attention_fp32`. On a GPU, matrix products of fp32 are in TF32 unless `trainer.tf32` is false.
+with `model.col_attention_fp32`. On a GPU, fp32 matrix products are computed in TF32 unless `trainer.tf32` is false.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tabicl_train.config.schema import TrainerConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# torch reads one of these when it first allocates memory of a GPU.
+# torch reads one of these when it first allocates memory on a GPU.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Shapes change in every step, which would fragment a cache of blocks of fixed sizes.
 EXPANDABLE = "expandable_segments:True"
-# cuBLAS reads it when CUDA starts; without it, torch refuses products if algorithms must be repeatable.
+# cuBLAS reads it when CUDA starts; without it, torch refuses matrix products if algorithms must be deterministic.
 WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# 10^12 FLOPs per second of dense matrix products in 16-bit formats (summed in fp32), in TF32, and in fp32 without TF32,
-# from the data sheets, some of which give those of sparse matrices, twice as high. The first name that is part of the
-# device's name counts, so the slower PCIe cards come before the others.
+# Dense matrix products in 16-bit formats (summed in fp32), in TF32, and in fp32 without TF32, in 10^12 FLOPs per second
+# from the data sheets. Some sheets give the speed for sparse matrices, which is twice as high. The first name that is
+# part of the device's name counts, so the slower PCIe cards come before the others.
 PEAK_TFLOPS = {
     "H200 NVL": (835.5, 417.5, 60),
     "H200": (989, 494.5, 67),
@@ -44,7 +44,15 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class Precision:
-    """A number format of matrix products."""
+    """The number format of matrix products.
+
+    Parameters
+    ----------
+    name : str
+        fp32, bf16 or fp16.
+    reason : str
+        Why the run has it.
+    """
 
     name: str
     reason: str
@@ -65,16 +73,16 @@ def uses_cuda(settings: TrainerConfig) -> bool:
 
 
 def has_bf16() -> bool:
-    """Return whether the first GPU multiplies in bf16; it does not start CUDA, as torch's function would."""
-    # CUDA must start after `set_up_gpu`, whose variable it reads, and after the workers are forked.
+    """Return whether the first GPU supports bf16, without starting CUDA as torch's function would."""
+    # CUDA must start after `set_up_gpu`, whose variables it reads, and after the workers are forked.
     major = compute_capability()
-    if major is None:  # a GPU of another maker
+    if major is None:  # a GPU of another vendor
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return major >= 8
 
 
 def compute_capability() -> int | None:
-    """Return the major version of the first GPU by the driver; None without this driver."""
+    """Ask the driver for the major compute capability of the first GPU; None without NVIDIA's driver."""
     driver, device = driver_of(0)
     major = ctypes.c_int()
     attribute = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
@@ -83,7 +91,7 @@ def compute_capability() -> int | None:
 
 
 def memory_of_gpu(number: int) -> float:
-    """Return the bytes of memory of a GPU by the driver; of a GPU of another maker, inf until it has been started."""
+    """Ask the driver for the bytes of memory of a GPU; for another vendor's, inf until CUDA has been started."""
     driver, device = driver_of(number)
     size = ctypes.c_size_t()
     if driver is None or driver.cuDeviceTotalMem_v2(ctypes.byref(size), device):
@@ -92,7 +100,7 @@ def memory_of_gpu(number: int) -> float:
 
 
 def driver_of(number: int) -> tuple[ctypes.CDLL | None, ctypes.c_int]:
-    """Return the driver, which answers without a context, and its handle of a GPU; None without this driver or GPU."""
+    """Return NVIDIA's driver, which needs no CUDA context, and its handle of a GPU; None without driver or GPU."""
     device = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -104,7 +112,7 @@ def driver_of(number: int) -> tuple[ctypes.CDLL | None, ctypes.c_int]:
 
 
 def choose_precision(settings: TrainerConfig) -> Precision:
-    """Choose the precision of a run: `trainer.precision`, or with `auto` the default of its device."""
+    """Choose the precision of a run: `trainer.precision`, or the default of its device if that is `auto`."""
     if settings.precision != "auto":
         return Precision(settings.precision, "as configured")
     if not uses_cuda(settings):
@@ -124,7 +132,7 @@ def set_up_gpu(settings: TrainerConfig) -> None:
     if not any(os.environ.get(name) for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = EXPANDABLE
     if settings.deterministic:
-        # Attention of torch adds the gradients of queries by atomic operations unless this is set.
+        # Otherwise torch's attention adds the gradients of queries with atomic operations, in any order.
         os.environ.setdefault(*WORKSPACE)
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
@@ -132,7 +140,7 @@ def set_up_gpu(settings: TrainerConfig) -> None:
 
 @contextmanager
 def gpu_settings_kept() -> Iterator[None]:
-    """Undo in the end what `set_up_gpu` has set in torch: a notebook that has trained goes on, and predicts."""
+    """Restore at the end what `set_up_gpu` changes in torch, since a notebook may go on to predict after training."""
     matmul, deterministic = torch.backends.cuda.matmul, torch.utils.deterministic
     in_tf32 = matmul.fp32_precision == "tf32"
     is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -145,7 +153,7 @@ def gpu_settings_kept() -> Iterator[None]:
             torch.set_float32_matmul_precision("high" if in_tf32 else "highest")
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         if (torch.are_deterministic_algorithms_enabled(), warns) != (is_deterministic, only_warns):
-            # Not otherwise, as it imports torch's compiler: 4 CPU seconds.
+            # Only if they differ, since the call imports torch's compiler: 4 CPU seconds.
             torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
@@ -155,17 +163,32 @@ def policy(trainer: TrainerConfig) -> list[str]:
     lines = [f"precision {choose_precision(trainer)}"]
     if uses_cuda(trainer):
         products = "TF32" if trainer.tf32 else "full precision"
-        repeats = "to the bit" if trainer.deterministic else "up to rounding"
+        repeats = "bit for bit" if trainer.deterministic else "up to rounding"
         lines.append(f"          products of fp32 in {products}")
         lines.append(f"          repeatable {repeats}")
         lines += [f"memory    {name}={os.environ[name]}" for name in ALLOCATOR if os.environ.get(name)]
     elif trainer.deterministic:
-        lines.append("warning   trainer.deterministic has no effect on a CPU, where runs repeat to the bit without it")
+        lines.append("warning   trainer.deterministic has no effect on a CPU, where runs are bit-identical anyway")
     return lines
 
 
 def peak_flops(device: torch.device, precision: str, tf32: bool) -> float | None:
-    """Return the peak FLOPs per second of a device, or None if unknown; tf32: whether products of fp32 are in TF32."""
+    """Return the peak speed of a device.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device.
+    precision : str
+        fp32, bf16 or fp16.
+    tf32 : bool
+        Whether fp32 matrix products are computed in TF32.
+
+    Returns
+    -------
+    float or None
+        FLOPs per second, from `PEAK_TFLOPS`; None if unknown.
+    """
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -178,11 +201,19 @@ def peak_flops(device: torch.device, precision: str, tf32: bool) -> float | None
 
 
 class LossScale:
-    """A dynamic scale of the loss, so that small fp16 gradients do not vanish; its tensors stay on the device.
+    """A dynamic scale of the loss, so that small fp16 gradients do not underflow; its tensors stay on the device.
 
-    It is halved after each step whose gradient overflows, and doubled after 2,000 without.
+    It starts at 2^16, is halved after each step whose gradient overflows, and is doubled after 2,000 steps in a row
+    without overflow. These are the defaults of torch.amp.GradScaler, which would wait for the device in each step.
 
-    Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
+    Parameters
+    ----------
+    enabled : bool
+        Whether the run is in fp16; otherwise the scale stays 1.
+
+    References
+    ----------
+    Micikevicius et al., Mixed precision training, arXiv 1710.03740, section 3.2.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -196,10 +227,10 @@ class LossScale:
         self.good_steps = self.good_steps.to(device)
 
     def update(self, finite: Tensor) -> None:
-        """Adapt the scale after a step; `finite`, (): whether its gradient was."""
+        """Adapt the scale after a step; `finite`, (), says whether its gradient was finite."""
         if not self.enabled:
             return
-        # in place, as a CUDA graph replays it
+        # In place, since a CUDA graph replays it.
         self.good_steps.add_(1).copy_(torch.where(finite, self.good_steps, 0.0))
         grows = self.good_steps >= 2000
         after_good_step = torch.where(grows, self.scale * 2, self.scale)
@@ -207,7 +238,7 @@ class LossScale:
         self.good_steps.masked_fill_(grows, 0.0)
 
     def state_dict(self) -> dict:
-        """Return what a checkpoint holds."""
+        """Return the scale and the number of steps since it changed, for a checkpoint."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict) -> None:

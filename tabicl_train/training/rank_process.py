@@ -1,6 +1,6 @@
 """One rank of a run, as its process sees it: its device, its stop signals, and the other ranks.
 
-Several ranks are connected after the workers that draw tables are forked.
+Ranks are connected after the workers that draw tables have been forked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tabicl_train.training.precision import gpu_settings_kept, set_up_gpu, uses_
 
 __all__ = ["RankProcess"]
 
-# torch.cuda.is_available() then asks the driver's library NVML, and starts no CUDA, which workers would inherit.
+# Lets torch.cuda.is_available() ask NVIDIA's library NVML instead of starting CUDA, which workers would inherit.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class RankProcess:
     stop : Stop
         Whether it was asked to stop.
     ranks : Ranks
-        What all ranks decide together, once they are connected.
+        Decisions of all ranks together, once they are connected.
     """
 
     def __init__(self, settings: TrainerConfig, launch: Launch, stop: Stop, resources: ExitStack) -> None:
@@ -54,7 +54,7 @@ class RankProcess:
     @classmethod
     @contextmanager
     def open(cls, settings: TrainerConfig) -> Iterator[RankProcess]:
-        """Watch stop signals and set up torch; there are no threads, process groups or CUDA contexts yet."""
+        """Watch stop signals and set up torch, without starting threads, process groups or CUDA contexts yet."""
         with watch_signals() as stop, ExitStack() as resources:
             if settings.max_hours is not None:
                 stop.limit = 3600 * settings.max_hours
@@ -63,12 +63,12 @@ class RankProcess:
             set_up_process(settings)
             process = cls(settings, read_launch(), stop, resources)
             yield process
-            # After an error the other ranks may be gone, and closing would wait for them.
+            # Not after an error: the other ranks may be gone, and closing would wait for them.
             close_process_group(process.ranks)
 
     @property
     def has_device(self) -> bool:
-        """Whether its GPU is there, by which ranks are connected; it starts no CUDA."""
+        """Whether its GPU exists, without starting CUDA; NCCL connects the ranks by their GPUs."""
         return self.device.type == "cpu" or self.device.index < torch.cuda.device_count()
 
     def enter(self, resource: AbstractContextManager[T]) -> T:
@@ -90,16 +90,16 @@ def device_of(settings: TrainerConfig, launch: Launch) -> torch.device:
 
 def set_up_process(settings: TrainerConfig) -> None:
     """Set up torch in a process that trains."""
-    # With a second thread that shares its core with a busy worker, a step took 30 times as long (0.13 s -> 4 s on two
-    # cores); and sums are rounded differently for another number of threads.
+    # A second thread that shared its core with a busy worker made a step take 4 s instead of 0.13 s on two cores. Also,
+    # sums are rounded differently with another number of threads.
     torch.set_num_threads(1)
     set_up_gpu(settings)
-    # cuDNN attention makes a plan for each new shape, and crashed on some; flash and memory-efficient attention remain.
+    # cuDNN's attention makes a plan for each new shape, and crashed for some; flash and memory-efficient ones remain.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def open_process_groups(settings: TrainerConfig, launch: Launch, ranks: Ranks) -> None:
-    """Open the process group of several ranks, by the variables of torchrun, and the groups of `ranks`."""
+    """Open torch's default process group, from the variables of torchrun, and the groups of `ranks`."""
     if launch.size == 1:
         return
     device = device_of(settings, launch)

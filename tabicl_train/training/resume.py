@@ -1,7 +1,7 @@
 """Where a run begins: at step 0, perhaps from given weights, or at its newest checkpoint, if that is of the same run.
 
 Rank 0 reads the files and sends the others what they need. If each rank read them, ranks could find different files (on
-a slow shared folder, after a disk error, in another machine's folder) and exchange the gradients of different steps.
+a slow shared folder, after a disk error, in another machine's folder) and exchange gradients of different steps.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from tabicl_train.weights import resolve
 from tabicl_train.weights.pretrained import Pretrained
 from tabicl_train.weights.reader import read_weights
 
-NAMED = 5  # differences that a refusal names; others are counted
-WARMUP = 0.1  # least share of the steps of a suggested stage over which its learning rate rises
+NAMED = 5  # differences that a refusal names; further ones are counted
+WARMUP = 0.1  # smallest warmup of a suggested stage, as a share of its steps
 TRAINING_ONLY = ("dropout", "checkpoint_rows")  # settings of every network that do not change what it predicts
 
-# Names of differences that are no options.
+# Names of differences that are not options.
 STREAM = "the version of the table stream"
 REAL_TABLES = "the hash of the tables in files"
 PLUGIN = "the hash of the plug-in "  # followed by the name of its module
-CALLBACKS = "the hash of the callbacks of "  # likewise, of a plug-in of which the run uses callbacks or suites only
+CALLBACKS = "the hash of the callbacks of "  # likewise, if the run uses only callbacks or suites of the plug-in
 
 STAGES = "curriculum.stages"
 
-# The beginnings of options in a refusal, from those that say most; the stages that have begun follow them.
+# The order of options in a refusal, by their beginnings: the most telling first, the stages that have begun last.
 ORDER = (
     "model.family",
     "prior.name",
@@ -84,11 +84,11 @@ class Start:
     steps : int
         Optimizer steps done.
     last : int
-        Steps after which the run ends.
+        Optimizer steps after which the run ends.
     content : dict or None
-        The content of its newest checkpoint.
+        The content of its newest checkpoint; None if there is none.
     ended : str or None
-        Why validation has ended the run before, if it has.
+        Why validation ended the run earlier; None if it did not.
     left : Left
         What is left to do.
     """
@@ -111,7 +111,7 @@ class Start:
 
 
 def find_checkpoint(values: dict, real_tables: str | None, plugins_now: Sequence[dict] = ()) -> dict | None:
-    """Return the content of the newest intact checkpoint of a run, or None where it begins at step 0.
+    """Find the newest intact checkpoint of a run.
 
     Parameters
     ----------
@@ -121,6 +121,11 @@ def find_checkpoint(values: dict, real_tables: str | None, plugins_now: Sequence
         The hash of the real tables of its prior.
     plugins_now : sequence of dict
         The plug-ins that it uses, see `RunConfig.plugins_used`.
+
+    Returns
+    -------
+    dict or None
+        The content of the checkpoint; None if the run begins at step 0.
 
     Raises
     ------
@@ -142,12 +147,12 @@ def find_checkpoint(values: dict, real_tables: str | None, plugins_now: Sequence
 
 
 def check_beginning(folder: Path, seed: int) -> None:
-    """Refuse to start at step 0 if the records of the run directory name a saved checkpoint or another seed."""
+    """Raise ConfigError instead of starting at step 0 if the run directory records a checkpoint or another seed."""
     records = Records(folder)
-    over = "to start over, name another run_dir or remove this one"
+    over = "to start over, choose another run_dir or remove this one"
     saved = (records.json("status.json") or {}).get("saved")
     if saved:
-        raise ConfigError([f"{folder} lacks the checkpoint of step {saved}, which status.json names; {over}"])
+        raise ConfigError([f"{folder} lacks the checkpoint of step {saved} that status.json records; {over}"])
     try:
         recorded = records.config() or {}
     except ConfigError as error:
@@ -163,15 +168,15 @@ class Change:
     Parameters
     ----------
     option : str
-        The option by its dotted name, or a fact about the tables or a plug-in.
+        The dotted name of an option, or one of the names that are not options.
     old, new : Any
-        Its values in the checkpoint and now; None also where there is no such option.
+        Its values in the checkpoint and in the command; None if there is no such option.
     severity : Severity
         What the difference means for the run.
     sentence : str
-        The difference in words.
+        The difference in words, to be printed.
     reason : str
-        The same as the reason to refuse the command.
+        The difference in words, in an error that refuses the command.
     """
 
     option: str
@@ -185,7 +190,24 @@ class Change:
 def refuse_changes(
     content: dict, values: dict, real_tables: str | None = None, plugins_now: Sequence[dict] = ()
 ) -> None:
-    """Print which settings differ from those of a checkpoint, and refuse those that make it another run."""
+    """Print which settings differ from those of a checkpoint, and refuse those that make it another run.
+
+    Parameters
+    ----------
+    content : dict
+        The content of the checkpoint from which the run continues.
+    values : dict
+        The configuration of the command, in plain values.
+    real_tables : str or None
+        The hash of the real tables of its prior.
+    plugins_now : sequence of dict
+        The plug-ins that it uses, see `RunConfig.plugins_used`.
+
+    Raises
+    ------
+    ConfigError
+        With a line for each setting that makes it another run.
+    """
     saved = content["config"]
     steps = content["global_step"]
     changes = changes_since(content, values, real_tables, plugins_now)
@@ -194,6 +216,7 @@ def refuse_changes(
     has_other_length = any(change.option.startswith(STAGES) and change.option.endswith(".steps") for change in refused)
     longer = longer_without_a_jump(saved, values, steps) if has_other_length else None
 
+    # Refuse. resume.allow_changes permits everything but another network.
     if refused and (is_other_network or not values["resume"]["allow_changes"]):
         advice = "choose a new run_dir"
         if not is_other_network:
@@ -204,6 +227,7 @@ def refuse_changes(
             lines.append(f"to train longer, {longer}")
         raise ConfigError(lines)
 
+    # Print what is permitted, and what follows from it.
     for change in changes:
         if change.severity is Severity.WARNING:
             info(f"warning   {change.sentence}")
@@ -222,7 +246,7 @@ def refuse_changes(
 def changes_since(
     content: dict, values: dict, real_tables: str | None = None, plugins_now: Sequence[dict] = ()
 ) -> list[Change]:
-    """Return how a command differs from the run that it continues: the stages first, then all options by name.
+    """List how a command differs from the run that it continues.
 
     Parameters
     ----------
@@ -234,7 +258,13 @@ def changes_since(
         The hash of the real tables of its prior.
     plugins_now : sequence of dict
         The plug-ins that it uses, see `RunConfig.plugins_used`.
+
+    Returns
+    -------
+    list of Change
+        The names of the stages first, then all options by name.
     """
+    # All options and facts, before and now.
     saved = content["config"]
     origin = content["run"]  # how the checkpoint was made
     before = compared(saved) | plugin_hashes(origin.get("plugins", []))
@@ -242,6 +272,7 @@ def changes_since(
     now = compared(values) | plugin_hashes(plugins_now)
     now |= {STREAM: STREAM_VERSION, REAL_TABLES: real_tables}
 
+    # The names of the stages.
     stages_before = list(saved["curriculum"]["stages"])
     stages_now = list(values["curriculum"]["stages"])
     started = started_stages(content)
@@ -249,7 +280,7 @@ def changes_since(
     if stages_before != stages_now:
         changes.append(change_of_stages(stages_before, stages_now, started))
 
-    # Of a stage that was added or removed, and of another prior, the name is enough.
+    # The options. If a stage was added or removed, or the prior is another one, its name is enough.
     in_one_only = tuple(f"{STAGES}.{name}." for name in set(stages_before) ^ set(stages_now))
     is_other_prior = before["prior.name"] != now["prior.name"]
     for key in sorted(before | now):
@@ -266,13 +297,13 @@ def changes_since(
 
 
 def started_stages(content: dict) -> list[str]:
-    """Return the names of the stages that a checkpoint's run has begun, in their order."""
+    """Return the names of the stages that the run of a checkpoint has begun, in order."""
     lengths = {name: stage["steps"] for name, stage in content["config"]["curriculum"]["stages"].items()}
     return list(steps_of_stages(lengths, content["global_step"]))
 
 
 def change_of_stages(before: list[str], now: list[str], started: list[str]) -> Change:
-    """Return the change of the stages' names: those to come may be replaced, and others may follow."""
+    """Describe a change of the names of the stages; stages that have not begun may be replaced or added."""
     sentence = f"the stages were {', '.join(before)}, are {', '.join(now)}"
     reason = f"its stages {', '.join(started)} have started; this command has {', '.join(now)}"
     severity = Severity.TOLD if now[: len(started)] == started else Severity.REFUSED
@@ -280,13 +311,26 @@ def change_of_stages(before: list[str], now: list[str], started: list[str]) -> C
 
 
 def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
-    """Return what the change of an option, or of a fact about the tables or a plug-in, means for the run."""
+    """Return what a change means for the run.
+
+    Parameters
+    ----------
+    key : str
+        The dotted name of an option, or one of the names that are not options.
+    values : dict
+        The configuration of the command, in plain values.
+    started : list of str
+        The stages that have begun; those to come may change.
+    """
+    # Tables and plug-ins.
     if key in (STREAM, REAL_TABLES):
         return Severity.REFUSED
     if key.startswith(PLUGIN):
         return Severity.REFUSED
     if key.startswith(CALLBACKS):
         return Severity.WARNING
+
+    # Options, as their dataclass declares. Those of a prior and an objective decide what is learned.
     section, _, option = key.partition(".")
     if section == "model":
         return severity_of_model(option, settings_of(values["model"]))
@@ -305,13 +349,14 @@ def severity_of_change(key: str, values: dict, started: list[str]) -> Severity:
 
 def severity_of_model(option: str, settings: type) -> Severity:
     """Return what the change of a setting of a network means for a run."""
-    # Settings that every network has, such as dropout, mean the same in all; weights rarely fit after another change.
-    of_every_network = severity_of(option, NetworkSettings, Severity.NEVER)
-    return severity_of(option, settings, of_every_network)
+    # Settings that every network has, such as dropout, mean the same in all. By default a change of another setting is
+    # NEVER, since weights rarely fit after it.
+    common_severity = severity_of(option, NetworkSettings, Severity.NEVER)
+    return severity_of(option, settings, common_severity)
 
 
 def reasons_in_order(refused: list[Change], started: list[str]) -> list[str]:
-    """Return why a command is refused, what says most first; of many settings only some are named."""
+    """Return why a command is refused, the most telling reasons first; further ones than `NAMED` are counted."""
     starts = [*ORDER, *(f"{STAGES}.{name}." for name in started)]
 
     def rank(change: Change) -> int:
@@ -334,34 +379,42 @@ def jump_of_the_learning_rate(saved: dict, values: dict, steps: int) -> str | No
         return None
     try:
         trained = rate_of(saved, steps - 1)
-    except ConfigError:  # the plug-in of its schedule is not loaded
+    except ConfigError:  # the plug-in of the schedule is not loaded
         return None
     if math.isclose(trained, rate_of(values, steps - 1)):
-        return None  # a stage that begins now may have any rate
+        return None  # the schedule is unchanged; a stage that begins now may have any rate
     coming = rate_of(values, steps)
     why = "since the schedule of a stage that has begun was changed"
     return f"the learning rate goes from {trained:.3g} at step {steps} to {coming:.3g} at step {steps + 1}, {why}"
 
 
 def longer_without_a_jump(saved: dict, values: dict, steps: int) -> str | None:
-    """Describe how to train longer than a run that has finished; None unless its stages were given more steps."""
+    """Advise how to train longer than a run that has finished, or None unless its stages were given more steps.
+
+    More steps in a finished stage would stretch its schedule, and the learning rate would jump back up. The advice is
+    an override that adds a stage with the settings of the last one and its own warmup.
+    """
     more = steps_of_all_stages(values) - steps
     stages = saved["curriculum"]["stages"]
     if steps < steps_of_all_stages(saved) or more <= 0 or list(stages) != list(values["curriculum"]["stages"]):
         return None
+
+    # The settings of the new stage.
     defaults = dataclasses.asdict(StageConfig())
     last = list(stages.values())[-1]
     settings = {key: value for key, value in last.items() if key in defaults and value != defaults[key]}
     settings |= {"steps": more, "warmup": max(WARMUP, last["warmup"]), "fresh_optimizer": False}
     text = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=math.inf).strip()
     text = text.replace(": .inf", ": inf")  # in Hydra's grammar
+
+    # Its name: more, more2, ...
     name = "more"
     number = 1
     while name in stages:
         number += 1
         name = f"more{number}"
     override = f"+curriculum.stages.{name}={text}"
-    return f"leave the stages as they were and add one, with a schedule of its own: {shlex.quote(override)}"
+    return f"leave the stages as they were and add one with its own schedule: {shlex.quote(override)}"
 
 
 def rate_of(values: dict, step: int) -> float:
@@ -371,12 +424,12 @@ def rate_of(values: dict, step: int) -> float:
 
 
 def steps_of_all_stages(values: dict) -> int:
-    """Return the steps of all stages, whatever trainer.max_steps is."""
+    """Return the number of steps of all stages, regardless of trainer.max_steps."""
     return sum(stage["steps"] for stage in values["curriculum"]["stages"].values())
 
 
 def curriculum_of(values: dict) -> CurriculumConfig:
-    """Return the curriculum of a checkpoint, perhaps of another version, which has other settings."""
+    """Return the curriculum of a checkpoint, without the settings of other versions."""
     options = {option.name for option in dataclasses.fields(StageConfig)}
     stages = {}
     for name, stage in values["curriculum"]["stages"].items():
@@ -385,7 +438,7 @@ def curriculum_of(values: dict) -> CurriculumConfig:
 
 
 def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
-    """Return the hashes of plug-ins by the names of the differences; those of callbacks alone may change."""
+    """Return the hashes of plug-ins, as facts to compare; those used for callbacks or suites only have another name."""
     hashes = {}
     for record in records:
         has_callbacks_only = all(kind in ("callback", "suite") for kind, _ in record["uses"])
@@ -395,20 +448,25 @@ def plugin_hashes(records: Iterable[dict]) -> dict[str, str]:
 
 
 def compared(values: dict) -> dict[str, Any]:
-    """Flatten a configuration to dotted names, with the defaults of options that it lacks since it is older.
+    """Flatten a configuration to dotted names, and add the defaults of options that did not exist when it was saved.
 
     So a run that began before an option was added continues without a word about it. Only the options of a plug-in that
     is not loaded stay as they are.
     """
+    # The prior and the stages.
     curriculum = dataclasses.asdict(CurriculumConfig()) | values["curriculum"]
     defaults = dataclasses.asdict(StageConfig())
     stages = {name: defaults | stage for name, stage in curriculum["stages"].items()}
     parts = {"prior": completed(values["prior"]), "curriculum": curriculum | {"stages": stages}}
+
+    # The sections with the same options in all runs.
     for section in dataclasses.fields(RunConfig):
         has_fixed_options = section.type != "Any" and dataclasses.is_dataclass(section.default_factory)
         if has_fixed_options and section.name not in parts:
             options: Any = section.default_factory
             parts[section.name] = dataclasses.asdict(options()) | values.get(section.name, {})
+
+    # The network and the optimizer, whose options depend on their names.
     with contextlib.suppress(ConfigError):
         parts["model"] = dataclasses.asdict(settings_of(values["model"])()) | values["model"]
     with contextlib.suppress(ConfigError):
@@ -419,9 +477,11 @@ def compared(values: dict) -> dict[str, Any]:
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the defaults of options that a prior's settings lack; those of a prior that is not installed stay."""
-    # An option that is a dictionary, such as the components of a mixture, is one value: a component that is not named
-    # is not drawn from. Only in a section such as `realism` are the missing options filled in.
+    """Fill in the defaults of options that a prior's settings lack, unless its plug-in is not installed.
+
+    An option that is a dictionary, such as the components of a mixture, is one value: components that it does not name
+    are not drawn from. Missing options of a section such as `realism` are filled in.
+    """
     try:
         options = [field for field in dataclasses.fields(priors.prior_class(settings["name"])) if field.init]
     except priors.PriorError:
@@ -444,30 +504,51 @@ def change_in_words(key: str, before: dict, now: dict) -> str:
     is_other_task = key == "model.max_classes" and 0 in (before.get(key), now[key])
     if not is_other_task:
         return text
-    why = f"whose labels are read by other weights ({text})"
+    why = f"whose labels are embedded by other weights ({text})"
     if now[key] == 0:
         return f"it trains a classifier, and this configuration a regressor, {why}"
     return f"it trains a regressor, and this configuration a classifier, {why}"
 
 
 def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
-    """Read the weights of the run, checkpoint, export or name that `init_weights` gives."""
+    """Read the weights that `init_weights` names, and check that they fit the network.
+
+    Parameters
+    ----------
+    path : str
+        A run directory, a checkpoint, an export, or the name of weights of this package.
+    model : NetworkConfig
+        The network of the run.
+
+    Returns
+    -------
+    Pretrained
+        The weights.
+
+    Raises
+    ------
+    ConfigError
+        If there are no such weights, or their network is another one.
+    """
     try:
         pretrained = read_weights(resolve(path, model.is_regression))
     except ConfigError as error:
         raise ConfigError([f"init_weights: {problem}" for problem in error.problems]) from None
+
+    # The family of the network, and the task.
     file_family = family_name(type(pretrained.config))
     family = family_name(type(model))
     if file_family != family:
-        raise ConfigError([f"init_weights: the file's model is of the family {file_family}; this run trains {family}"])
+        raise ConfigError([f"init_weights: the file's model is of family {file_family}; this run trains {family}"])
     if pretrained.config.is_regression != model.is_regression:
         if model.is_regression:
             kind, trained = "a classifier", "a regressor"
         else:
             kind, trained = "a regressor", "a classifier"
-        why = "whose labels are read by other weights"
+        why = "whose labels are embedded by other weights"
         raise ConfigError([f"init_weights: the file's model is {kind}; this run trains {trained}, {why}"])
 
+    # Settings on which the shapes of weights depend must be equal; others are warned of.
     different = []
     for option, value in dataclasses.asdict(pretrained.config).items():
         weights_fit = severity_of_model(option, type(model)) is not Severity.NEVER
@@ -475,17 +556,17 @@ def initial_weights(path: str, model: NetworkConfig) -> Pretrained:
             different.append(f"model.{option}={value}")
     if different:
         settings = " ".join(different)
-        raise ConfigError([f"init_weights: its network is another one than the configuration's; set {settings}"])
+        raise ConfigError([f"init_weights: its network differs from that of the configuration; set {settings}"])
     for difference in other_function(pretrained.config, model):
-        info(f"warning   init_weights: {difference}; the run starts from another function than that of the file")
+        info(f"warning   init_weights: {difference}; the same weights now predict something else")
     return pretrained
 
 
 def other_function(saved: Any, model: NetworkConfig) -> list[str]:
-    """Return the differences between networks that the same weights fit, but by which they predict something else."""
+    """List the settings that differ between two networks with the same weights and change what they predict."""
     differences = []
     for option, value in dataclasses.asdict(saved).items():
-        # NEVER is refused elsewhere; others, which a plug-in may declare, leave scores as they are.
+        # NEVER is refused elsewhere, and the other severities, which a plug-in may declare, do not change scores.
         is_told = severity_of_model(option, type(model)) in (Severity.TOLD, Severity.WARNING, Severity.REFUSED)
         now = getattr(model, option)
         if value != now and is_told and option not in TRAINING_ONLY:

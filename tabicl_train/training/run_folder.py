@@ -1,6 +1,6 @@
 """The run directory while a run uses it: its lock, status, records and loggers, and how it begins and ends.
 
-Rank 0 alone reads and writes; the other ranks get what it has found.
+Only rank 0 reads and writes; the other ranks get what it has found.
 """
 
 from __future__ import annotations
@@ -49,7 +49,15 @@ __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """The run directory of a run."""
+    """The run directory, from the start of a run to its end.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    ranks : Ranks
+        All ranks of the run.
+    """
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config = config
@@ -65,7 +73,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def open(cls, config: RunConfig, ranks: Ranks) -> Iterator[RunFolder]:
-        """Use a folder, until the end of the context; `find_start` locks it."""
+        """Use a run directory until the end of the context; `find_start` locks it."""
         folder = cls(config, ranks)
         try:
             yield folder
@@ -83,7 +91,7 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            On all ranks, if they differ, if another process uses the folder, if it belongs to another run, or if its
+            On all ranks: if they differ, if another process uses the folder, if it belongs to another run, or if its
             checkpoints are gone.
         """
         self.ranks.raise_on_all_ranks(differences_from_first(self.config.seed, self.real_tables, self.ranks))
@@ -102,7 +110,7 @@ class RunFolder:
         return self.ranks.from_first(lock_and_read)
 
     def _what_is_left(self, step: int) -> tuple[str | None, Left]:
-        """Return why validation has ended the run, if it has, and what is left to do after so many steps."""
+        """Return why validation ended the run, or None, and what is left to do after `step` steps."""
         ended = end_by_patience(self.config, self.records, step)
         if ended is None and step < self.config.total_steps:
             return None, Left.STEPS
@@ -113,11 +121,24 @@ class RunFolder:
         return ended, Left.SCORES if is_missing else Left.NOTHING
 
     def finish_earlier(self, start: Start) -> str:
-        """Say that the run was finished before; returns its status. Raises Diverged if it had failed all the same."""
+        """Print that there is nothing left to do.
+
+        Returns
+        -------
+        str
+            "finished".
+
+        Raises
+        ------
+        Diverged
+            If all steps were done, but the run has failed, see `failure_of`.
+        """
+        # Fewer steps were asked for than are done.
         if start.left is Left.PAST:
             done = f"{start.steps} steps are done, and this command asks for {self.config.total_steps}"
             info(f"{self.path}: nothing to do, {done}; the run and its status stay as they are")
             return "finished"
+        # All steps are done: did the run fail at its end?
         failure = self.ranks.from_first(lambda: failure_of(self.path))
         if failure is not None:
             if self.is_writer:
@@ -133,6 +154,7 @@ class RunFolder:
 
     def begin(self, state: TrainState, start: Start, context: RunContext) -> None:
         """Remove the rows of steps that will be repeated, record this start, and print the settings in force."""
+        # What checkpoints and records say about this start.
         origin = describe_origin()
         machines = self.ranks.gather(describe_machine(context.device))
         device = machines[0]["gpu"] or platform.machine()
@@ -145,6 +167,8 @@ class RunFolder:
         }
         if not self.is_writer:
             return
+
+        # The records, up to the step where the run begins.
         self.records.loggers = self._build_loggers(start.steps)
         self.status.values |= {"step": start.steps, "saved": start.steps}
         self.status.write()
@@ -152,14 +176,14 @@ class RunFolder:
             self._clear(context.callbacks)
         else:
             self._rewind(context.callbacks, start.steps)
-        # A start that only scores what the last one left out keeps the record of the start that trained.
+        # A start that only computes missing scores keeps the record of the start that trained.
         if start.has_steps:
             self.records.replace("config.yaml", yaml.safe_dump(self.values, sort_keys=False))
             record_start(self.records, start.steps, origin, machines)
             self._introduce(state, context)
 
     def _build_loggers(self, step: int) -> list[Any]:
-        """Build the loggers for other programs."""
+        """Build the loggers of wandb and TensorBoard, if the run uses them."""
         loggers: list[Any] = []
         if self.config.wandb.mode != "disabled":
             loggers.append(WandbLogger(self.config.wandb, self.path, self.values))
@@ -173,32 +197,39 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _rewind(self, callbacks: list[Any], step: int) -> None:
-        """Remove the rows of steps that will be repeated: those after the checkpoint, which a kill has left behind."""
+        """Remove the rows of steps after the checkpoint, left behind by a killed process; these steps are repeated."""
         for name in row_files(callbacks):
             self.records.rewind(name, step)
-        # At step 0 also the rows of the initial weights are removed, which `Validation.start` scores again.
+        # At step 0, also remove the rows of the initial weights, which `Validation.start` scores again.
         last_validated = step if step > 0 else -1
         self.records.rewind(VALIDATION, last_validated)
 
     def _introduce(self, state: TrainState, context: RunContext) -> None:
-        """Print the settings in force; each rank has `drawers` processes that draw tables."""
+        """Print the settings in force."""
+        # The run, and the processes of each rank that draw tables.
         config = self.config
         drawers = counted(context.loader.drawers, "Ray actor" if config.stream.name == "ray" else "worker")
         resumed = f", resumed at step {state.step}" if state.step else ""
         info(f"run       {config.run_dir}{resumed}")
         info(f"prior     {config.prior['name']}, seed {config.seed}, {drawers}")
+
+        # Real tables.
         real = real_tables(context.prior)
         described = real.describe() if real else []
         eligible = eligible_tables(config.curriculum, context.prior, config.model.is_regression)
         for line in [*described, *eligible]:
             info(f"          {line}")
+
+        # Devices and the compiler.
         has_blocks = next(state.network.blocks(), None) is not None
         compiled = ", compiled blocks (the first steps take long)" if state.module.compiled and has_blocks else ""
         info(f"device    {self.ranks.size} x {state.device.type}{compiled}")
         if config.trainer.compile and not has_blocks:
-            info("warning   trainer.compile has no effect: a network of this family has no blocks to compile")
+            info("warning   trainer.compile has no effect: networks of this family have no blocks to compile")
         if shares_store():
             info("warning   restarts by torchrun may fail; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (launch/README.md)")
+
+        # The optimizer, the number formats, and the plan.
         has_decay = any(stage.weight_decay > 0 for stage in config.curriculum.stages.values())
         about_optimizer = optimizer_remarks(state.network, state.optimizer, config.optimizer.name, has_decay)
         for line in [*about_optimizer, *policy(config.trainer), *run_plan(config)]:
@@ -206,37 +237,57 @@ class RunFolder:
 
     @contextmanager
     def failures(self, callbacks: Callbacks, state: TrainState) -> Iterator[None]:
-        """Record an error that ends training."""
+        """Record an error that ends training, and raise it."""
         try:
             yield
         except BaseException as error:
             callbacks.on_exception(state, error)
             if self.is_writer:
-                with contextlib.suppress(OSError):  # on a full disk, which is then the error that is raised
+                with contextlib.suppress(OSError):  # of a full disk: then that is the error raised below
                     self.status.write(status="failed", cause=f"{type(error).__name__}: {first_line(error)}")
             self.records.close_loggers(1)
             raise
 
     def close(self, state: TrainState, reason: Reason, start: Start, stop: Stop) -> str:
-        """Record and print how this start of the run has ended; returns the status, finished or preempted."""
+        """Record and print how this start of the run ended.
+
+        Parameters
+        ----------
+        state : TrainState
+            Weights, optimizer and steps done.
+        reason : Reason
+            Why training ended.
+        start : Start
+            Where this start began.
+        stop : Stop
+            Whether this process was asked to stop.
+
+        Returns
+        -------
+        str
+            "finished" or "preempted".
+        """
         self.records.close_loggers()
         status = "finished" if reason.is_end else "preempted"
         if not self.is_writer:
             return status
         self.status.write(status=status, step=state.step)
+
+        # Finished.
         if status == "finished":
             number = int(state.module.skipped)
             skipped = f", {number} of them skipped" if number else ""
             info(f"finished  {state.step} steps{skipped}")
             self._print_end()
             return status
+
         # Preempted: `Checkpoints` has saved after the last step.
         path = self.path / "checkpoints" / f"step-{state.step:08d}.ckpt"
-        # A callback, or a signal to another rank, may have ended the run: this process was not asked then.
+        # If a callback or a signal to another rank ended the run, this process was not asked to stop.
         cause = stop.cause if reason == Reason.STOPPED and stop.asked else reason.value
         command = start_command()
         info(f"preempted at step {state.step} ({cause}): saved to {path}; the same command continues{command}")
-        # A start without tables that took no step would be queued again and again, each time with the same end.
+        # A start that took no step since it had no tables would be queued again and again, and end in the same way.
         if reason != Reason.NO_TABLES or state.step > start.steps:
             requeue(self.config.trainer)
         return status
@@ -247,17 +298,27 @@ class RunFolder:
 
 
 def differences_from_first(seed: int, real_tables: str | None, ranks: Ranks) -> list[str]:
-    """List why a rank with this seed, which sees these real tables, cannot take part; all ranks call it."""
+    """List how this rank differs from rank 0; all ranks call this.
+
+    Parameters
+    ----------
+    seed : int
+        The seed of this rank's configuration.
+    real_tables : str or None
+        The hash of the real tables that this rank sees.
+    ranks : Ranks
+        All ranks.
+    """
     seed_of_first, tables_of_first, plugins_of_first = ranks.from_first(lambda: (seed, real_tables, plugins.named()))
     problems = []
     if seed != seed_of_first:
-        problems.append(f"seed is {seed}, that of rank 0 {seed_of_first}")
+        problems.append(f"seed is {seed}, but {seed_of_first} on rank 0")
     if real_tables != tables_of_first:
-        problems.append("the tables in the files of the prior are others than on rank 0")
+        problems.append("the tables in the prior's files differ from those on rank 0")
     hashes = {plugin.sha256 for plugin in plugins_of_first}
     for plugin in plugins.named():
         if plugin.sha256 not in hashes:
-            problems.append(f"the plug-in {plugin.module} is another one than on rank 0")
+            problems.append(f"the plug-in {plugin.module} differs from that on rank 0")
     return problems
 
 

@@ -35,13 +35,13 @@ class TrainState:
     Parameters
     ----------
     module : TrainedNetwork
-        The network, and what is known of the last step: its loss, its gradient norm, and whether it was skipped.
+        The network, with the loss and the gradient norm of the last step, and whether it was skipped.
     optimizer : torch.optim.Optimizer
         The optimizer.
     step : int
         Optimizer steps done.
     last : int
-        Steps after which the run ends.
+        Optimizer steps after which the run ends.
     rank : int
         The rank of this process.
     """
@@ -90,7 +90,24 @@ def module_arguments(config: RunConfig) -> dict[str, Any]:
 def build_module(
     config: RunConfig, content: dict | None, ranks: Ranks, device: torch.device
 ) -> tuple[TrainedNetwork, torch.optim.Optimizer]:
-    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones."""
+    """Build module and optimizer, equal on all ranks: from a checkpoint, from initial weights or from random ones.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run.
+    content : dict or None
+        The content of the checkpoint that the run continues from; None at its start.
+    ranks : Ranks
+        All ranks of the run.
+    device : torch.device
+        Where this rank computes.
+
+    Returns
+    -------
+    TrainedNetwork, torch.optim.Optimizer
+        On the device.
+    """
     module = untrained_module(config)
     set_up_module(module, config, ranks, device)
     optimizer = module.configure_optimizers()
@@ -103,7 +120,7 @@ def build_module(
 
 
 def set_up_module(module: TrainedNetwork, config: RunConfig, ranks: Ranks, device: torch.device) -> None:
-    """Move the module of a run to its device, and choose how it computes there."""
+    """Move the module of a run to its device, and choose how it computes there: compiler, kernels and CUDA graphs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     module.to(device)
@@ -129,13 +146,16 @@ def load_initial_weights(module: TrainedNetwork, config: RunConfig, ranks: Ranks
 
 
 def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
-    """Use the attention kernels of this package if they prove themselves on rank 0, and say which attention runs."""
+    """Use this package's attention kernels if they agree with float64 on rank 0, and print which attention runs."""
+    # Rank 0 tries the kernels, so that all ranks use the same ones.
     dtype = DTYPES[module.precision.name]
     network = module.model
     problem = ranks.from_first(lambda: problem_of_kernels(network, config.trainer.attention, module.device, dtype))
     kernels = kernels_of(network, dtype)
     kernels.use(problem is None)
     module.uses_kernels = problem is None and bool(kernels.attention)
+
+    # With col_attention_fp32=auto, the kernels decide in which format column attention is computed.
     name = module.precision.name
     columns = ""
     if any(stage.col_attention_fp32 == "auto" for stage in config.curriculum.stages.values()):
@@ -143,6 +163,7 @@ def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) ->
         layers = [attention.attn for block in blocks for attention in (block.multihead_attn1, block.multihead_attn2)]
         formats = sorted({"fp32" if layer.own_kernels is None else name for layer in layers})
         columns = f"; column attention in {' and '.join(formats)}, as col_attention_fp32 is auto"
+
     if module.uses_kernels:
         where = f"in {counted(len(kernels.attention), 'layer')} of rows and columns, in {name}"
         info(f"attention kernels of this package {where}, which agree with float64{columns}")
@@ -151,34 +172,43 @@ def choose_attention(module: TrainedNetwork, config: RunConfig, ranks: Ranks) ->
 
 
 def choose_graphs(module: TrainedNetwork, config: RunConfig, ranks: Ranks) -> None:
-    """Choose what is replayed as CUDA graphs, as `trainer.cuda_graphs` says; a line tells it."""
+    """Choose what is replayed as CUDA graphs, according to `trainer.cuda_graphs`, and print it."""
     if config.trainer.cuda_graphs == "never":
         module.replay.enabled = False
         return
     problem = step_problem(config, ranks.size)
     module.step_replay.enabled = problem is None
     if problem is None:
-        info("graphs    whole steps are replayed as CUDA graphs, on packs that are padded to a few sizes")
+        info("graphs    whole steps are replayed as CUDA graphs, with packs padded to a few sizes")
     else:
-        info(f"graphs    steps of the optimizer alone are replayed as CUDA graphs, since {problem}")
+        info(f"graphs    only the optimizer's steps are replayed as CUDA graphs, since {problem}")
 
 
 def load_training(content: dict, module: TrainedNetwork, optimizer: torch.optim.Optimizer) -> None:
-    """Load weights and optimizer from the content of a checkpoint."""
+    """Load weights and optimizer from the content of a checkpoint.
+
+    Raises
+    ------
+    ConfigError
+        If they do not fit, in shape or type.
+    """
+    # The weights. load_state_dict would cast another type in silence.
     with wrong_records("the checkpoint"):
         module.on_load_checkpoint(content)
         for name, weight in module.state_dict().items():
             saved = content["state_dict"][name]
             if saved.shape != weight.shape:
                 shapes = f"{tuple(saved.shape)}, not {tuple(weight.shape)}"
-                raise ConfigError([f"{name} in the checkpoint has the shape {shapes}"])
+                raise ConfigError([f"{name} in the checkpoint has shape {shapes}"])
             if not is_of_kind(saved, weight.dtype):
                 raise ConfigError([f"{name} in the checkpoint is of type {saved.dtype}, not {weight.dtype}"])
         module.load_state_dict(content["state_dict"])
+
+    # The state of the optimizer, unless the run now has another one, see `on_load_checkpoint`.
     for state in content["optimizer_states"]:
         try:
             optimizer.load_state_dict(state)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:  # that of a plug-in has changed
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # an optimizer of a plug-in has changed
             what = f"the checkpoint's state of optimizer={content['config']['optimizer']['name']} does not fit"
             raise ConfigError([f"{what}: {first_line(error)}; choose a new run_dir"]) from None
 

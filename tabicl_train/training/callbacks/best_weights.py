@@ -1,4 +1,4 @@
-"""Which weights of a run are the best by validation, and the two checkpoints that keep such weights."""
+"""Decides which weights of a run are the best by validation, and keeps them in checkpoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tabicl_train.weights.reader import read_weights
 class BestWeights:
     """Keeps the best weights so far, and their averages, in checkpoints/best.ckpt.
 
-    In a run that starts from given weights, those are the first best ones, and checkpoints/start.ckpt keeps them, too.
-    With ``validation.best`` own or synthetic, later ones replace them only if the mean gain over the start, over the
-    clusters of tables or rows, exceeds its standard error.
+    In a run that starts from given weights, these are the first best ones, and checkpoints/start.ckpt keeps them, too.
+    With ``validation.best`` own or synthetic, other weights replace them only if their mean gain over the start exceeds
+    its standard error, both over clusters of tables or rows.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class BestWeights:
     def __init__(self, context: RunContext, score: Callable[[Network, TrainedNetwork], list[Scored]]) -> None:
         self.context = context
         self.score = score
-        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights of the start
+        self.start_losses: dict[Hashable, float] | None = None  # by cluster, of the weights that the run started from
 
     def keep_if_best(self, step: int, module: TrainedNetwork, rows: list[dict], scored: list[Scored]) -> bool:
         """Save the weights if they are the best so far.
@@ -70,8 +70,8 @@ class BestWeights:
         return True
 
     def is_best(self, step: int, module: TrainedNetwork, rows: list[dict], losses: dict[Hashable, float]) -> bool:
-        """Whether weights beat the best so far and, where those of the start are kept, these, too."""
-        # Any score beats the best one if best.ckpt is gone, or its rows are of other tables.
+        """Whether weights beat the best ones so far and, if those of the start are kept, the start too."""
+        # If best.ckpt is gone, or was scored on other tables, any score is better.
         settings = self.context.config.validation
         rows_so_far = self.context.records.rows(VALIDATION)
         best_step = None
@@ -83,14 +83,15 @@ class BestWeights:
         if not self.gains_over_start(losses, module):
             return False
         if rows_of_best and counted_tables(rows_of_best, settings.best) != counted_tables(rows, settings.best):
-            info(f"validation step {step}: other tables than before; best.ckpt, of step {best_step}, is replaced")
+            info(f"validation step {step}: the tables have changed, so best.ckpt (step {best_step}) is replaced")
         return True
 
     def gains_over_start(self, losses: dict[Hashable, float], module: TrainedNetwork) -> bool:
         """Whether the mean gain over the start exceeds its standard error; True if there is nothing to compare with."""
-        # Real data has no losses by cluster. A start whose losses are not finite is always beaten.
+        # Real data has no losses by cluster.
         if self.context.config.validation.best == REAL or not self.context.start_file.exists():
             return True
+        # A start whose losses are not finite is always beaten.
         start = self.losses_of_start(module)
         if not all(map(math.isfinite, start.values())):
             return True
@@ -101,7 +102,7 @@ class BestWeights:
         return paired_gain(before, after).exceeds_error
 
     def losses_of_start(self, module: TrainedNetwork) -> dict[Hashable, float]:
-        """Return the mean loss of the weights of the start by cluster, which a resumed run computes again."""
+        """Return the mean loss by cluster of the weights of the start; a resumed run computes it again."""
         if self.start_losses is None:
             network = copy.deepcopy(module.model).eval()
             network.load_state_dict(read_weights(str(self.context.start_file)).tensors)

@@ -1,4 +1,4 @@
-"""Which callbacks a run has, in the order of their calls."""
+"""Builds the callbacks of a run, in the order of their calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tabicl_train.training.callbacks.profile import Profile
 from tabicl_train.training.callbacks.status import Status
 from tabicl_train.training.callbacks.validation import Validation
 
-# Each has a name as others have. Their options are settings of the run, such as guard.*, since these are older than
-# callbacks in a configuration; their states in checkpoints keep the names of their classes.
+# The built-in callbacks are registered like any other. Their options are sections of the configuration, such as
+# guard.*, and their states in checkpoints have the names of their classes.
 register.callback("guard", Guard)
 register.callback("metrics", Metrics)
 register.callback("diagnostics", Diagnostics)
@@ -33,13 +33,13 @@ register.callback("final_test", FinalTest)
 def build_callbacks(context: RunContext) -> list[Any]:
     """Build the callbacks of this rank."""
     config = context.config
-    names = ["guard", "metrics", "diagnostics"]  # the guard is first, since it may change the weights
+    names = ["guard", "metrics", "diagnostics"]  # the guard comes first, since it may change the weights
     if config.profile.step is not None:
         names.append("profile")
     if config.averages.ema:
         names.append("averages")
     names += config.callbacks
-    # A checkpoint holds what all others have done after the step, and the weights that are validated are on disk.
+    # These come last: a checkpoint holds what all others have done after the step, and validation scores saved weights.
     names += ["status", "checkpoints", "validation", "failed_run", "final_test"]
 
     callbacks = []

@@ -41,13 +41,13 @@ class Reason(Enum):
 
     @property
     def is_end(self) -> bool:
-        """Whether it is the end of the run; otherwise the same command continues it."""
+        """Whether the run has ended; otherwise the same command continues it."""
         return self in (Reason.DONE, Reason.NO_GAIN)
 
 
 @dataclass(frozen=True)
 class LoggedSteps:
-    """The steps after which rows are written, as in ``step in logged``.
+    """The steps after which rows are written, tested by ``step in logged``.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class LoggedSteps:
 
 @dataclass
 class RunContext:
-    """What callbacks of a run know: its configuration and prior, its records, and the other ranks.
+    """What the callbacks of a run can use: its configuration and prior, its records, and the other ranks.
 
     Parameters
     ----------
@@ -80,21 +80,23 @@ class RunContext:
     stream : StepStream
         The tables of this rank.
     loader : Loader
-        The processes that draw them.
+        The processes that draw these tables.
     device : torch.device
         Where this rank computes.
     records : Records
-        The small files in the run directory. Rank 0 alone writes.
+        The small files in the run directory. Only rank 0 writes.
     status : RunStatus
-        status.json.
+        The file status.json.
     ranks : Ranks
-        What all ranks decide together.
+        Collectives of all ranks.
     stop : Stop
         Whether this process was asked to stop.
     resumed : bool
         Whether this start of the run continues from a checkpoint.
     facts : dict
-        What checkpoints say about this start of the run: origin of the code, number of ranks, device.
+        What checkpoints record about this start of the run: origin of the code, number of ranks, device.
+    callbacks : list
+        The callbacks of this rank, in the order of their calls.
     """
 
     config: RunConfig
@@ -109,7 +111,7 @@ class RunContext:
     stop: Stop
     resumed: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    callbacks: list[Any] = field(default_factory=list)  # of this rank, in the order of their calls
+    callbacks: list[Any] = field(default_factory=list)
 
     @property
     def logged(self) -> LoggedSteps:
@@ -118,17 +120,17 @@ class RunContext:
 
     @cached_property
     def largest_tables(self) -> dict[str, dict[str, int]]:
-        """What limits the sizes of tables beyond their stages; checkpoints keep it for the trained range."""
+        """Limits of the sizes of tables within those of the stages; checkpoints keep them for the trained range."""
         return largest_tables(self.config.curriculum, self.prior, self.config.model.is_regression)
 
     @property
     def start_file(self) -> Path:
-        """The weights that the run started from, which validation keeps if they were given."""
+        """The file of the weights that the run started from, which validation writes if they were given."""
         return self.records.folder / START_FILE
 
     @property
     def best_file(self) -> Path:
-        """The best weights by validation."""
+        """The file of the best weights by validation."""
         return self.records.folder / BEST_FILE
 
     def find(self, cls: type[C]) -> C | None:
@@ -142,10 +144,10 @@ class RunContext:
 class Callback:
     """Something that watches, keeps or ends a run.
 
-    All methods are optional, and so are `state_dict` and `load_state_dict`: what the first returns is part of every
-    checkpoint (plain values and tensors), and the second gets it when the run is resumed, before `start`, and when the
-    guard goes back to an earlier checkpoint. Before any other call, `context` is set. Those of the package are built
-    without arguments, too, and find their options in `context.config`.
+    All methods are optional. A callback may also have the methods `state_dict` and `load_state_dict`. What the first
+    returns, plain values and tensors, is part of every checkpoint. The second gets it when the run is resumed, before
+    `start`, and when the guard goes back to an earlier checkpoint. `context` is set before any other call. The built-in
+    callbacks are built without arguments and find their options in `context.config`.
 
     Attributes
     ----------
@@ -153,10 +155,10 @@ class Callback:
         CSV and JSON lines files that it writes in the run directory. When a run is resumed, the rows of steps that
         will be repeated are removed.
     on_all_ranks : bool
-        Whether every rank has it; otherwise rank 0 alone. Collectives need all ranks.
+        Whether every rank has the callback; otherwise only rank 0 has it. Collectives need all ranks.
     state_name : str
-        The name of its state in checkpoints, where no two may have the same: the NAME of `+callbacks.NAME`, and by
-        default the name of the class.
+        The unique name of its state in checkpoints. Default: NAME if the callback is configured as `+callbacks.NAME`,
+        otherwise the name of the class.
     context : RunContext
         The run.
     """
@@ -176,31 +178,44 @@ class Callback:
         """Run after each step; `state.step` counts it, and `state.module` has its loss and gradient norm."""
 
     def reason_to_end(self, state: TrainState) -> Reason | None:
-        """Return why the run ends before the next step, or None; equal on all ranks."""
+        """Return why the run ends before the next step, or None. All ranks must return the same."""
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """Run after the last step of this start of the run; a reason that is returned replaces `reason`."""
+        """Run after the last step of this start of the run; a returned reason replaces `reason`."""
 
     def on_exception(self, state: TrainState, error: BaseException) -> None:
         """Run when training fails."""
 
 
 class Callbacks:
-    """The callbacks of a run on this rank, in the order of their calls."""
+    """The callbacks of a run on this rank, called one after the other.
+
+    Parameters
+    ----------
+    callbacks : list
+        The callbacks, in the order of their calls.
+    context : RunContext
+        The run.
+
+    Raises
+    ------
+    ConfigError
+        If two callbacks would save their states under the same name.
+    """
 
     def __init__(self, callbacks: list[Any], context: RunContext) -> None:
         self.callbacks = callbacks
         names = [state_name(callback) for callback in callbacks if hasattr(callback, "state_dict")]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError([f"two callbacks have the state {name!r}; give one of them another state_name"])
+                raise ConfigError([f"two callbacks have the state_name {name!r}; give one of them another"])
         self.context = context
         context.callbacks = callbacks
         for callback in callbacks:
             callback.context = context
 
     def load(self, content: dict[str, Any]) -> None:
-        """Load the states in the content of a checkpoint."""
+        """Load the states from the content of a checkpoint."""
         for callback, state in saved_states(content, self.callbacks):
             if state is not None:
                 with wrong_records(f"the state of the callback {state_name(callback)} in the checkpoint"):
@@ -219,7 +234,7 @@ class Callbacks:
             method(state, item)
 
     def reason_to_end(self, state: TrainState) -> Reason | None:
-        """Return why no further step is taken: the first reason of a callback, equal on all ranks."""
+        """Return why no further step is taken, or None: all steps are done, or the first reason of a callback."""
         if state.step >= state.last:
             return Reason.DONE
         for method in self._methods("reason_to_end"):
@@ -229,7 +244,7 @@ class Callbacks:
         return None
 
     def agree_to_stop(self, item: StepItem | None) -> Reason | None:
-        """Return why all ranks stop, if one of them has no tables (`item` is None) or was asked to stop."""
+        """Return why all ranks stop, or None unless a rank has no tables (`item` is None) or was asked to stop."""
         ranks = self.context.ranks
         if not ranks.any(item is None or self.context.stop.asked):
             return None
@@ -259,12 +274,12 @@ def state_name(callback: Any) -> str:
 
 
 def stateful(callbacks: list[Any]) -> dict[str, Any]:
-    """Return the callbacks whose state is part of checkpoints, by the names there."""
+    """Return the callbacks whose state is part of checkpoints, by the names of the states."""
     return {state_name(callback): callback for callback in callbacks if hasattr(callback, "state_dict")}
 
 
 def saved_states(content: dict[str, Any], callbacks: list[Any]) -> Iterator[tuple[Any, dict | None]]:
-    """Yield the callbacks that have a state, each with that in the content of a checkpoint, or None."""
+    """Yield the callbacks that have a state, each with its state in the content of a checkpoint, or None."""
     states = content["callbacks"]
     for name, callback in stateful(callbacks).items():
         yield callback, states.get(name)

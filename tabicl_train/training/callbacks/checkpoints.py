@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their content, when they are saved, and their files, which a thread writes."""
+"""Checkpoints of a run: what they hold, when they are saved, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,21 @@ from tabicl_train.training.state import TrainState
 
 
 class SaveFailed(Exception):
-    """Raised if a checkpoint could not be written."""
+    """Raised if a checkpoint cannot be written."""
 
 
 class CheckpointFiles:
-    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk."""
+    """Write copies of checkpoints in a thread, one at a time, and remove old ones once a new one is on disk.
+
+    Parameters
+    ----------
+    config : CheckpointConfig
+        When to save, and what to keep.
+    curriculum : CurriculumConfig
+        The stages, each of which ends with a checkpoint.
+    on_saved : callable
+        Called by the thread with the step of a checkpoint that is on disk.
+    """
 
     def __init__(
         self,
@@ -40,7 +50,7 @@ class CheckpointFiles:
     ) -> None:
         self.config = config
         self.curriculum = curriculum
-        self.on_saved = on_saved  # called by the thread with the step of a checkpoint that is on disk
+        self.on_saved = on_saved
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future | None = None
 
@@ -52,14 +62,14 @@ class CheckpointFiles:
         return ends_stage or step % self.config.every == 0
 
     def save(self, content: dict[str, Any], path: Path, second_name: Path | None = None) -> None:
-        """Copy the tensors to host memory, and write them in the thread, also under a second name if one is given."""
+        """Copy the content to host memory, and write it in the thread, also under a second name if one is given."""
         self.wait()
         self.pending = self.thread.submit(self.write, to_host(content), path, second_name)
 
     def write(self, content: dict, path: Path, second_name: Path | None) -> None:
-        """Write a checkpoint, and remove those that it makes superfluous; the thread calls this."""
+        """Write a checkpoint, and remove older ones that are no longer needed; called in the thread."""
         try:
-            # The file of the stage is first, so that it exists even after a kill in between.
+            # The file of the stage comes first, so that it exists even if the process is killed in between.
             if second_name is not None:
                 save_atomically(content, second_name)
             save_atomically(content, path)
@@ -73,28 +83,28 @@ class CheckpointFiles:
         self.remove_old(path)
 
     def remove_old(self, newest: Path) -> None:
-        """Remove all checkpoints but the permanent ones, and the last checkpoint.keep of the others."""
+        """Remove all checkpoints except the permanent ones and the last `checkpoint.keep` of the others."""
         permanent_every = self.config.permanent_every
         passing = []
         for path in saved(newest.parent):
             step = step_of(path)
-            if step > step_of(newest):  # it is damaged, or the run would have continued from it: it does not count
+            if step > step_of(newest):  # damaged, since the run would have continued from it otherwise
                 continue
             if permanent_every is None or step % permanent_every:
                 passing.append(path)
-        # A checkpoint that is not due was saved at a preemption, and goes first.
+        # A checkpoint that is not due was saved at a preemption, and is removed first.
         passing.sort(key=lambda path: (self.is_due(step_of(path)), step_of(path)))
         for path in passing[: -self.config.keep]:
             if path != newest:
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise SaveFailed if the last save has failed; does not wait for it."""
+        """Raise SaveFailed if the last save has failed, without waiting for it."""
         if self.pending is not None and self.pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last save is on disk; raises SaveFailed."""
+        """Wait until the last save is on disk; raises SaveFailed if it has failed."""
         pending = self.pending
         self.pending = None
         if pending is not None:
@@ -102,9 +112,9 @@ class CheckpointFiles:
 
 
 class Checkpoints(Callback):
-    """Save the run on schedule, and when it ends.
+    """Save the run on schedule and when it ends.
 
-    All ranks make the content, since states may be summed over the ranks; rank 0 writes it.
+    All ranks make the content, since callbacks may sum their states over the ranks; rank 0 writes it.
     """
 
     on_all_ranks = True
@@ -120,18 +130,18 @@ class Checkpoints(Callback):
         return CheckpointFiles(config.checkpoint, config.curriculum, on_saved=lambda step: status.write(saved=step))
 
     def start(self, state: TrainState) -> None:
-        """Remember that the checkpoint of a resumed run is on disk."""
+        """In a resumed run, remember that the checkpoint it continues from is on disk."""
         if self.context.resumed:
             self.saved_step = state.step
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Save if it is due; raises SaveFailed if the last save has failed."""
+        """Save if a checkpoint is due; raises SaveFailed if the last save has failed."""
         self.writer.check()
         if self.writer.is_due(state.step):
             self.save(state)
 
     def end(self, state: TrainState, reason: Reason) -> None:
-        """Save, unless that was done after the last step, and wait until it is on disk."""
+        """Save, unless the last step is saved already, and wait until the checkpoint is on disk."""
         if self.saved_step != state.step:
             self.save(state)
         self.writer.wait()
@@ -139,14 +149,20 @@ class Checkpoints(Callback):
     def save(self, state: TrainState) -> None:
         """Save the run, at the end of a stage also under the stage's name.
 
-        Raises Diverged on all ranks if their weights differ, or are not finite.
+        Raises
+        ------
+        Diverged
+            On all ranks, if their weights differ or are not finite.
         """
+        # Weights that a run could not continue from are not saved.
         check_ranks(state, self.context.ranks)
         problem = non_finite(state.network.state_dict())
         if problem is not None:
             self.writer.wait()
             advice = how_to_begin_again(self.context.records.folder)
             raise Diverged(f"after step {state.step}, {problem}, so no checkpoint is written. {advice}")
+
+        # All ranks make the content, and rank 0 writes it.
         content = self.content(state)
         self.saved_step = state.step
         if self.context.ranks.rank > 0:
@@ -161,6 +177,7 @@ class Checkpoints(Callback):
 
     def content(self, state: TrainState) -> dict[str, Any]:
         """Return the content of a checkpoint; all ranks call this."""
+        # Where the run is. After the last step that is the last stage.
         step = state.step
         curriculum = self.context.config.curriculum
         total_steps = sum(stage.steps for stage in curriculum.stages.values())
@@ -173,6 +190,8 @@ class Checkpoints(Callback):
             "stream_version": STREAM_VERSION,
             **self.context.facts,
         }
+
+        # The states of callbacks, network and optimizer.
         states = {name: callback.state_dict() for name, callback in stateful(self.context.callbacks).items()}
         check_states(states)
         content = {
@@ -190,7 +209,7 @@ class Checkpoints(Callback):
 
 
 def check_ranks(state: TrainState, ranks: Ranks) -> None:
-    """Raise Diverged, on all ranks, if they have different weights: a checkpoint holds those of one rank."""
+    """Raise Diverged on all ranks if their weights differ, since a checkpoint holds the weights of one rank."""
     if ranks.size == 1:
         return
     first, *others = ranks.gather(checksums(state.network.state_dict()))
@@ -200,12 +219,12 @@ def check_ranks(state: TrainState, ranks: Ranks) -> None:
             raise Diverged(
                 f"after step {state.step}, ranks 0 and {rank} have different weights ({differing[0]}), so no "
                 "checkpoint is written. A callback that changes weights needs on_all_ranks = True and must do the "
-                "same on each rank; mend it, and the same command continues from the checkpoint before"
+                "same on each rank; fix it, and the same command continues from the previous checkpoint"
             )
 
 
 def check_states(states: dict[str, Any]) -> None:
-    """Raise ConfigError for the states of callbacks that a resume, which runs no code of a file, could not load."""
+    """Raise ConfigError for states of callbacks that could not be loaded, since loading a file executes no code."""
     problems = []
     for name, state in states.items():
         reason = why_not_loadable(state)
@@ -217,11 +236,12 @@ def check_states(states: dict[str, Any]) -> None:
 
 
 def why_not_loadable(state: Any) -> str | None:
-    """Return why `torch.load(weights_only=True)` would not load a state, or None."""
+    """Return why `torch.load(weights_only=True)` would not load a state, or None if it would."""
+    # Save it, without the data of tensors, and try.
     file = io.BytesIO()
     try:
         torch.save(with_empty_tensors(state), file)
-    except Exception as error:  # of any type, since the state is
+    except Exception as error:  # of any type, since a state may hold anything
         return first_line(error)
     file.seek(0)
     try:
@@ -236,7 +256,7 @@ def why_not_loadable(state: Any) -> str | None:
 
 
 def with_empty_tensors(value: Any) -> Any:
-    """Replace the tensors in a state, whose types matter, by small ones."""
+    """Replace the tensors in a state by empty ones of the same type, since only their types matter here."""
     if type(value) is torch.Tensor:
         return torch.empty(0, dtype=value.dtype)
     if type(value) is dict:
@@ -250,7 +270,7 @@ def to_host(value: Any) -> Any:
     """Copy deeply, with all tensors in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):  # an OrderedDict, as that of the weights, too
+    if isinstance(value, dict):  # also the OrderedDict of the weights
         return {key: to_host(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(to_host, value))

@@ -2,11 +2,11 @@
 
 test.json:
 
-step, best_step  optimizer steps done; the step of the best weights, 0 if none were better than those of the start
+step, best_step  optimizer steps done; the step of the best weights, 0 if none beat the weights of the start
 sentences        the text that `tabicl-train` prints and `tabicl-report` shows
-parts            by part of the prior, "own" and "synthetic": mean loss of the clusters with the weights of the start
-                 and with the best ones, the gain with its standard error and 95 % confidence interval (null for a
-                 single cluster, or if not finite), the number of clusters, and their kind: rows, tables or families
+parts            by part of the prior, "own" and "synthetic": mean loss over clusters with the weights of the start and
+                 with the best ones, the gain with its standard error and 95 % confidence interval (null for a single
+                 cluster, or if not finite), the number of clusters, and their kind: rows, tables or families
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tabicl_train.weights.choice import START_FILE
 from tabicl_train.weights.reader import load_network
 
 TEST = "test.json"
-NO_GAIN = "no gain found: the weights you started from stay the best ones"
+NO_GAIN = "no gain found: the weights you started from are still the best"
 
 
 def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> bool:
-    """Whether the run has a final test, and that of this step has not been written."""
+    """Whether the run has a final test that has not been written for this step."""
     if settings.every == 0 or not (records.folder / START_FILE).exists():
         return False
     written = records.json(TEST) or {}
@@ -51,23 +51,23 @@ def is_test_missing(settings: ValidationConfig, records: Records, step: int) -> 
 
 
 class FinalTest(Callback):
-    """Compare the best weights of a run with those of its start, on rank 0, if validation has kept both."""
+    """On rank 0, compare the best weights of a run with those of its start, if validation has kept both."""
 
     on_all_ranks = True
 
     @cached_property
     def streams(self) -> dict[str, StepStream]:
-        """The tables of the test, by the parts of the prior."""
+        """The tables of the test, by part of the prior."""
         config = self.context.config
         return final_test_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
 
     @cached_property
     def precision(self) -> Precision:
-        """That of the run."""
+        """The precision of the run."""
         return choose_precision(self.context.config.trainer)
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """At the end of the run, score, print and write the test; STOPPED if a stop signal came first."""
+        """Score, print and write the test at the end of the run; return STOPPED if a stop signal came first."""
         if not reason.is_end:
             return None
         ranks = self.context.ranks
@@ -78,21 +78,24 @@ class FinalTest(Callback):
         return None if is_done else Reason.STOPPED
 
     def write_if_missing(self, step: int) -> bool:
-        """Score, print and write the test unless an earlier start has done it; False if a stop signal came first."""
+        """Score, print and write the test unless an earlier start did so; return False if a stop signal came first."""
         if not is_test_missing(self.context.config.validation, self.context.records, step):
             return True
         try:
             self.write(step)
         except StopRequested:
-            info("test      left to the next start, since the run was asked to stop")
+            info("test      postponed to the next start, since the run was asked to stop")
             return False
         return True
 
     def write(self, step: int) -> None:
         """Write test.json and print its sentences; raises StopRequested."""
+        # The best weights by validation.
         rows = self.context.records.rows("validation.csv")
         best_step = read_history(rows, self.context.config.validation, step).best_step
         best = load_network(str(self.context.best_file)).to(self.context.device)
+
+        # A sentence about each part of the prior, and its numbers.
         sentences = []
         parts = {}
         if not best_step:
@@ -107,6 +110,8 @@ class FinalTest(Callback):
         self.context.records.replace(TEST, json.dumps(content, indent=2) + "\n")
         for sentence in sentences:
             info(f"test      {sentence}")
+
+        # The command that exports the best weights.
         folder = self.context.records.folder
         output = folder / ("best.ckpt" if best.predicts_real_tables else "best")
         words = ["tabicl-export", f"checkpoint={folder}", f"output={output}", *plugins.arguments(hashes=False)]
@@ -114,7 +119,29 @@ class FinalTest(Callback):
         info(f"          the best weights are those of step {best_step}: {command}")
 
     def compare(self, part: str, stream: StepStream, best: Network) -> tuple[str, dict[str, Any] | None]:
-        """Return a sentence about a part of the prior, and its numbers for test.json; raises StopRequested."""
+        """Compare the best weights with those of the start on a part of the prior.
+
+        Parameters
+        ----------
+        part : str
+            "own" or "synthetic".
+        stream : StepStream
+            The tables of the test.
+        best : Network
+            The network with the best weights.
+
+        Returns
+        -------
+        str
+            A sentence about the gain.
+        dict or None
+            The numbers of the part in test.json; None if there are no tables to test on.
+
+        Raises
+        ------
+        StopRequested
+            If a signal asks the run to stop.
+        """
         items = [(part, stream.draw(step, self.check_stop)) for step in stream.steps]
         if not items:
             advice = "set validation.rows"
@@ -122,6 +149,7 @@ class FinalTest(Callback):
                 advice = f"raise {setting(stream.prior, 'test_fraction')}"
             return f"{part} tables: none to test on; {advice}", None
 
+        # The gain, paired by cluster.
         from tabicl_train.evaluation.statistics import gain_in_words, paired_gain  # imports scipy.stats, a second
 
         start = load_network(str(self.context.start_file)).to(self.context.device)
@@ -131,6 +159,7 @@ class FinalTest(Callback):
         after = np.array([best_losses[cluster] for cluster in start_losses])
         gain = paired_gain(before, after)
 
+        # The sentence and the numbers.
         real = real_tables(stream.prior)
         clusters = "tables" if real is None else real.kind_of_clusters
         numbers = {
@@ -152,6 +181,7 @@ class FinalTest(Callback):
 
     def check_stop(self, _: int = 0) -> None:
         """Raise StopRequested if a signal to any rank asks the run to stop."""
-        # Unlike in a validation only a signal counts, not the end of max_hours. After it only seconds may be left.
+        # Unlike in a validation, only a signal counts, after which only seconds may be left; the end of max_hours
+        # does not.
         if self.context.ranks.still_working(self.context.stop.signaled_at is not None):
             raise StopRequested

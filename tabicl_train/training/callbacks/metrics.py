@@ -2,27 +2,27 @@
 
 metrics.csv, a row for each logged step:
 
-step, stage                optimizer steps done, with this one; stage of the curriculum
+step, stage                optimizer steps done, including this one; stage of the curriculum
 loss, grad_norm, lr        of this step: mean loss of the tables, gradient norm before clipping, learning rate
 guess_loss                 mean loss of predicting the tables of this step from labels alone
-tables_per_s, cells_per_s  of all ranks, since the previous row
+tables_per_s, cells_per_s  on all ranks, since the previous row
 data_wait                  share of the time spent waiting for tables since the previous row, on rank 0
 accept_rate                share of the prior's draws that were accepted since the previous row, on all ranks
 skipped                    steps with a non-finite loss or gradient norm so far
 clipped                    share of the steps since the previous row whose gradient was clipped
-tflops_per_s               of the model on all ranks, 10^12 FLOPs per second, without recomputed activations; empty
-                           if the network has no formula for FLOPs
-peak_share                 share of the peak performance of the devices in the format of the run, if both are known:
-                           with trainer.precision=fp32 that of TF32, or with trainer.tf32=false that of fp32
-memory_gb                  peak of rank 0 so far, on its device or, on a CPU, resident
+tflops_per_s               10^12 FLOPs of the model per second on all ranks, without recomputed activations; empty if
+                           the network has no formula for FLOPs
+peak_share                 share of the peak performance of the devices in the format of the run, if both are known: for
+                           trainer.precision=fp32 that of TF32, or that of fp32 if trainer.tf32=false
+memory_gb                  peak memory of rank 0 so far, on its device, or resident on a CPU
 
 scaling.csv, a row for each logged step and each layer with a scaling rule:
 
 step, stage, layer         as above; name of the layer
-n_smallest, n_largest      labeled rows of the tables of this rank's share of the step
-at_smallest, at_largest    max |base(n)| of the base multiplier over heads and elements, for these n
-gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, with equal weights of packs, and with pads
-                           (model/padding.py); empty without a gate
+n_smallest, n_largest      fewest and most labeled rows of the tables of the step on rank 0
+at_smallest, at_largest    largest |base(n)| of the base multiplier over heads and elements, for these n
+gate_mean, gate_std        of the gate 1 + tanh(MLP(q)) over all queries, with padding (model/padding.py) and with equal
+                           weights of packs; empty without a gate
 """
 
 from __future__ import annotations
@@ -57,18 +57,28 @@ PLAIN_LINE_EVERY = 60.0  # seconds between progress lines where the output is no
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a plain line every minute, so that logs stay readable."""
+    """A progress bar on a terminal; elsewhere a plain line every minute, so that logs stay readable.
+
+    Parameters
+    ----------
+    curriculum : CurriculumConfig
+        The stages.
+    total : int
+        Optimizer steps of the run.
+    stage_work : callable
+        Returns the expected work of a stage. Steps of later stages take longer, so the time left is that of the work
+        left.
+    """
 
     def __init__(self, curriculum: CurriculumConfig, total: int, stage_work: Callable[[StageConfig], float]) -> None:
-        # Steps of later stages take longer, so progress is that of the expected work of stages.
         self.curriculum = curriculum
-        self.total = total  # optimizer steps of the run
+        self.total = total
         self.stage_work = stage_work
         self.smooth = math.nan  # the moving average of the loss
 
     def start(self, step: int) -> None:
-        """Begin to show progress after so many optimizer steps."""
-        self.step_work = {}  # of a step, by stage
+        """Begin to show progress, after `step` optimizer steps."""
+        self.step_work = {}  # expected work of one step, by stage
         for name, stage in self.curriculum.stages.items():
             self.step_work[name] = self.stage_work(stage) / stage.steps
         self.started = time.perf_counter()
@@ -93,7 +103,7 @@ class Progress:
         return work
 
     def time_left(self, row: dict) -> str:
-        """Format the time left of the run, and of the current stage unless it is the last one."""
+        """Format the time left for the run, and for the current stage unless it is the last one."""
         done = self.work(row["step"])
         seconds_per_work = (time.perf_counter() - self.started) / (done - self.first_work)
         left_of_run = self.work(self.total) - done
@@ -105,7 +115,7 @@ class Progress:
 
     def show(self, row: dict) -> None:
         """Show a row of metrics.csv."""
-        # The loss of a step is noisy, as its tables may be easy or hard; half of the weight is on the last 7 rows.
+        # A moving average, since the tables of a step may be easy or hard: half of the weight is on the last 7 rows.
         if not math.isfinite(self.smooth):
             self.smooth = row["loss"]
         elif math.isfinite(row["loss"]):
@@ -114,12 +124,16 @@ class Progress:
         text += f", {row['memory_gb']:.1f} GB"
         if row["skipped"]:
             text += f", {counted(row['skipped'], 'step')} skipped"
+
+        # The time left. Time before the first row does not count, since workers start and blocks are compiled then.
         self.rows += 1
         if self.rows > 1:
             text += f", {self.time_left(row)}"
-        else:  # the estimate leaves out the time before the first row, in which workers start and blocks are compiled
+        else:
             self.started = time.perf_counter()
             self.first_work = self.work(row["step"])
+
+        # The bar or the line.
         if self.bar is not None:
             self.bar.set_postfix_str(one_line(f"{row['stage']}, {text}"), refresh=False)
             self.bar.update(row["step"] - self.bar.n)
@@ -154,13 +168,13 @@ class Metrics(Callback):
         return Progress(config.curriculum, config.total_steps, stage_work)
 
     def start(self, state: TrainState) -> None:
-        """Begin to count and to show progress."""
+        """Start counting, and show progress."""
         self.start_window()
         if self.context.ranks.rank == 0:
             self.progress.start(state.step)
 
     def start_window(self) -> None:
-        """Begin to count for the next row."""
+        """Start counting for the next row."""
         self.started = time.perf_counter()
         self.waited = self.context.loader.waited
         self.steps = 0
@@ -172,7 +186,8 @@ class Metrics(Callback):
         self.clipped: Tensor | int = 0
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Count a step, and write the row of a logged one."""
+        """Count a step, and write a row if it is logged."""
+        # Count.
         module = state.module
         self.steps += 1
         self.tables += item.tables
@@ -184,6 +199,8 @@ class Metrics(Callback):
         self.clipped = self.clipped + (module.grad_norm > stage.clip)  # stays on the device
         if state.step not in self.context.logged:
             return
+
+        # The row, which all ranks compute and rank 0 writes.
         row = self.row(state.step, item, module)
         row["lr"] = learning_rate(stage, stage_step)
         if self.context.ranks.rank == 0:
@@ -196,10 +213,13 @@ class Metrics(Callback):
 
     def row(self, step: int, item: StepItem, module: TrainedNetwork) -> dict[str, object]:
         """Return the row of a logged step; all ranks call this."""
+        # Sums over all ranks.
         seconds = time.perf_counter() - self.started
         guess = sum(guess_losses(module, item))
         sums = torch.tensor([self.cells, self.flops, self.drawn, self.rejected, guess], dtype=torch.float64)
-        cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()  # of all ranks from here on
+        cells, flops, drawn, rejected, guess = self.context.ranks.sum(sums).tolist()
+
+        # Means over the steps since the previous row, or empty cells.
         has_flops = not math.isnan(flops)
         peak = peak_flops(module.device, module.precision.name, self.context.config.trainer.tf32)
         return {
@@ -226,7 +246,7 @@ class Metrics(Callback):
 
 
 def guess_losses(module: TrainedNetwork, item: StepItem) -> list[float]:
-    """Return the loss of predicting each table of this rank from labels alone; waits for the device for each pack."""
+    """Return the loss of predicting each table of this rank from labels alone; waits for the device once per pack."""
     losses = []
     for pack in item.packs:
         targets = pack.y[: pack.rows].cpu().split([rows for rows, _, _ in pack.shapes])  # of each table
@@ -236,7 +256,7 @@ def guess_losses(module: TrainedNetwork, item: StepItem) -> list[float]:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Return the peak memory of this process so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes: reserved on a GPU, or resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -244,12 +264,12 @@ def peak_memory(device: torch.device) -> float:
 
 
 class Diagnostics(Callback):
-    """Write scaling.csv, on rank 0 alone, and log the multipliers."""
+    """Write scaling.csv and log the multipliers, on rank 0."""
 
     files = ("scaling.csv",)
 
     def __init__(self) -> None:
-        self.gate_sums: dict[str, Tensor] = {}  # by layer; kept, as CUDA graphs add to them
+        self.gate_sums: dict[str, Tensor] = {}  # by layer; the tensors are kept, since CUDA graphs add to them
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
         """Let the layers measure their gates in a logged step."""
@@ -264,13 +284,15 @@ class Diagnostics(Callback):
         step = state.step
         if step not in self.context.logged:
             return
+
+        # The multipliers for the fewest and the most labeled rows, and what the gates measured.
         labeled = [n for pack in item.packs for _, n, _ in pack.shapes]
         smallest = min(labeled)
         largest = max(labeled)
         rows = []
         for name, scaling in state.network.named_scalings():
             gate_mean, gate_std = gate_statistics(scaling.gate_sums)
-            scaling.gate_sums = None  # measured in logged steps only, see before_step
+            scaling.gate_sums = None  # gates are measured in logged steps only, see before_step
             rows.append(
                 {
                     "step": step,
@@ -290,7 +312,7 @@ class Diagnostics(Callback):
 
 
 def gate_statistics(sums: Tensor) -> tuple[float, float] | tuple[str, str]:
-    """Return mean and standard deviation of a gate from Scaling.gate_sums; empty cells without a gate."""
+    """Return mean and standard deviation of a gate from `Scaling.gate_sums`, (3,); empty cells without a gate."""
     sum_of_means, sum_of_squares, passes = sums.tolist()
     if passes == 0:
         return "", ""

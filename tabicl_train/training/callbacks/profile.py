@@ -1,4 +1,4 @@
-"""Profiles some steps on demand: a trace, and on a GPU a snapshot of its memory."""
+"""Profiles some steps on demand: writes a trace, and on a GPU a snapshot of its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Profile(Callback):
     steps-A-B.json.gz     the trace of steps A to B, for ui.perfetto.dev or chrome://tracing
     steps-A-B.pickle      allocations on the GPU up to the end of step B and the code that made them, for
                           pytorch.org/memory_viz
-    out-of-memory.pickle  the same up to the moment when a step runs out of memory
+    out-of-memory.pickle  the same up to the moment when a profiled step runs out of memory
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class Profile(Callback):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the files."""
+        """The folder of the profile's files."""
         return self.context.records.folder / "profile"
 
     def before_step(self, state: TrainState, item: StepItem) -> None:
-        """Begin with the first step to profile."""
+        """Start profiling at the first step."""
         if state.step == self.first_step:
             self.folder.mkdir(exist_ok=True)
             activities = [ProfilerActivity.CPU]
@@ -55,12 +55,12 @@ class Profile(Callback):
             self.profiler.start()
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Finish after the last step to profile."""
+        """Finish after the last step."""
         if self.profiler is not None and state.step > self.last_step:
             self.finish(state)
 
     def end(self, state: TrainState, reason: Reason) -> None:
-        """Finish if the run ends, or is preempted, among the steps to profile."""
+        """Finish if the run ends or is preempted while it is profiled."""
         if self.profiler is not None:
             self.finish(state)
 
@@ -75,7 +75,7 @@ class Profile(Callback):
         self.snapshot(trace.with_suffix("").with_suffix(".pickle"), state)
 
     def on_exception(self, state: TrainState, error: BaseException) -> None:
-        """Write what is allocated if a profiled step runs out of memory."""
+        """Write a snapshot of the memory if a profiled step runs out of it."""
         if self.profiler is not None and isinstance(error, torch.OutOfMemoryError):
             self.snapshot(self.folder / "out-of-memory.pickle", state)
 

@@ -24,21 +24,37 @@ from tabicl_train.run.curves import OUTSIDE
 from tabicl_train.stream.steps import StepItem
 from tabicl_train.training.precision import Precision
 
-# What the scores of an estimator are called in validation.csv.
+# The scores of an estimator by their columns in validation.csv.
 ESTIMATOR_CLASS_SCORES = {"loss": "log_loss", "accuracy": "accuracy", "roc_auc": "roc_auc"}
 ESTIMATOR_NUMBER_SCORES = {"loss": "pinball", "rmse": "rmse", "r2": "r2", "coverage": "coverage"}
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of a network on one set of tables."""
+    """Scores of a network on one set of tables.
 
-    data: str  # a part of the prior, a task of a suite, or "probe NAME"
-    rows: int  # of a table
-    scores: dict[str, float | None]  # by column of validation.csv; None where it does not apply
-    losses: list[tuple[Hashable, float]] = field(default_factory=list)  # of each query row or table, by cluster
-    sizes: dict[str, int] | None = None  # of a task, see Task.sizes; None for drawn tables
-    trained_range: str = ""  # inside, outside or empty, the column of validation.csv; Validation knows it
+    Parameters
+    ----------
+    data : str
+        The column `data` of validation.csv: a part of the prior, a task of a suite, or "probe NAME".
+    rows : int
+        Rows of a table.
+    scores : dict
+        The scores by column of validation.csv; None where one does not apply.
+    losses : list of (hashable, float)
+        The loss of each query row or table, with its cluster.
+    sizes : dict or None
+        The sizes of a task, see `Task.sizes`; None for drawn tables.
+    trained_range : str
+        The column `trained_range` of validation.csv: inside, outside or empty. `Validation` fills it in.
+    """
+
+    data: str
+    rows: int
+    scores: dict[str, float | None]
+    losses: list[tuple[Hashable, float]] = field(default_factory=list)
+    sizes: dict[str, int] | None = None
+    trained_range: str = ""
 
 
 def score_network(
@@ -48,9 +64,26 @@ def score_network(
     precision: Precision,
     before_each: Callable[[], None] = lambda: None,
 ) -> list[Scored]:
-    """Score a network in evaluation mode on drawn tables and on the tasks of suites."""
-    # The tables of an item have the same number of rows; it comes with the name of its part of the prior. `before_each`
-    # is called before each set of tables, and may raise an exception to stop.
+    """Score a network in evaluation mode on drawn tables and on the tasks of suites.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    items : iterable of (str, StepItem)
+        Drawn tables, each item with the name of its part of the prior. Its tables have the same number of rows.
+    suites : sequence of str
+        The names of the suites.
+    precision : Precision
+        The number format of matrix products for drawn tables.
+    before_each : callable
+        Called before each set of tables; it may raise an exception to stop.
+
+    Returns
+    -------
+    list of Scored
+        One for each item and each task.
+    """
     scored = []
     for part, item in items:
         before_each()
@@ -64,10 +97,29 @@ def score_network(
 def score_packs(
     network: Network, packs: list[Pack], precision: Precision
 ) -> tuple[dict[str, float | None], list[Tensor]]:
-    """Return scores by column of validation.csv, with equal weights of tables, and losses of each pack's query rows."""
-    # For numbers, the loss uses the quantiles as predicted, and all other scores use sorted ones: crps (twice the
-    # pinball loss), rmse and r2 of their mean, and coverage, the share of targets in the interval between two of them.
-    # A network that predicts the number itself has no crps and no coverage.
+    """Score a network on packs of tables, with equal weights of tables.
+
+    For numbers, the loss uses the quantiles as predicted, and all other scores use sorted ones: crps is twice their
+    pinball loss, rmse and r2 are those of their mean, and coverage is the share of targets between two of them. A
+    network that predicts the number itself has no crps and no coverage.
+
+    Parameters
+    ----------
+    network : Network
+        The network, in evaluation mode.
+    packs : list of Pack
+        The tables, in host memory.
+    precision : Precision
+        The number format of matrix products.
+
+    Returns
+    -------
+    dict
+        The scores, by column of validation.csv.
+    list of Tensor
+        (query rows,) for each pack, the losses of its query rows.
+    """
+    # The means over the query rows of each table.
     device = next(network.parameters()).device
     measure = measure_numbers if network.config.is_regression else is_correct
     row_losses = []
@@ -78,40 +130,50 @@ def score_packs(
             predictions = predict(network, pack).float()  # (query rows, outputs)
         losses = network.row_losses(predictions, pack)
         row_losses.append(losses)
-        of_rows = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
-        of_tables = [network.means(values, pack) for values in of_rows]  # each (tables,)
-        means_of_tables.append(torch.stack(of_tables, 1).double())
+        row_values = (losses, *measure(predictions, network.targets(pack)))  # each (query rows,)
+        table_values = [network.means(values, pack) for values in row_values]  # each (tables,)
+        means_of_tables.append(torch.stack(table_values, 1).double())
     columns = torch.cat(means_of_tables).unbind(1)  # each (tables,), of all packs
+
+    # Their means over tables.
     guess_losses = [network.guess_loss(y.cpu(), n) for pack in packs for _, y, n in pack.tables()]
     guess_loss = statistics.fmean(guess_losses)
 
     if not network.config.is_regression:
-        of_loss, of_correct = columns
-        loss = statistics.fmean(of_loss.tolist())
-        accuracy = statistics.fmean(of_correct.tolist())
+        loss_means, correct = columns
+        loss = statistics.fmean(loss_means.tolist())
+        accuracy = statistics.fmean(correct.tolist())
         return {"loss": loss, "accuracy": accuracy, "guess_loss": guess_loss}, row_losses
-    of_loss, of_crps, of_squared_error, of_target, of_squared_target, of_coverage = columns
-    # The mean of the variances within tables, not that of the targets of all tables.
-    variance = (of_squared_target - of_target.square()).mean().item()
-    squared_error = of_squared_error.mean().item()
+    loss_means, crps, squared_errors, target_means, squared_targets, covered = columns
+    # For r2: the mean of the variances within tables, not the variance of the targets of all tables.
+    variance = (squared_targets - target_means.square()).mean().item()
+    squared_error = squared_errors.mean().item()
     scores: dict[str, float | None] = {
-        "loss": of_loss.mean().item(),
+        "loss": loss_means.mean().item(),
         "rmse": math.sqrt(squared_error),
         "r2": 1 - squared_error / variance,
         "guess_loss": guess_loss,
     }
     if network.predicts_quantiles:
-        scores |= {"crps": of_crps.mean().item(), "coverage": of_coverage.mean().item()}
+        scores |= {"crps": crps.mean().item(), "coverage": covered.mean().item()}
     return scores, row_losses
 
 
 def is_correct(logits: Tensor, y: Tensor) -> tuple[Tensor]:
-    """Return whether the prediction is correct, of each row."""
+    """Return whether the prediction of each row is correct, (query rows,), as 0 or 1."""
     return ((logits.argmax(-1) == y).float(),)
 
 
 def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Return CRPS, squared error, target, its square, and whether it lies in the interval, of each row."""
+    """Return CRPS, squared error, target, its square, and whether it lies in `INTERVAL`, each (query rows,).
+
+    Parameters
+    ----------
+    quantiles : Tensor
+        (query rows, quantiles), in any order.
+    y : Tensor
+        (query rows,), the targets.
+    """
     in_order = quantiles.sort(1).values
     crps = 2 * pinball(in_order, y)
     error = (in_order.mean(1) - y).square()
@@ -123,31 +185,37 @@ def measure_numbers(quantiles: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def nearest_quantile(level: float, num_quantiles: int) -> int:
-    """Return the index of the quantile with the nearest level."""
+    """Return the index of the quantile whose level, (index + 1) / (num_quantiles + 1), is nearest."""
     return min(max(round(level * (num_quantiles + 1)) - 1, 0), num_quantiles - 1)
 
 
 def score_item(network: Network, part: str, item: StepItem, precision: Precision) -> Scored:
-    """Score tables of a part of the prior, and keep the loss of each table, or of each query row with its cluster."""
+    """Score the tables of an item, drawn from a part of the prior.
+
+    Returns
+    -------
+    Scored
+        Its losses are those of query rows with their clusters, or of tables if their rows have no clusters.
+    """
     scores, row_losses = score_packs(network, item.packs, precision)
     losses: list[tuple[Hashable, float]] = []
-    clusters = enumerate(item.clusters)  # for each table of the step, those of its query rows, or None
-    for pack, of_rows in zip(item.packs, row_losses, strict=True):
-        of_tables = network.means(of_rows, pack.to(of_rows.device)).tolist()
+    clusters = enumerate(item.clusters)  # for each table of the step, the clusters of its query rows, or None
+    for pack, pack_losses in zip(item.packs, row_losses, strict=True):
+        table_losses = network.means(pack_losses, pack.to(pack_losses.device)).tolist()
         end = 0
-        for (rows, labeled, _), of_table in zip(pack.shapes, of_tables, strict=True):
+        for (rows, labeled, _), table_loss in zip(pack.shapes, table_losses, strict=True):
             table, clusters_of_rows = next(clusters)
             start = end
             end = start + rows - labeled
             if clusters_of_rows is None:  # the table is its own cluster
-                losses.append(((item.step, table), of_table))
+                losses.append(((item.step, table), table_loss))
             else:
-                losses += zip(clusters_of_rows, of_rows[start:end].tolist(), strict=True)
+                losses += zip(clusters_of_rows, pack_losses[start:end].tolist(), strict=True)
     return Scored(part, item.packs[0].shapes[0][0], scores, losses)
 
 
 def cluster_means(scored: Iterable[Scored], part: str) -> dict[Hashable, float]:
-    """Return the mean loss of each cluster of a part of the prior, without sets outside the trained range."""
+    """Return the mean loss of each cluster of a part of the prior; sets outside the trained range do not count."""
     by_cluster: dict[Hashable, list[float]] = {}
     for one in scored:
         if one.data != part or one.trained_range == OUTSIDE:
@@ -159,13 +227,13 @@ def cluster_means(scored: Iterable[Scored], part: str) -> dict[Hashable, float]:
 
 @functools.cache
 def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
-    """Read the tasks of suites as validation scores them; one that cannot be read is left out with a warning."""
+    """Read the tasks of suites as validation scores them; a task that cannot be read is left out with a warning."""
     tasks = []
     for suite in suites:
         for source in register.suite[suite](None, numbers):  # imports scikit-learn and pandas, a second or two
             try:
                 task = source.for_validation(numbers)
-            except Exception as error:  # of any type, from reading
+            except Exception as error:  # reading may raise any type
                 info(f"warning   {source.name} is left out of validation: {first_line(error)}")
                 continue
             if task is not None:
@@ -174,16 +242,16 @@ def suite_tasks(suites: tuple[str, ...], numbers: bool) -> list[Any]:
 
 
 def score_in_validation(network: Network, task: Any) -> Scored:
-    """Score a task of a suite, by column of validation.csv, with what is possible on it if that is known."""
-    # The loss of numbers is the pinball loss at nine levels, which estimators predict, instead of all of the network's.
+    """Score a task of a suite by column of validation.csv, with the best possible score if that is known."""
+    # For numbers, the loss is the pinball loss at nine levels, which all estimators predict.
     columns = ESTIMATOR_NUMBER_SCORES if network.config.is_regression else ESTIMATOR_CLASS_SCORES
     try:
-        found = task.score_network(network)
-    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are not numbers
+        score_by_name = task.score_network(network)
+    except (ConfigError, ValueError, torch.OutOfMemoryError) as error:  # such as probabilities that are NaN
         info(f"warning   {task.name} could not be scored: {first_line(error)}")
-        found = dict.fromkeys(columns.values(), math.nan)
-    scores: dict[str, float | None] = {column: found[name] for column, name in columns.items()}
-    for known in task.known_scores(1):
-        if known["method"] == "possible":
-            scores["possible"] = known[judged_by(scores)]
+        score_by_name = dict.fromkeys(columns.values(), math.nan)
+    scores: dict[str, float | None] = {column: score_by_name[name] for column, name in columns.items()}
+    for known_scores in task.known_scores(1):
+        if known_scores["method"] == "possible":
+            scores["possible"] = known_scores[judged_by(scores)]
     return Scored(task.name, len(task.y), scores, sizes=task.sizes)

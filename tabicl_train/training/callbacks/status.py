@@ -8,8 +8,8 @@ from tabicl_train.training.state import TrainState
 
 
 class Status(Callback):
-    """Write the number of steps done into status.json, every ten seconds."""
+    """Write the number of steps done to status.json, at most every ten seconds."""
 
     def after_step(self, state: TrainState, item: StepItem) -> None:
-        """Note a step."""
+        """Count a step."""
         self.context.status.update(state.step)

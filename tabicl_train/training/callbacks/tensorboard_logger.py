@@ -7,14 +7,22 @@ from typing import Any
 
 
 class TensorBoardLogger:
-    """Write event files, one for each start of the run, with the first values."""
+    """Write event files, one for each start of the run; a file is opened with the first values.
+
+    Parameters
+    ----------
+    folder : Path
+        The run directory.
+    step : int
+        Optimizer steps done at this start.
+    """
 
     name = "tensorboard"
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder / "tensorboard"
-        # TensorBoard discards repeated steps from earlier files. The validation of the resumed step is not repeated,
-        # except before the first step.
+        # TensorBoard discards steps from this one on that earlier files hold. The validation at the step of the
+        # checkpoint is not repeated, except before the first step.
         self.purge_step = step + 1 if step else 0
         self.writer: Any = None
 

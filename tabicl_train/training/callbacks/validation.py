@@ -1,26 +1,26 @@
 """Scores the network during training, keeps the best weights, and ends the run if scores no longer improve.
 
-validation.csv has a row per validation and set of tables:
+validation.csv has a row for each validation and set of tables:
 
 step            optimizer steps done
 data            "synthetic", "own" for tables that the prior draws from real ones, the name of a task of
                 validation.suites, or "probe NAME" (see evaluation/probes.py)
 rows            rows of a table
-loss, accuracy  of the query rows: mean cross entropy, share of correct predictions; means over validation tables
+loss, accuracy  mean cross entropy and share of correct predictions of the query rows, averaged over tables
 roc_auc         one versus rest, for tasks of suites
-guess_loss      of predicting the frequencies of the labels, for validation tables
-possible        the ROC AUC, or the R2, of who knows how a probe was made
+guess_loss      loss of predicting the frequencies of the labels, for drawn tables
+possible        ROC AUC, or R2, of a prediction that knows how a probe was made
 is_best         1 if the weights of this step became the best ones, otherwise 0
-trained_range   inside or outside, where the tables lie; empty for tables drawn from real ones. Sets that are outside do
-                not count in means. A set of synthetic tables is outside if none of its sizes is one of training.
+trained_range   whether the tables lie inside or outside of the trained range; empty for tables drawn from real ones.
+                Sets outside do not count in means. A set of synthetic tables is outside if training has none of its
+                sizes.
 
 For regression, in units of the target's standard deviation (see scores.py):
 
-loss, crps      pinball loss (of tasks of suites at nine levels), continuous ranked probability score, for validation
-                tables
-rmse, r2        of the mean of the quantiles: root of the mean squared error, share of the variance that is explained
+loss, crps      pinball loss (at nine levels for tasks of suites); continuous ranked probability score, for drawn tables
+rmse, r2        of the mean of the quantiles: root mean squared error, share of the variance that is explained
 coverage        share of the targets between the quantiles 0.1 and 0.9
-guess_loss      of predicting the quantiles of the labeled rows
+guess_loss      loss of predicting the quantiles of the labeled rows
 """
 
 from __future__ import annotations
@@ -71,17 +71,33 @@ from tabicl_train.training.module import TrainedNetwork
 from tabicl_train.training.state import TrainState
 from tabicl_train.weights.pretrained import TrainedRange, position, range_of_stages, trained_range
 
-# Instead of a run's seed, which is at least 0, so that no step has these tables and all runs share them.
+# These take the place of a run's seed, which is at least 0: no step draws these tables, and all runs share them.
 VALIDATION_SEED, TEST_SEED = -1, -2
-PACK_TOKENS = 100_000  # few, since tables may be long: 0.84 instead of 0.90 GB after validation at step 20 of demo_long
+# Few, since tables may be long. After validation at step 20, demo_long had 0.84 instead of 0.90 GB.
+PACK_TOKENS = 100_000
 
 
 def validation_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """Return the validation tables by the parts of the prior; item k holds those with the k-th number of rows."""
-    # Besides the settings of validation, they depend only on the prior and the number of classes. A prior of real
-    # tables draws them from tables that training never draws.
+    """Return the validation tables, and warn of numbers of rows that no table has.
+
+    A prior of real tables draws them from tables that training never draws.
+
+    Parameters
+    ----------
+    settings : ValidationConfig
+        The settings of validation.
+    parts : dict
+        The parts of the prior by name, "own" or "synthetic".
+    model : NetworkConfig
+        The settings of the network, for its number of classes.
+
+    Returns
+    -------
+    dict
+        A stream for each part; item k holds the tables with the k-th number of rows.
+    """
     streams = {}
     for name, part in parts.items():
         real = real_tables(part)
@@ -90,14 +106,14 @@ def validation_streams(
         used = [stage.rows[0] for stage in streams[name].curriculum.stages.values()]
         too_long = [str(rows) for rows in settings.rows if rows not in used]
         if settings.every and too_long:
-            info(f"warning   validation.rows: {', '.join(too_long)} left out, as no {name} table for it is that long")
+            info(f"warning   validation.rows: {', '.join(too_long)} left out: no {name} validation table is that long")
     return streams
 
 
 def final_test_streams(
     settings: ValidationConfig, parts: dict[str, Prior], model: NetworkConfig
 ) -> dict[str, StepStream]:
-    """Return the tables of the final test; real ones are those that training and validation never draw."""
+    """Return the tables of the final test, by part of the prior; training and validation draw none of the real ones."""
     streams = {}
     for name, part in parts.items():
         real = real_tables(part)
@@ -107,7 +123,7 @@ def final_test_streams(
 
 
 def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed: int) -> StepStream:
-    """Return the tables of a prior, without numbers of rows that none of its real tables has."""
+    """Return the tables of a prior, one item for each number of rows that its real tables have."""
     real = real_tables(prior)
     stages: dict[str, StageConfig] = {}
     for rows in dict.fromkeys(settings.rows):
@@ -125,7 +141,7 @@ def stream(settings: ValidationConfig, prior: Prior, model: NetworkConfig, seed:
 
 
 def is_validation_due(config: RunConfig, step: int) -> bool:
-    """Whether there is a validation after `step` steps; before the first one, only of given weights."""
+    """Whether there is a validation after `step` steps; before the first one, only given weights are validated."""
     every = config.validation.every
     if not every or (step == 0 and config.init_weights is None):
         return False
@@ -150,18 +166,18 @@ class Validation(Callback):
     """Validate on rank 0, while the other ranks wait for up to 24 hours.
 
     It uses a copy of the network and does not change random states, so a run is bit-identical with and without it.
-    After a stop signal to any rank, it is left to the next start of the run. Which weights are the best, and where they
-    are kept, is in best_weights.py.
+    After a stop signal to any rank, validation is postponed to the next start of the run. best_weights.py decides which
+    weights are the best, and keeps them.
     """
 
     on_all_ranks = True
 
     def __init__(self) -> None:
-        self.has_ended = False  # whether the last validation found no gain within validation.patience; on all ranks
+        self.has_ended = False  # on all ranks: whether the last validation ends the run by validation.patience
 
     @cached_property
     def streams(self) -> dict[str, StepStream]:
-        """The validation tables, by the parts of the prior."""
+        """The validation tables, by part of the prior."""
         config = self.context.config
         return validation_streams(config.validation, config.curriculum.priors_by_kind(self.context.prior), config.model)
 
@@ -171,9 +187,9 @@ class Validation(Callback):
         return BestWeights(self.context, self.score)
 
     def start(self, state: TrainState) -> None:
-        """Validate given weights, or after a kill between save and validation."""
+        """Validate given weights, or a checkpoint whose validation is missing since the process was killed."""
         if self.context.config.validation.every:
-            _ = self.streams  # which warns of tables that are too long
+            _ = self.streams  # prints a warning about tables that are too long
         self.warn_of_range(state.module)
         self.validate_if_due(state)
 
@@ -182,11 +198,11 @@ class Validation(Callback):
         self.validate_if_due(state)
 
     def reason_to_end(self, state: TrainState) -> Reason | None:
-        """Return that scores no longer improve."""
+        """End the run if scores no longer improve."""
         return Reason.NO_GAIN if self.has_ended else None
 
     def end(self, state: TrainState, reason: Reason) -> Reason | None:
-        """Return that the run was asked to stop if that came before the validation of its last step."""
+        """Return STOPPED if the run was asked to stop before the validation of its last step was done."""
         if not reason.is_end:
             return None
         context = self.context
@@ -194,7 +210,7 @@ class Validation(Callback):
         return Reason.STOPPED if context.ranks.any(is_missing) else None
 
     def validate_if_due(self, state: TrainState) -> None:
-        """Validate if that is due: rank 0 works, and the others wait for whether the run ends."""
+        """Validate if that is due: rank 0 works, and the others wait to learn whether the run ends."""
         ranks = self.context.ranks
         if not is_validation_due(self.context.config, state.step):
             return
@@ -205,14 +221,14 @@ class Validation(Callback):
             self.has_ended = ranks.finish(self.validate_if_missing(state))
 
     def validate_if_missing(self, state: TrainState) -> bool:
-        """Validate unless an earlier start has done it; returns whether the run ends by validation.patience."""
+        """Validate unless an earlier start did so; return whether the run ends by validation.patience."""
         step = state.step
         if is_validation_missing(self.context.config, self.context.records, step):
             try:
                 self.validate(step, state.module)
             except StopRequested:
                 # The run stops before its next step, and the next start of the run finds that the rows are missing.
-                info(f"validation step {step}: left to the next start, since the run was asked to stop")
+                info(f"validation step {step}: postponed to the next start, since the run was asked to stop")
                 return False
         ended = self.history(step).ended
         if ended is None:
@@ -222,9 +238,9 @@ class Validation(Callback):
 
     def validate(self, step: int, module: TrainedNetwork) -> None:
         """Score the network, keep its weights if they are the best ones, and write the rows; raises StopRequested."""
+        # The scores, on a copy of the network.
         started = time.perf_counter()
         records = self.context.records
-
         scored = self.score(copy.deepcopy(module.model).eval(), module)
         columns = NUMBER_SCORES if module.model.config.is_regression else CLASS_SCORES
         rows = [row_of(one, step, columns) for one in scored]
@@ -235,6 +251,7 @@ class Validation(Callback):
                 row["is_best"] = 1
         records.append_rows(VALIDATION, *rows)
 
+        # Log and print the means, and warn if scores on real data keep falling.
         means = read_scores(rows)[step]
         records.log_metrics(validation_values(rows, means, columns), step)
         seconds = time.perf_counter() - started
@@ -250,7 +267,7 @@ class Validation(Callback):
         return read_history(self.context.records.rows(VALIDATION), self.context.config.validation, step)
 
     def score(self, network: Network, module: TrainedNetwork) -> list[Scored]:
-        """Score a network, and mark what lies outside the trained range; raises StopRequested."""
+        """Score a network, and mark what lies inside or outside the trained range; raises StopRequested."""
         settings = self.context.config.validation
         scored = score_network(network, self.items, settings.suites, module.precision, self.check_stop)
         trained = self.trained_range(module)
@@ -261,7 +278,7 @@ class Validation(Callback):
         return marked
 
     def trained_range(self, module: TrainedNetwork) -> TrainedRange:
-        """Return the range of the whole run, which is the same at each validation."""
+        """Return the trained range at the end of the run, so that all validations use the same one."""
         content = {
             "config": self.context.values,
             "global_step": self.context.config.total_steps,
@@ -271,22 +288,41 @@ class Validation(Callback):
         return trained_range(content)
 
     def position(self, data: str, rows: int, sizes: dict[str, int] | None, trained: TrainedRange) -> str:
-        """Return inside or outside for a task of a suite, or synthetic tables with so many rows; else ""."""
+        """Return where tables lie with respect to the trained range.
+
+        Parameters
+        ----------
+        data : str
+            A part of the prior, or the name of a task.
+        rows : int
+            Rows of a table.
+        sizes : dict or None
+            The sizes of a task; None for drawn tables.
+        trained : TrainedRange
+            The trained range.
+
+        Returns
+        -------
+        str
+            inside or outside for a task or synthetic tables, otherwise empty.
+        """
         if sizes is not None:
             return position(trained, sizes)
         if data != SYNTHETIC:  # tables drawn from real ones have the sizes of the tables that the run trains on
             return ""
         for stage in self.streams[data].curriculum.stages.values():
             if stage.rows[0] == rows:
-                of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
-                return INSIDE if trained.overlaps(of_set) else OUTSIDE
+                range_of_set = range_of_stages([asdict(stage)], self.context.config.model.max_classes)
+                return INSIDE if trained.overlaps(range_of_set) else OUTSIDE
         return ""
 
     def warn_of_range(self, module: TrainedNetwork) -> None:
-        """Print a warning if nothing that decides about the best weights lies inside the trained range."""
+        """Print a warning if nothing that decides which weights are best lies inside the trained range."""
         settings = self.context.config.validation
         if self.context.ranks.rank > 0 or not settings.every:
             return
+
+        # Where the tables lie that decide.
         trained = self.trained_range(module)
         if settings.best == REAL:  # the data sets are read now instead of in the first validation
             tasks = suite_tasks(tuple(settings.real_suites), module.model.config.is_regression)
@@ -296,16 +332,16 @@ class Validation(Callback):
         elif settings.best == SYNTHETIC:
             positions = [self.position(SYNTHETIC, rows, None, trained) for rows in settings.rows]
             what = "set of synthetic tables"
-            advice = "change validation.rows and .features"
+            advice = "change validation.rows and validation.features"
         else:  # tables drawn from real ones have no position
             return
         if positions and INSIDE not in positions:
-            info(f"warning   no {what} of validation lies inside the trained range ({trained}), so none counts, and no")
-            info(f"          weights are kept as the best ones by validation.best={settings.best}: {advice}")
+            why = f"no {what} of validation lies inside the trained range ({trained})"
+            info(f"warning   validation.best={settings.best} keeps no best weights: {why}; {advice}")
 
     @cached_property
     def items(self) -> list[tuple[str, StepItem]]:
-        """The validation tables, each item with the name of the prior's part; raises StopRequested."""
+        """The validation tables, each item with the name of its part of the prior; raises StopRequested."""
         items = []
         for part, stream in self.streams.items():
             items += [(part, stream.draw(step, self.check_stop)) for step in stream.steps]
@@ -318,14 +354,15 @@ class Validation(Callback):
 
 
 def row_of(scored: Scored, step: int, columns: Iterable[str]) -> dict[str, Any]:
-    """Return a row of validation.csv, not yet of the best weights."""
+    """Return a row of validation.csv, not yet marked as that of the best weights."""
     scores = {column: scored.scores.get(column) for column in columns}
     marks = {"is_best": 0, "trained_range": scored.trained_range}
     return {"step": step, "data": scored.data, "rows": scored.rows, **scores, **marks}
 
 
 def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[str]:
-    """Describe the means of a validation, and how many public data sets and probes lie inside the trained range."""
+    """Describe the means of a validation, and how many real data sets and probes lie inside the trained range."""
+    # Drawn tables, then real data and probes, as far as they lie inside the trained range.
     texts = [f"loss {means[kind]:.4f} on {kind} tables" for kind in (OWN, SYNTHETIC) if kind in means]
     for kind, name, names in ((REAL, "real data", "real data sets"), (PROBES, "probes", "probes")):
         rows_of_kind = [row for row in rows if validation_kind(row["data"]) == kind]
@@ -345,7 +382,7 @@ def means_in_words(rows: list[dict[str, Any]], means: dict[str, float]) -> list[
 
 
 def mean_possible(rows: Iterable[dict[str, Any]]) -> float | None:
-    """Return the mean of what is possible on the probes inside the trained range; None without probes."""
+    """Return the mean of the best possible scores on the probes inside the trained range; None without probes."""
     possible = [row["possible"] for row in rows if validation_kind(row["data"]) == PROBES and counts_in_means(row)]
     return statistics.fmean(possible) if possible else None
 

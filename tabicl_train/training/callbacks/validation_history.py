@@ -14,18 +14,28 @@ from tabicl_train.console import counted
 from tabicl_train.run.curves import counts_in_means
 
 VALIDATION = "validation.csv"
-FALLS = 3  # consecutive falls of the mean score on real data after which there is a warning
+FALLS = 3  # consecutive falls of the mean score on real data after which a warning is printed
 
 ValidationRow = Mapping[str, Any]  # cells of validation.csv by column, as text or as numbers
 
 
 @dataclass(frozen=True)
 class History:
-    """The validations of a run so far."""
+    """The validations of a run so far.
 
-    scores: dict[int, dict[str, float]]  # by optimizer steps done and kind of data: mean loss, or ROC AUC or R2
-    best_step: int | None  # steps after which the best weights were saved
-    ended: str | None  # why the run ends by validation.patience; None if it goes on
+    Parameters
+    ----------
+    scores : dict
+        Mean scores by optimizer steps done and kind of data: the loss, or ROC AUC or R2 for real data and probes.
+    best_step : int or None
+        Optimizer steps after which the best weights were saved.
+    ended : str or None
+        Why the run ends by validation.patience; None if it goes on.
+    """
+
+    scores: dict[int, dict[str, float]]
+    best_step: int | None
+    ended: str | None
 
 
 def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, until: int | None = None) -> History:
@@ -33,7 +43,7 @@ def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, unti
     rows = [row for row in rows if until is None or int(row["step"]) <= until]
     scores = read_scores(rows)
 
-    # Count the validations since the best score; where the tables change, scores are compared anew.
+    # Count the validations since the best score. Where the tables change, the comparison starts again.
     tables: set[tuple] = set()
     best_score = math.nan
     best_at: int | None = None
@@ -56,6 +66,7 @@ def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, unti
         else:
             without_better += 1
 
+    # Whether the run ends, and which weights were kept.
     ended = None
     if 0 < settings.patience <= without_better:
         since = "" if best_at is None else f" since that of step {best_at}"
@@ -66,7 +77,7 @@ def read_history(rows: Iterable[ValidationRow], settings: ValidationConfig, unti
 
 
 def read_scores(rows: Iterable[ValidationRow]) -> dict[int, dict[str, float]]:
-    """Return the scores of a History: means over the sets inside the trained range."""
+    """Return the scores of a `History`: means over the sets inside the trained range, by step and kind of data."""
     by_step: dict[int, dict[str, list[float]]] = {}  # by step and kind of data
     for row in rows:
         by_kind = by_step.setdefault(int(row["step"]), {})
@@ -99,14 +110,14 @@ def is_improvement(rows: list[ValidationRow], rows_of_best: list[ValidationRow],
 
 
 def score_of(rows: list[ValidationRow], kind: str) -> float:
-    """Return the score of one validation on this kind of data; nan without any."""
+    """Return the score of one validation on this kind of data; NaN if it has none."""
     for scores in read_scores(rows).values():
         return scores.get(kind, math.nan)
     return math.nan
 
 
 def counted_tables(rows: Iterable[ValidationRow], kind: str) -> set[tuple]:
-    """Identify the tables of this kind that count in the rows of a validation."""
+    """Identify the tables of this kind that count in the means of a validation."""
     # guess_loss distinguishes tables of the same size; it is rounded, since its last digits depend on the machine.
     return {
         (row["data"], int(row["rows"]), f"{float(row['guess_loss'] or 0):.5g}")
@@ -121,7 +132,15 @@ def real_score(rows: list[ValidationRow]) -> str:
 
 
 def falling(scores: dict[int, dict[str, float]], name: str) -> str | None:
-    """Return a warning if the score on real data, of this name, fell in each of the last validations, or None."""
+    """Return a warning if the score on real data fell in each of the last `FALLS` validations, or None.
+
+    Parameters
+    ----------
+    scores : dict
+        See `History`.
+    name : str
+        The name of the score in the warning.
+    """
     real_scores = [scores_of_step.get(REAL, math.nan) for scores_of_step in scores.values()]
     last = real_scores[-FALLS - 1 :]
     if len(last) <= FALLS or not all(earlier > later for earlier, later in itertools.pairwise(last)):

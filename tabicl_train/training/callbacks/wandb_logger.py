@@ -12,11 +12,21 @@ from tabicl_train.config.schema import WandbConfig
 from tabicl_train.console import first_line, info
 from tabicl_train.outputs import write_atomically
 
-TIMEOUT = 30.0  # seconds in which wandb tries to connect to its server, and to upload at the end of the run
+TIMEOUT = 30.0  # seconds for which wandb tries to connect to its server, and to upload at the end of the run
 
 
 class WandbLogger:
-    """Log to a wandb run, which a resumed run continues by its id in wandb.json; repeated steps are logged again."""
+    """Log to a wandb run, which a resumed run continues: its id is in wandb.json. Repeated steps are logged again.
+
+    Parameters
+    ----------
+    options : WandbConfig
+        The section `wandb` of the configuration.
+    folder : Path
+        The run directory.
+    config : dict
+        The configuration in plain values, which wandb shows.
+    """
 
     name = "wandb"
 
@@ -40,7 +50,7 @@ class WandbLogger:
             return
         self.run.finish(exit_code)
         if self.run.offline:
-            # The names hold the time of the start; those of a second start within a second end with -1.
+            # A folder is named by the time of its start and the id; a second one within a second ends with -1.
             folders = sorted(self.folder.resolve().glob(f"wandb/offline-run-*-{self.run_id()}*"))
             info(f"wandb     to upload: {shlex.join(['wandb', 'sync', *map(str, folders)])}")
 
@@ -52,7 +62,7 @@ class WandbLogger:
         return json.loads(path.read_text())["id"]
 
     def open_run(self) -> Any:
-        """Start or continue the wandb run, offline if it cannot be online."""
+        """Start or continue the wandb run, offline if wandb cannot be reached or no account is logged in."""
         import wandb
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=TIMEOUT, finish_timeout=TIMEOUT)
@@ -70,9 +80,10 @@ class WandbLogger:
                 settings=settings,
             )
 
+        # Online, unless that fails.
         if self.options.mode == "online":
             try:
-                if wandb.login(prompt=False, verify=False):  # without it, init asks for an account in a terminal
+                if wandb.login(prompt=False, verify=False):  # otherwise init would ask for an account in a terminal
                     return init("online")
                 info("wandb     logged offline: no account is logged in (wandb login)")
             except wandb.Error as error:

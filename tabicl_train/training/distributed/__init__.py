@@ -1,4 +1,4 @@
-"""How a run uses several processes: launch by torch's elastic agent, collectives, SLURM.
+"""Several processes in a run: their launch by torch's elastic agent, their collectives, and SLURM.
 
-A run of one process needs of it what says so.
+In a run of one process, the collectives return at once.
 """

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run on this machine with the elastic agent of torch, and says how they have ended."""
+"""Starts the ranks of a run on this machine with the elastic agent of torch, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -23,17 +23,31 @@ from tabicl_train.training.distributed.processes import OWN, PREEMPTED, SHUTDOWN
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # in errors about another rank
+CONNECTION = re.compile("connection|timed out|gloo|nccl|store", re.IGNORECASE)  # words in errors about another rank
 
 
 def launch_ranks(devices: int, run_dir: Path) -> int:
-    """Run this command as ranks on this machine; returns 0 finished, 1 failed, 2 refused, 75 preempted."""
+    """Run this command as ranks on this machine.
+
+    Parameters
+    ----------
+    devices : int
+        The number of ranks.
+    run_dir : Path
+        The run directory.
+
+    Returns
+    -------
+    int
+        The exit code of the command: 0 finished, 1 failed, 2 wrong configuration, 75 preempted.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from tabicl_train.training.distributed import loopback
 
+    # The agent, which starts the ranks, and restarts none.
     loopback.register_rendezvous()
     signals = stop_signals()
     logging.disable(logging.CRITICAL)  # messages of the agent, which do not always name the first failure
@@ -48,6 +62,8 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in signals),
     )
+
+    # Run them. The agent turns a signal into an exception, and leaves its handlers behind.
     signaled = False
     handlers = {number: signal.getsignal(number) for number in signals}
     try:
@@ -64,7 +80,8 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    # How the ranks have ended is in the status of the run: the signal hides their exit codes.
+
+    # The status of the run says how the ranks ended, since a signal hides their exit codes.
     status = read_status(run_dir) or {}
     if status.get("launch") == run_id:
         if status["status"] == "finished":
@@ -83,7 +100,7 @@ def launch_ranks(devices: int, run_dir: Path) -> int:
 
 
 def record_cause(cause: str, run_dir: Path, run_id: str) -> None:
-    """Replace the cause in status.json, where rank 0 may have written that it has lost the connection to another."""
+    """Write the cause of a failure to status.json, where rank 0 may have written that it lost another rank."""
     status = written_status(run_dir)
     if status is not None and status.get("launch") == run_id and status["status"] == "failed":
         with contextlib.suppress(OSError):
@@ -91,9 +108,25 @@ def record_cause(cause: str, run_dir: Path, run_id: str) -> None:
 
 
 def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path, size: int = 0) -> str:
-    """Describe in one line the rank that has failed first, and how; `size` is the number of ranks."""
-    # When a rank is lost, others fail too, perhaps with an earlier time in their error files, and the rest are sent
-    # SIGTERM. So a rank that another signal has killed comes first, then one whose error is not a lost connection.
+    """Describe in one line which rank failed first, and how.
+
+    Parameters
+    ----------
+    failures : dict
+        The failures that the agent knows, by rank.
+    run_dir : Path
+        The run directory, with the stack traces of ranks.
+    size : int
+        The number of ranks.
+
+    Returns
+    -------
+    str
+        The line.
+    """
+    # When a rank is lost, others fail too, perhaps with an earlier time in their error files, and the agent sends the
+    # rest SIGTERM. So a rank that was killed by another signal comes first, then one whose error is not about a lost
+    # connection.
     start = min(failure.timestamp for failure in failures.values())
 
     def is_sequel(failure: ProcessFailure) -> bool:
@@ -106,10 +139,13 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path, size: int
         is_late = failure.timestamp > start + 5  # perhaps killed by the agent, 30 s after SIGTERM
         return is_late, not is_killed, is_sequel(failure), failure.timestamp
 
+    # The first rank. The agent knows of no failure of a rank that called os._exit(0).
     rank = min(failures, key=order)
     exited = [other for other in range(size) if other not in failures]
-    if exited and is_sequel(failures[rank]):  # the agent knows of no failure of a rank that has called os._exit(0)
+    if exited and is_sequel(failures[rank]):
         return f"rank {exited[0]} ended with exit code 0 before the end of the run"
+
+    # How it failed.
     message = message_of(failures[rank])
     code = failures[rank].exitcode
     if not message and code < 0:
@@ -125,7 +161,7 @@ def describe_cause(failures: dict[int, ProcessFailure], run_dir: Path, size: int
 
 
 def message_of(failure: ProcessFailure) -> str:
-    """Return the first line of the error that a rank has recorded; empty if it has recorded none."""
+    """Return the first line of the error that a rank recorded; empty if it recorded none."""
     if not isinstance(failure.message, dict):
         return ""
     lines = failure.message.get("message", "").splitlines()

@@ -1,12 +1,12 @@
-"""The meeting point of ranks on one machine, which listens on the loopback address alone.
+"""A rendezvous for ranks on one machine, which listens on the loopback address only.
 
-torch's own rendezvous (c10d) listens on all interfaces, asks nobody for a password, and unpickles what it finds in its
-store: whoever reaches its port runs code. A `TCPStore` listens on all interfaces too, whatever its host name is, unless
-it is given a socket.
+torch's own rendezvous (c10d) listens on all interfaces without a password, and unpickles what it finds in its store:
+whoever reaches its port can run code. A `TCPStore` also listens on all interfaces, whatever its host name, unless it is
+given a socket.
 
     python -m tabicl_train.training.distributed.loopback --rdzv-backend loopback ...
 
-is torchrun with this meeting point.
+is torchrun with this rendezvous.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch.distributed.elastic.rendezvous import (
 BACKEND = "loopback"
 ADDRESS = "127.0.0.1"
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# The sockets by which the ranks exchange values; by default they listen on the address of the host's name.
-# NCCL takes a name without "=" for the beginning of one. The last one says that each start has a store of its own.
+# The network interface for exchanges between ranks, whose sockets by default listen on the address of the host name.
+# Without "=", NCCL also takes interfaces whose names begin in this way. With the last variable, each start has a new
+# store.
 VARIABLES = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "NCCL_SOCKET_IFNAME": f"={INTERFACE}",
@@ -38,7 +39,7 @@ VARIABLES = {
 
 
 def open_store() -> TCPStore:
-    """Return a store for processes of this machine, on a free port."""
+    """Return a store for processes on this machine, on a free port."""
     listener = socket.create_server((ADDRESS, 0))
     port = listener.getsockname()[1]
     descriptor = listener.detach()  # the store closes it
@@ -46,26 +47,26 @@ def open_store() -> TCPStore:
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """The rendezvous of a single elastic agent; the ranks of each start find each other in a new store of the agent."""
+    """The rendezvous of a single elastic agent; the ranks of each start meet in a new store of the agent."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         if parameters.max_nodes > 1:
             raise ValueError(f"--rdzv-backend {BACKEND} is for one machine; use c10d for several")
         self.run_id = parameters.run_id
-        os.environ.update(VARIABLES)  # which the ranks inherit
+        os.environ.update(VARIABLES)  # inherited by the ranks
 
     def get_backend(self) -> str:
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks only connect to the store, instead of opening one."""
+        """Whether the ranks connect to the store of the agent instead of opening one."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = open_store()
-        # The agent starts the ranks next, and they inherit this: ctrl-C while Python starts in a rank would print a
-        # stack trace, so it waits there until tabicl-train unblocks it. Here it waits for `num_nodes_waiting`.
+        # Block ctrl-C in the ranks, which the agent starts next and which inherit this: while Python starts, it would
+        # print a stack trace. tabicl-train unblocks it in a rank, and `num_nodes_waiting` does so here.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(ADDRESS, store.port))
 
@@ -76,7 +77,7 @@ class LoopbackRendezvous(RendezvousHandler):
         pass
 
     def num_nodes_waiting(self) -> int:
-        """Return how many machines want to join; the agent asks ten times a second from the start of the ranks on."""
+        """Return how many machines want to join; the agent asks ten times a second once the ranks have started."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return 0
 
@@ -84,7 +85,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return self.run_id
 
     def shutdown(self) -> bool:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # if a rank has failed at once
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # if a rank failed immediately
         return True
 
 

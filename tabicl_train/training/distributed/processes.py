@@ -1,7 +1,7 @@
-"""How the processes of a run start.
+"""How the processes of a run are started, read from the environment.
 
-torchrun starts the ranks, or `trainer.devices=N` does with the same elastic agent of torch (several machines need
-torchrun, launch/README.md).
+Ranks are started by torchrun, or by `trainer.devices=N` with the same elastic agent of torch. Several machines need
+torchrun (launch/README.md).
 """
 
 from __future__ import annotations
@@ -17,17 +17,25 @@ from tabicl_train.doors import plugins
 from tabicl_train.errors import TORCHRUN, ConfigError
 from tabicl_train.signals import die_with_parent
 
-# Exit code of a run that was preempted, and that the same command continues. Under torchrun it is 0, since any other
-# code counts as a failure.
+# Exit code of a preempted run, which the same command continues. Under torchrun it is 0, since any other code counts as
+# a failure.
 PREEMPTED = os.EX_TEMPFAIL
-OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program has started the agent
+OWN = "tabicl-train-"  # prefix of the elastic agent's run id if this program started the agent
 SHUTDOWN = 300  # seconds that ranks have for their last step and its checkpoint after a stop signal
-SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # by which torch's agent is told; that of torch 2.11 waits 30 s
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # tells torch's agent so; torch 2.11 ignores it and waits 30 s
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of this process among the ranks of a run, from torchrun's variables."""
+    """The place of this process among the ranks of a run, from torchrun's variables.
+
+    Parameters
+    ----------
+    rank, size : int
+        The number of this rank, and the number of ranks on all machines.
+    local_rank, local_size : int
+        The same among the ranks of this machine.
+    """
 
     rank: int = 0
     size: int = 1
@@ -41,7 +49,7 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     Raises
     ------
     ConfigError
-        If another launcher has set these variables.
+        If the variables were set by another launcher.
     """
     if problems := torchrun_problems(environ):
         raise ConfigError(problems)
@@ -56,17 +64,17 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
 
 
 def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun, or this program as it does, has started this process."""
+    """Whether this process was started as a rank, by torchrun or by this program."""
     return "RANK" in environ and "WORLD_SIZE" in environ
 
 
 def is_own_launch(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this program, rather than torchrun, has started the agent of this rank."""
+    """Whether the agent of this rank was started by this program rather than by torchrun."""
     return environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN)
 
 
 def start_command() -> str:
-    """Return the command that starts this run or sweep, after a colon; "" if another program such as torchrun did."""
+    """Return a colon and the command that started this run or sweep; "" if it was another one, such as torchrun."""
     program = Path(sys.argv[0])
     name = program.name
     if program.parent.name == "tabicl_train" and (is_own_launch() or not is_rank()):
@@ -77,7 +85,7 @@ def start_command() -> str:
 
 
 def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """List the problem if srun has started several tasks without torchrun."""
+    """Return a problem, in a list, if srun has started several tasks without torchrun."""
     if is_rank(environ) or "SLURM_STEP_ID" not in environ:
         return []
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", 1))
@@ -87,16 +95,19 @@ def srun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def torchrun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """List the problem if the variables of a rank, as another launcher may set them, are not those of torchrun."""
+    """Return a problem, in a list, if the variables of a rank were set by a launcher other than torchrun."""
+    # No variables, or those of a single process.
     single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     given = {name: environ[name] for name in single if name in environ}
     are_numbers = all(map(str.isdecimal, given.values()))
     if given.items() <= single.items() or (are_numbers and not is_rank(environ)):
         return []
+    # All of them, with values that fit together.
     if are_numbers and len(given) == len(single):
         rank, size, local_rank, local_size = (int(given[name]) for name in single)
         if rank < size and local_rank < local_size and local_size <= size and size % local_size == 0:
             return []
+    # Anything else.
     found = " ".join(f"{name}={value}" for name, value in given.items())
     missing = [name for name in single if name not in given]
     lack = f" without {' and '.join(missing)}" if missing else ""
@@ -104,7 +115,7 @@ def torchrun_problems(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether restarted ranks find the addresses of earlier ones, as one of two restarts then failed in torch 2.13."""
+    """Whether restarted ranks find the addresses of earlier ones; then one of two restarts failed in torch 2.13."""
     restarts = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     is_of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_new = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"  # the agent opens one for each start
@@ -112,6 +123,6 @@ def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def die_with_launcher() -> None:
-    """Let the system kill a rank whose elastic agent has ended, since it would keep its device."""
+    """Let the system kill a rank whose elastic agent has ended, since it would otherwise keep its device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())

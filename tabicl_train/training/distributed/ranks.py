@@ -1,4 +1,4 @@
-"""Decisions that all ranks of a run make together, over CPU process groups, so that no rank waits for its GPU."""
+"""Collectives of the ranks of a run over CPU process groups, so that no rank waits for its GPU."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ Value = TypeVar("Value")
 
 
 class Ranks:
-    """The ranks of a run, as one of them sees them.
+    """The ranks of a run, as seen by one of them.
 
-    A rank that hangs while rank 0 works alone is noticed after 24 hours, else after the timeout of `connect`.
+    A rank that hangs is noticed after the timeout of `connect`, or after 24 hours while rank 0 works alone.
+
+    Parameters
+    ----------
+    launch : Launch, optional
+        The place of this process among the ranks. Default: a single process.
     """
 
     def __init__(self, launch: Launch | None = None) -> None:
@@ -29,41 +34,54 @@ class Ranks:
         self.size = launch.size
 
     def connect(self, timeout: float) -> None:
-        """Open the process groups, once torch's default one is open."""
+        """Open the process groups, after torch's default one; `timeout` is in seconds."""
         if self.size > 1:
             self.prompt = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
             self.patient = dist.new_group(backend="gloo", timeout=PATIENT)
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank; all ranks call this after the same steps."""
+        """Return whether the flag is set on any rank; all ranks call this together."""
         if self.size == 1:
             return flag
         (is_set,) = self._maximum([flag], self.prompt)
         return is_set
 
     def wait_for_first(self, asked: Callable[[], bool]) -> bool:
-        """Wait, on the other ranks, while rank 0 works alone and calls `still_working` now and then, then `finish`."""
-        # Each call of rank 0 is one collective of three flags: asked to stop, done, and the result.
+        """Wait, on the other ranks, while rank 0 works alone.
+
+        Meanwhile rank 0 calls `still_working` from time to time, and `finish` at the end. Each call is one collective
+        of three flags: asked to stop, done, and the result.
+
+        Parameters
+        ----------
+        asked : callable
+            Returns whether this rank was asked to stop.
+
+        Returns
+        -------
+        bool
+            The result of rank 0.
+        """
         while True:
             _, done, result = self._maximum([asked(), False, False], self.patient)
             if done:
                 return result
 
     def still_working(self, asked: bool) -> bool:
-        """Return, on rank 0, whether any rank was asked to stop."""
+        """On rank 0, while it works alone: return whether any rank was asked to stop."""
         if self.size == 1:
             return asked
         any_asked, _, _ = self._maximum([asked, False, False], self.patient)
         return any_asked
 
     def finish(self, result: bool = False) -> bool:
-        """Release the other ranks, on rank 0, and return the result."""
+        """On rank 0, after it worked alone: release the other ranks, and return the result."""
         if self.size > 1:
             self._maximum([False, True, result], self.patient)
         return result
 
     def from_first(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on rank 0 and return its result on all ranks; an exception is raised on all of them."""
+        """Call a function on rank 0 and return its result on all ranks; an exception is raised on all of them."""
         if self.size == 1:
             return function()
         value = error = None
@@ -80,7 +98,7 @@ class Ranks:
         return value
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all ranks in their order, on all ranks; they must be picklable."""
+        """Return on all ranks the values of all ranks, in order; the values must be picklable."""
         if self.size == 1:
             return [value]
         values: list = [None] * self.size
@@ -88,7 +106,7 @@ class Ranks:
         return values
 
     def raise_on_all_ranks(self, problems: list[str]) -> None:
-        """Raise the same ConfigError on all ranks if any rank has problems, naming the ranks concerned."""
+        """Raise the same ConfigError on all ranks if any has problems; lines of some ranks only name them."""
         ranks: dict[str, list[int]] = {}
         for rank, texts in enumerate(self.gather(problems)):
             for text in texts:
@@ -100,7 +118,7 @@ class Ranks:
             raise ConfigError(lines)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor on the CPU over all ranks, in place."""
+        """Sum a tensor on the CPU over all ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(values, group=self.prompt)
         return values
@@ -118,6 +136,6 @@ class Ranks:
 
 
 def ranks_in_parentheses(ranks: list[int]) -> str:
-    """Name the ranks in parentheses, after a space."""
+    """Name ranks in parentheses, after a space."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f" ({noun} {', '.join(map(str, ranks))})"

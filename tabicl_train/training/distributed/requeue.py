@@ -1,4 +1,4 @@
-"""Lets SLURM restart the job of a run that it has preempted."""
+"""Lets SLURM restart the job of a preempted run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tabicl_train.console import info
 
 
 def requeue(settings: TrainerConfig) -> None:
-    """With `trainer.requeue`, let SLURM restart this job: the last act of one process, as SLURM then ends the job."""
+    """With `trainer.requeue`, let SLURM restart this job. This comes last, since SLURM then ends the job."""
     job = os.environ.get("SLURM_JOB_ID")
-    if "SLURM_ARRAY_JOB_ID" in os.environ:  # where scontrol takes SLURM_JOB_ID for the whole array
+    if "SLURM_ARRAY_JOB_ID" in os.environ:  # in an array, scontrol takes SLURM_JOB_ID for the whole array
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not settings.requeue or job is None:
         return
@@ -25,6 +25,6 @@ def requeue(settings: TrainerConfig) -> None:
         else:
             result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
             outcome = "requeued" if result.returncode == 0 else f"not requeued: {result.stderr.strip()}"
-    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved all the same
+    except OSError as error:  # such as in a container without SLURM's commands; the checkpoint is saved anyway
         outcome = f"not requeued: {error}"
     info(f"stop      SLURM job {job} is {outcome}")

@@ -38,8 +38,9 @@ def test_describe_shows_own_tables_of_any_length(tmp_path, monkeypatch, capfd):
     assert set(shown) <= set(lines) and "2 tables from" in lines[-1]
     assert exit_code(monkeypatch, "prior", *describe, "curriculum.stages.smoke.rows=[60,400]") == 2
     printed = capfd.readouterr()
-    assert {*shown, "stage smoke: 3 of 3 tables have 60 rows, and 0 have 400"} <= set(printed.out.splitlines())
-    assert "error: curriculum.stages.smoke.rows has tables of 400 rows; none of the 3 real tables" in printed.err
+    lengths = "stage smoke: 3 of 3 tables have at least 60 rows, and 0 at least 400"
+    assert {*shown, lengths} <= set(printed.out.splitlines())
+    assert "error: curriculum.stages.smoke.rows asks for tables of 400 rows; none of the 3 real tables" in printed.err
 
 
 def test_fewer_draws_are_described_if_tables_are_real(tmp_path, monkeypatch):
@@ -115,7 +116,7 @@ def test_tables_of_a_run_follow_its_curriculum(capfd):
         (["dump", "output=dump", "prior=dummy", "first_step=5"], "first_step is 5; it must be a multiple of 100"),
         (["dump", "output=dump", "experiment=smoke", "first_step=20"], "the run has steps 0..19"),
         (["dump", "output=dump", "format=h5", "prior=dummy"], "format is 'h5'; it must be one of folder, file"),
-        (["dump", "output=file", "format=file", "prior=dummy"], "which is there already: set overwrite=true"),
+        (["dump", "output=file", "format=file", "prior=dummy"], "which already exists; set overwrite=true"),
         (["dump", "output=a.h5", "format=file", "experiment=smoke"], "set curriculum.stages.NAME.group_size to the"),
     ],
 )

@@ -89,13 +89,13 @@ def test_an_estimator_takes_its_plug_ins_to_other_processes_and_refuses_another_
     assert load_network(hub, plugins="mine.py")
     change(fresh)
     joblib.load("both.joblib")  # the module is here as it was
-    with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; start Python anew"):
+    with pytest.raises(ConfigError, match=r"mine.py has changed since it was imported; restart Python"):
         copy.fit(X, y)
     forget_plugins()
     with pytest.raises(ConfigError, match=r"mine.py has changed since this object was pickled"):
         joblib.load("both.joblib")
     (fresh / "mine.py").unlink()
-    with pytest.raises(ConfigError, match=r"which is not there; before, call tabicl_train.plugins.load"):
+    with pytest.raises(ConfigError, match=r"which does not exist here; first call tabicl_train.plugins.load"):
         joblib.load("both.joblib")
 
 
@@ -248,5 +248,5 @@ def test_a_rank_with_another_file_than_rank_0_is_refused(fresh, monkeypatch):
         return (*value[:2], []) if isinstance(value, tuple) and len(value) == 3 else value
 
     monkeypatch.setattr(Ranks, "from_first", from_first)
-    with pytest.raises(ConfigError, match="the plug-in mine is another one than on rank 0"):
+    with pytest.raises(ConfigError, match="the plug-in mine differs from that on rank 0"):
         train_short_run(fresh / "run", "prior=ring", "trainer.max_steps=1", settings=SMOKE)

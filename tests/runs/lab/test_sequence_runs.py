@@ -99,7 +99,7 @@ def test_reports_replays_and_plans_need_no_family(folder, tmp_path, capsys):
 
 
 def test_a_run_of_one_family_neither_continues_nor_starts_from_the_other(folder, tmp_path):
-    with pytest.raises(ConfigError, match="the file's model is of the family sequence; this run trains tabicl"):
+    with pytest.raises(ConfigError, match="the file's model is of family sequence; this run trains tabicl"):
         train_short_run(tmp_path / "run", f"init_weights={folder}/quantifiers")
     with pytest.raises(ConfigError, match=r"is another run: model\.family was sequence"):
         train_short_run(folder / "quantifiers")

@@ -49,7 +49,7 @@ def test_classes_have_the_probabilities_of_the_classifier_in_the_order_of_the_fi
     np.testing.assert_allclose(found.iloc[:, 1:], expected, rtol=1e-12)
     assert list(found["label"]) == list(model.classes_[expected.argmax(axis=1)])
     assert predict(monkeypatch, "target=label") == 2
-    assert "output is 'out.csv', which is there already: set overwrite=true" in capfd.readouterr().err
+    assert "output is 'out.csv', which already exists; set overwrite=true" in capfd.readouterr().err
 
 
 def test_a_column_of_texts_is_one_also_if_all_query_texts_look_like_numbers(monkeypatch):

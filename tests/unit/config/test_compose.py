@@ -112,7 +112,7 @@ def test_files_of_a_folder_with_names_of_ours_are_ignored_which_a_line_says_once
     for _ in range(2):
         assert compose(["experiment=smoke", "model=tiny"], str(tmp_path)) == expected
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning   files in {tmp_path} with names of ours are ignored")
+    assert line.startswith(f"warning   files in {tmp_path} with the names of built-in files are ignored")
     assert line.endswith(": experiment/demo.yaml, model/tiny.yaml, sweep/ladder.yaml")
 
 

@@ -61,7 +61,7 @@ def test_a_start_from_another_function_than_that_of_the_file_is_told(config, fol
 
     assert warnings() == warnings(dropout=0.1, checkpoint_rows=7) == []
     (line,) = warnings(scaling_bound=5.0, dropout=0.1)
-    assert line.startswith("warning   init_weights: model.scaling_bound was None, is 5.0; the run starts from another")
+    assert line.startswith("warning   init_weights: model.scaling_bound was None, is 5.0; the same weights now")
 
 
 def test_settings_of_an_outside_network_are_told_unless_its_scores_stay_the_same():

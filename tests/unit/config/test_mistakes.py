@@ -36,7 +36,7 @@ def test_contradictions_of_all_sections_are_reported_at_once():
         "model.max_classes=11": "model.max_classes is 11",
         "curriculum.stages.smoke.train_share=[0,1]": "train_share is [0.0, 1.0]",
         "trainer.precision=bf17": "trainer.precision is 'bf17'; it must be one of auto, fp32, bf16, fp16",
-        "trainer.devices=9": "fewer than the 9 processes",
+        "trainer.devices=9": "it must be at least 9, the number of processes",
         "checkpoint.every=0": "checkpoint.every is 0",
         "init_weights=nowhere.ckpt": "there is no such file",
     }
@@ -204,7 +204,7 @@ def test_a_run_does_not_write_its_records_among_the_tables_it_reads(tmp_path, mo
 def test_the_folder_of_a_sweep_is_not_taken_for_that_of_a_run(tmp_path, monkeypatch, capfd):
     (tmp_path / "study.log").touch()
     assert exit_code(monkeypatch, "train", "experiment=smoke", f"run_dir={tmp_path}") == 2
-    assert "it is the folder of a sweep" in capfd.readouterr().err
+    assert "it is the directory of a sweep" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
 
 

@@ -147,7 +147,7 @@ class Declared(Foreign):
         (
             Foreign,
             ["hidden.weight"],
-            "optimizer muon takes 64 weights of matrices, AdamW the other 125; the network has",
+            "optimizer muon takes 64 weights of matrices, AdamW the other 125; the network does",
         ),
         (Declared, ["head.weight"], None),
         (Flat, [], "warning   optimizer=muon finds no hidden matrix in this network, so AdamW takes all 189 weights"),

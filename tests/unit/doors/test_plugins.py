@@ -70,7 +70,7 @@ def test_a_schedule_of_a_file_trains_and_resumes(fresh):
         (["prior=ring", "prior.radiu=2"], "prior.radiu: no such setting; did you mean prior.radius?"),
         (["model=doubled", "model.family=tabicl"], "model.family is 'tabicl'; it cannot be changed"),
         (["+callbacks.lowest_los={}"], "there is no callback 'lowest_los'; did you mean 'lowest_loss'?"),
-        (["+callbacks.guard={}"], "callbacks.guard: it is one of ours, which settings of the run choose; leave it out"),
+        (["+callbacks.guard={}"], "callbacks.guard: settings of the run choose the built-in callbacks; leave it out"),
         (
             ["+callbacks.lowest_loss={factr: 1}"],
             "lowest_loss.factr: no such setting; did you mean callbacks.lowest_loss.factor?",
@@ -120,7 +120,7 @@ def test_callbacks_of_one_class_have_a_state_each(fresh):
     Callbacks([one, other], context).load({"callbacks": {"one": {"number": 1}, "other": {"number": 2}}})
     assert (one.number, other.number) == (1, 2)
     assert stateful([one, other]) == {"one": one, "other": other}
-    with pytest.raises(ConfigError, match="two callbacks have the state 'Counts'; give one of them another state_name"):
+    with pytest.raises(ConfigError, match="two callbacks have the state_name 'Counts'; give one of them another"):
         Callbacks([Counts(), Counts()], context)
 
 
@@ -300,7 +300,7 @@ def test_a_file_of_values_for_a_network_without_its_plug_in_says_what_to_add(fre
     text = "defaults: [tiny, override /model/schema@_global_.model: tripled]\n"
     (fresh / "model/mine.yaml").write_text(text)
     with pytest.raises(
-        ConfigError, match=r"there is no network 'tripled'; .*; if it is one of a plug-in, add plugins="
+        ConfigError, match=r"there is no network 'tripled'; .*; if a plug-in registers it, add plugins="
     ):
         compose(["experiment=smoke", "model=mine"], str(fresh))
 
@@ -329,11 +329,11 @@ def test_a_prior_of_stored_sizes_gets_the_checks_of_a_file_of_tables(fresh):
         "curriculum.stages.smoke.features=[30,50] curriculum.stages.smoke.train_share=[0.033,0.5]",
         "model.max_classes is 2, but the stored tables of prior=stored have up to 3 classes",
     ]
-    with pytest.raises(ConfigError, match=r"validation.rows must be \[\] with prior=stored"):
+    with pytest.raises(ConfigError, match=r"validation.rows is .* since prior=stored stores only"):
         compose([*settings, "validation.every=2", "validation.rows=[64]"])
     with pytest.raises(ConfigError, match=r"components.stored: its tables have sizes of their own"):
         compose([*settings[:2], "prior=mix_scm", "+prior.components.stored={weight: 1}"])
-    with pytest.raises(ConfigError, match="rows: stored tables have sizes of their own"):
+    with pytest.raises(ConfigError, match="rows: stored tables have their own sizes"):
         TableStream("stored", rows=50)
 
 

@@ -373,7 +373,7 @@ def test_an_input_is_not_replaced(checkpoint, tmp_path):
 
 def test_a_figure_that_is_there_already_is_refused_as_an_output_is(checkpoint, tmp_path):
     (tmp_path / "scores.png").touch()
-    with pytest.raises(ConfigError, match=r"figure is .*scores\.png', which is there already: set overwrite=true"):
+    with pytest.raises(ConfigError, match=r"figure is .*scores\.png', which already exists; set overwrite=true"):
         evaluate(checkpoint=checkpoint, figure=str(tmp_path / "scores.png"))
 
 

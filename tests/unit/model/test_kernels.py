@@ -127,7 +127,7 @@ def test_a_resumed_run_says_that_its_attention_has_changed(capsys):
     assert capsys.readouterr().err == ""
     module.uses_kernels = False
     module.on_load_checkpoint(saved)
-    line = "changed   attention was that of the kernels of this package, is PyTorch's\n"
+    line = "changed   attention was computed by the kernels of this package, now by PyTorch\n"
     assert capsys.readouterr().err == line
 
 

@@ -179,7 +179,7 @@ def test_a_stage_without_real_tables_needs_no_long_one(tmp_path):
     folder = write_table_files(tmp_path / "tables", 2)
     real = ["+prior.components.tables.weight=1", f"+prior.components.tables.folder={folder}"]
     real += ["+prior.components.tables.validation_fraction=0", f"{STAGE}.rows=[40,500]"]
-    with pytest.raises(ConfigError, match=r"smoke.rows has tables of 500 rows; none of the 2 real tables"):
+    with pytest.raises(ConfigError, match=r"smoke.rows asks for tables of 500 rows; none of the 2 real tables"):
         compose(["experiment=smoke", "prior=mix_scm", *real])
     config = compose(["experiment=smoke", "prior=mix_scm", *real, f"{STAGE}.mix={{mlp_scm:1}}"])
     assert eligible_tables(config.curriculum, configured_prior(config.prior), False) == []
@@ -204,7 +204,7 @@ def test_real_tables_that_only_a_stage_draws_are_validated(tmp_path, name):
         assert list(streams["own"].prior.priors) == [name]
         assert streams["synthetic"].prior.shares == pytest.approx({"mlp_scm": 0.7, "tree_scm": 0.3})
     if name == "tables":
-        with pytest.raises(ConfigError, match="none is for validation"):
+        with pytest.raises(ConfigError, match="none is left for validation"):
             compose(["experiment=smoke", "prior=mix_scm", *real, "prior.components.tables.validation_fraction=0"])
 
 

@@ -140,7 +140,7 @@ def test_only_long_enough_tables_are_drawn(folder):
     with pytest.raises(PriorError, match="no table has 301 rows with a target; the longest one has 300"):
         prior.sample(TableSpec(301, 100, 3, 3), 0)
     (problem,) = too_many_rows("validation.rows", 100, prior.for_validation(), False)
-    assert problem.startswith("validation.rows asks for real tables, but none is for validation; raise prior.valid")
+    assert problem.startswith("validation.rows asks for real tables, but none is left for validation; raise prior.v")
 
 
 def test_numbers_are_cut_at_quantiles():

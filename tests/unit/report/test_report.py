@@ -208,7 +208,7 @@ def test_the_page_of_a_run_is_replaced_and_other_files_only_if_asked_to(runs, tm
     assert command("report", f"run_dir={run}", other).returncode == 0
     refused = command("report", f"run_dir={run}", other)
     assert refused.returncode == 2
-    assert "page.html', which is there already: set overwrite=true" in refused.stderr
+    assert "page.html', which already exists; set overwrite=true" in refused.stderr
     assert command("report", f"run_dir={run}", other, "overwrite=true").returncode == 0
     (tmp_path / "link.html").symlink_to(run / "config.yaml")
     refused = command("report", f"run_dir={run}", f"output={tmp_path}/link.html", "overwrite=true")

@@ -50,7 +50,7 @@ def test_a_damaged_configuration_is_one_line_in_every_command_that_reads_it(cont
     assert (report.returncode, report.stderr) == (2, f"{line}\n")
     train = command("train", "experiment=smoke", "stream.num_workers=0", f"run_dir={records.folder}")
     assert train.returncode == 2
-    assert train.stderr.startswith(f"{line}; to start over, name another run_dir")
+    assert train.stderr.startswith(f"{line}; to start over, choose another run_dir")
     assert train.stderr.count("\n") == 1 and path.read_bytes() == content
     replay = command("replay", f"run_dir={records.folder}", "step=0")
     assert (replay.returncode, replay.stderr) == (2, f"{line}\n")

@@ -223,8 +223,8 @@ def test_stages_of_one_or_two_steps_have_a_positive_finite_rate(schedule):
     ("schedule", "words"),
     [
         (lambda stage, step: 1.0, None),
-        (lambda stage, step: None, "returns None for step 2 of a stage of 20; it must return a number, 0 or more"),
-        (lambda stage, step: math.inf, "returns inf for step 2 of a stage of 20; it must return a number, 0 or more"),
+        (lambda stage, step: None, "returns None for step 2 of a stage of 20; it must return a finite number"),
+        (lambda stage, step: math.inf, "returns inf for step 2 of a stage of 20; it must return a finite number"),
         (lambda stage, step: 1 / (step - 2), "division by zero"),
         (lambda stage, step: 1 / (19 - step), "division by zero"),
         (lambda step: 1.0, "takes 1 positional argument but 2 were given"),

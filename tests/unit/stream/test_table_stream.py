@@ -85,9 +85,9 @@ def test_wrong_arguments_are_one_error_with_all_problems():
     with pytest.raises(ConfigError) as error:
         TableStream("mlp_scm", curriculum, rows=10, start=8, stop=99, ranks=9, dense=True)
     assert error.value.problems == [
-        "rows: the curriculum sets the sizes of tables; leave one of both out",
-        "start is 8 and stop 99; 0 <= start <= stop must hold, and the curriculum ends at 20",
+        "rows: the curriculum sets the sizes of tables; leave out one of them",
+        "start is 8 and stop is 99; they must satisfy 0 <= start <= stop, and the curriculum ends at 20",
         "a step has 8 tables, but ranks is 9; each rank needs at least one",
-        "dense is true, which divides no step among ranks; give each rank a seed of its own",
+        "dense is true, but dense batches are not divided among ranks; give each its own seed",
         "stages.smoke: group_size is 2 and tables 8; a dense batch needs one group in each step",
     ]

@@ -113,7 +113,7 @@ def test_runs_logged_to_wandb_form_a_group_and_are_named_after_point_and_seed():
             ["sweep.sampler=gird", "sweep.trails=3", "sweep.jobs=0"],
             ["sweep.jobs is 0", "sweep.sampler is 'gird'", "sweep.trails: no such setting; did you mean sweep.trials?"],
         ),
-        (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep has one value; a list needs brackets"]),
+        (["sweep.seeds=0,1"], ["sweep.seeds=0,1: this setting of the sweep takes one value; a list needs brackets"]),
         (["sweep=nothing"], ["sweep=nothing: there is no such choice; there are haystack, ladder, "]),
         (["seed=0,-1,x"], ["seed=0,-1,x: a seed must be a whole number"]),
         (["seed=0,123456789012345678901234567890"], ["seed=0,123456789012345678901234567890: a seed must be a whole"]),

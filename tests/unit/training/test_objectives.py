@@ -111,7 +111,7 @@ def test_an_objective_that_depends_on_the_other_tables_of_a_pack_is_refused():
     for objective in (None, CrossEntropy(0.1, "balanced")):
         assert mixing_problem(network, objective, {}) is None
         assert network.training
-    assert "OverThePack of two tables in one pack differs" in mixing_problem(network, OverThePack(), {})
+    assert "OverThePack of two tables differs" in mixing_problem(network, OverThePack(), {})
     assert "OneNumber returns the shape ()" in mixing_problem(network, OneNumber(), {})
     assert mixing_problem(small_network(max_classes=0, num_quantiles=9), Pinball(), {}) is None
 
@@ -128,16 +128,16 @@ def changing(pack, change):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda p, k, n: n.losses(p, k).tolist(), "returns a list; it must return a tensor of the shape (2,)"),
+        (lambda p, k, n: n.losses(p, k).tolist(), "returns a list; it must return a tensor of shape (2,)"),
         (lambda p, k, n: (n.losses(p, k), {}), "returns a tuple"),
         (lambda p, k, n: None, "returns None"),
         (lambda p, k, n: list(n.losses(p, k)) if n.training else n.losses(p, k), "returns a list"),
         (lambda p, k, n: n.losses(p, k)[:, None], "returns the shape (2, 1) for a pack of 2 tables"),
         (lambda p, k, n: n.losses(p, k).detach(), "returns losses that are detached"),
         (lambda p, k, n: torch.tensor(n.losses(p.data, k).tolist()), "returns losses that are detached"),
-        (lambda p, k, n: over_the_pack(n.losses(p, k)) if n.training else n.losses(p, k), " in training mode from"),
-        (lambda p, k, n: n.losses(p, k) / (len(k) if torch.is_grad_enabled() else 1), " in training mode from"),
-        (lambda p, k, n: torch.rand(()) * over_the_pack(n.losses(p, k)), "of two tables in one pack differs"),
+        (lambda p, k, n: over_the_pack(n.losses(p, k)) if n.training else n.losses(p, k), " in training mode between"),
+        (lambda p, k, n: n.losses(p, k) / (len(k) if torch.is_grad_enabled() else 1), " in training mode between"),
+        (lambda p, k, n: torch.rand(()) * over_the_pack(n.losses(p, k)), "of two tables differs"),
         (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: pack.y.zero_()), "changes y of the pack"),
         (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: pack.y.data.fill_(1)), "changes y of the pack"),
         (lambda p, k, n: n.losses(p, k) * changing(k, lambda pack: setattr(pack, "X", -k.X)), "changes X of the pack"),

@@ -140,7 +140,7 @@ def test_a_gpu_repeats_to_the_bit_if_asked(gpu, monkeypatch):
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
         os.environ.pop(WORKSPACE[0], None)
-    assert "          repeatable to the bit" in policy(config.trainer)
+    assert "          repeatable bit for bit" in policy(config.trainer)
     on_cpu = compose(["experiment=smoke", "trainer.accelerator=cpu", "trainer.deterministic=true"])
     assert "no effect on a CPU" in policy(on_cpu.trainer)[-1]
 

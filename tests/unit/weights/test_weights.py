@@ -60,5 +60,5 @@ def test_a_run_that_starts_from_a_name_trains_that_network():
         config = compose([f"experiment={experiment}", "init_weights=mini"])
         assert initial_weights(config.init_weights, config.model)
     config = compose(["experiment=demo", "init_weights=mini", "model.row_num_blocks=7"])
-    with pytest.raises(ConfigError, match="another one than the configuration"):  # what is asked for is not ignored
+    with pytest.raises(ConfigError, match="differs from that of the configuration"):  # what is asked for is not ignored
         initial_weights(config.init_weights, config.model)

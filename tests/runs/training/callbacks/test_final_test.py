@@ -24,7 +24,7 @@ from tabicl_train.training.callbacks.validation import final_test_streams, valid
 from tabicl_train.weights.reader import load_network, read_weights
 
 GAINS = ["curriculum.stages.smoke.learning_rate=0.01", "curriculum.stages.smoke.steps=6"]
-NO_GAIN = "no gain found: the weights you started from stay the best ones"
+NO_GAIN = "no gain found: the weights you started from are still the best"
 
 
 class Killed(BaseException):

@@ -292,7 +292,7 @@ def test_best_weights_of_another_validation_are_replaced_with_a_line(tmp_path, c
         train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=3", "validation.patience=2")
     assert "is replaced" not in capfd.readouterr().err  # and patience, which is over, is of the same tables
     train_eight_steps(tmp_path / "run", *settings, "trainer.max_steps=4", "validation.rows=[50]")
-    assert "step 4: other tables than before; best.ckpt, of step 1, is replaced" in capfd.readouterr().err
+    assert "step 4: the tables have changed, so best.ckpt (step 1) is replaced" in capfd.readouterr().err
     result = command("export", f"checkpoint={tmp_path}/run", f"output={tmp_path}/x.ckpt", "weights=best")
     assert "the best weights are of step 4, by validation on synthetic tables of 50 rows (loss " in result.stdout
 
@@ -377,7 +377,7 @@ def test_suites_that_cannot_be_scored_are_refused():
     assert caught.value.problems == [
         "validation.suites: there is no suite 'sklaern'; did you mean 'sklearn'?",
         "validation.suites: folder is missing; suite=folder needs one with tables and their tasks.csv",
-        "validation.suites has two tasks of the name 'iris'",
+        "validation.suites has two tasks named 'iris'",
     ]
 
 

@@ -34,7 +34,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path):
     assert "error: submit.sbatch: it must be a mapping" in command("submit", "seed=1", "submit.sbatch=fast").stderr
     assert "did you mean nodes" in command("submit", "experiment=smoke", "submit.nods=2").stderr
     many = command("submit", "experiment=smoke", "submit.nodes=4", "submit.gpus=8", "trainer.devices=8")
-    assert "fewer than the 32 processes" in many.stderr
+    assert "it must be at least 32, the number of processes" in many.stderr
     assert "trainer.devices is 8; leave it out" in many.stderr
     assert (
         "trainer.requeue is true; leave it out" in command("submit", "experiment=smoke", "trainer.requeue=true").stderr

@@ -79,7 +79,7 @@ def test_the_advice_leads_to_weights_from_before_the_skipped_steps(tmp_path):
 @pytest.mark.parametrize(
     ("poisoned", "cause"),
     [
-        (ALL - {3, 7, 11, 14, 15}, "11 of 16 steps were skipped, since their loss or gradient norm was not finite"),
+        (ALL - {3, 7, 11, 14, 15}, "11 of 16 steps were skipped because their loss or gradient norm was not finite"),
         ({15}, "the loss of the last step, 16, is not finite"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one_and_the_package_predicts_with_i
         assert run_ranks(train, tmp_path, point, config, folder=tmp_path) == codes, (tmp_path / "stderr.0").read_text()
     whole, torn = tmp_path / "machine-0/whole", tmp_path / "machine-0/torn"
     assert list((tmp_path / "machine-1").iterdir()) == []
-    assert [path.name for path in torn.rglob("*") if owner_problem(path) is None] == []  # a new file goes into OF_RUN
+    assert [path.name for path in torn.rglob("*") if owner_problem(path) is None] == []  # new files go into RUN_FILES
     starts = [start["step"] for start in Records(torn).lines("provenance.jsonl")]
     assert starts in ([0, 3, 4], [0, 3, 3])  # a save beside training may not have reached the disk
     assert_same_end(torn, whole)

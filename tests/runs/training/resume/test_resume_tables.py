@@ -100,7 +100,7 @@ def test_validation_leaves_out_lengths_that_no_table_has(settings, capsys):
         config.validation, config.curriculum.priors_by_kind(configured_prior(config.prior)), config.model
     )
     assert [stage.rows for stage in streams["own"].curriculum.stages.values()] == [[60, 60]]
-    warning = "warning   validation.rows: 500 left out, as no own table for it is that long\n"
+    warning = "warning   validation.rows: 500 left out: no own validation table is that long\n"
     assert capsys.readouterr().err == warning
 
 

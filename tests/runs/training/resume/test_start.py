@@ -36,8 +36,8 @@ def test_a_rank_with_another_seed_or_other_real_tables_is_refused():
     ranks = SimpleNamespace(from_first=lambda _: (0, None, []))
     assert differences_from_first(0, None, ranks) == []
     assert differences_from_first(7, "0a1b", ranks) == [
-        "seed is 7, that of rank 0 0",
-        "the tables in the files of the prior are others than on rank 0",
+        "seed is 7, but 0 on rank 0",
+        "the tables in the prior's files differ from those on rank 0",
     ]
 
 
@@ -105,8 +105,8 @@ def test_records_that_name_a_checkpoint_which_is_gone_are_an_error(four_steps, t
     with pytest.raises(ConfigError) as error:
         train_short_run(run_dir)
     assert str(error.value) == (
-        f"{run_dir} lacks the checkpoint of step 4, which status.json names; "
-        "to start over, name another run_dir or remove this one"
+        f"{run_dir} lacks the checkpoint of step 4 that status.json records; "
+        "to start over, choose another run_dir or remove this one"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_its_seed_onl
     assert wait_for_exit_code(forked.start_process(train_and_be_killed, run_dir)) == -signal.SIGKILL
     assert saved(run_dir / "checkpoints") == []
     assert len(read_metrics(run_dir)) == 1
-    with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 1; to start over, name another run_dir"):
+    with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 1; to start over, choose another run_dir"):
         train_short_run(run_dir, "seed=1", "trainer.max_steps=2")
     assert train_short_run(run_dir, "trainer.max_steps=2") == "finished"
     assert [row["step"] for row in read_metrics(run_dir)] == ["1", "2"]

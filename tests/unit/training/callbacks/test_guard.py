@@ -181,7 +181,7 @@ def test_a_loss_above_the_limit_warns_once_or_stops(config, tmp_path, capsys):
     with pytest.raises(Diverged, match="step 3: the moving average of the loss"):
         feed(watch(config, tmp_path, after=3, loss=0.5, action="stop"), *[FINE] * 5)
     guard = watch(config, tmp_path, after=3, loss=0.5, action="rewind")
-    with pytest.raises(Diverged, match=r"no checkpoint from before that.*weight_decay, or bound the [^,]*\)$"):
+    with pytest.raises(Diverged, match=r"no earlier checkpoint.*weight_decay, or bound the [^,]*\)$"):
         feed(guard, *[FINE] * 5)
     guard.abandoned = [(1, 2), (1, 3), (1, 4)]
     with pytest.raises(Diverged, match="after 3 rewinds"):
