@@ -415,7 +415,7 @@ def test_weights_are_chosen_in_checkpoints_of_runs_too(tmp_path, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert f"weights of step-{UNTRAINED_STEP:08d}: the exponential moving average, step 10" in result.stdout
     for export in ("tiny.ckpt", "hub"):
-        line = f"{export} holds one set of weights, which is taken; weights=ema is for runs\n"
+        line = f"{export} holds one set of weights, which is used; weights=ema applies to runs only\n"
         assert result.stderr.count(line) == 1
     refused = command("compare", checkpoint, *words, "weights=best")
     assert refused.returncode == 2 and "weights=best needs a run directory" in refused.stderr

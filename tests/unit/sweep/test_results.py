@@ -107,7 +107,7 @@ def test_a_sweep_says_which_data_sets_count_and_keeps_them(tmp_path):
     plan = make_plan(settings)
     assert plan.sweep.metric == "real/loss"
     text = invent(plan, lambda point, seed: 1.0).text()
-    assert "real/loss (lower is better), the mean over 1 of 4 data sets, which all runs have" in text
+    assert "real/loss (lower is better), the mean over 1 of 4 data sets, those inside the" in text
     assert "trained range: iris.\n" in text
     with pytest.raises(ConfigError, match="no public data set lies inside the trained range of all runs"):
         make_plan([*settings, "curriculum.stages.smoke.features=[1,3]", "sweep.metric=real/loss"])
