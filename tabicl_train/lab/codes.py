@@ -160,9 +160,9 @@ def draw(frame: pd.DataFrame, most: int) -> Figure:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for way, rows in frame.groupby("way", sort=False):
-        of_classes = rows.groupby("classes")
-        plot_estimates(left, of_classes["accuracy"].agg(share), label=way)
-        right.plot(of_classes["cpu_seconds"].mean(), "o-", label=way)
+        by_classes = rows.groupby("classes")
+        plot_estimates(left, by_classes["accuracy"].agg(share), label=way)
+        right.plot(by_classes["cpu_seconds"].mean(), "o-", label=way)
     left.set(title="accuracy", ylim=(-0.02, 1.02))
     right.set(title="CPU seconds for a table", yscale="log")
     for axes in (left, right):

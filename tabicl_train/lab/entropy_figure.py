@@ -34,8 +34,8 @@ def draw_attention(measures: pd.DataFrame) -> Figure:
     for panels, name in zip(grid, shown, strict=True):
         panels[0].set_ylabel(MEASURES[name])
         for axes, kind in zip(panels, kinds, strict=True):
-            of_kind = measures[measures["queries"] == kind]
-            draw_layers(axes, of_kind, name, depths[of_kind["stage"].iloc[0]])
+            rows_of_kind = measures[measures["queries"] == kind]
+            draw_layers(axes, rows_of_kind, name, depths[rows_of_kind["stage"].iloc[0]])
     for axes, kind in zip(grid[0], kinds, strict=True):
         axes.set_title(KINDS[kind], fontsize="medium")
         axes.legend(title="layer", fontsize="x-small", title_fontsize="x-small", ncols=2)

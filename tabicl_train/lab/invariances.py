@@ -110,8 +110,8 @@ def measure_changes(seed: int) -> dict[str, float]:
     found["labeled rows"] = change(predict(shuffled, torch.cat([y[:LABELED][rows], y[LABELED:]])), expected)
     alone = []
     for row in range(LABELED, ROWS):
-        of_row = torch.cat([X[:LABELED], X[row : row + 1]])
-        alone.append(predict(of_row, y[: LABELED + 1]))
+        with_one_query = torch.cat([X[:LABELED], X[row : row + 1]])
+        alone.append(predict(with_one_query, y[: LABELED + 1]))
     found["query rows"] = change(torch.cat(alone), expected)
     found["with positions"] = change(predict(X[:, features], y), expected)
     network.row_interactor.tf_row["rope"].freqs.zero_()  # nothing is rotated, so all positions are equal

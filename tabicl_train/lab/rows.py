@@ -167,12 +167,12 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    of_size = frame.groupby("rows")
-    plot_estimates(left, of_size["log_loss"].agg(mean_interval))
+    by_size = frame.groupby("rows")
+    plot_estimates(left, by_size["log_loss"].agg(mean_interval))
     left.set(title="log loss", xscale="log", xlabel="labeled rows")
-    plot_estimates(middle, of_size["cpu_seconds"].agg(mean_interval))
+    plot_estimates(middle, by_size["cpu_seconds"].agg(mean_interval))
     middle.set(title="CPU seconds", xscale="log", yscale="log", xlabel="labeled rows")
-    peaks = of_size["peak_gb"].max()
+    peaks = by_size["peak_gb"].max()
     right.plot(peaks.index, peaks, "o-")
     right.set(title="peak memory of the process (GiB)", xscale="log", xlabel="labeled rows", ylim=(0, None))
     return figure
@@ -180,13 +180,13 @@ def draw_figure(frame: pd.DataFrame) -> Figure:
 
 def findings(frame: pd.DataFrame, X: pd.DataFrame, options: RowsOptions) -> str:
     # A row for each number of labeled rows.
-    of_size = frame.groupby("rows")
+    by_size = frame.groupby("rows")
     columns = {}
     for name, form in (("accuracy", ".4f"), ("log_loss", ".4f"), ("roc_auc", ".4f"), ("cpu_seconds", ".1f")):
-        estimates = of_size[name].agg(mean_interval)
+        estimates = by_size[name].agg(mean_interval)
         columns[name] = estimates.map(lambda estimate, form=form: format(estimate, form))
-    columns["seconds"] = of_size["seconds"].mean().map("{:.1f}".format)
-    columns["peak GiB"] = of_size["peak_gb"].max().map("{:.2f}".format)
+    columns["seconds"] = by_size["seconds"].mean().map("{:.1f}".format)
+    columns["peak GiB"] = by_size["peak_gb"].max().map("{:.2f}".format)
     table = pd.DataFrame(columns).reset_index()
 
     # The log loss with the most labeled rows minus that with fewer, on the same query rows.

@@ -147,8 +147,8 @@ def draw_errors(scores: pd.DataFrame) -> Figure:
     variations = list(scores["variation"].unique())
     figure = Figure(figsize=(1 + 5 * len(variations), 4.4), layout="constrained")
     for axes, variation in zip(figure.subplots(1, len(variations), squeeze=False)[0], variations, strict=True):
-        of_variation = sequences.rows_where(scores, variation=variation)
-        for rule, rows in of_variation.groupby("rule", sort=False):
+        rows_of_variation = sequences.rows_where(scores, variation=variation)
+        for rule, rows in rows_of_variation.groupby("rule", sort=False):
             means = {}
             for place, test in enumerate(TESTS):
                 means[place] = mean_interval(by_seed_and_table(rows_of_test(rows, test), "error", "block"), 0.0)
@@ -167,10 +167,10 @@ def findings(scores: pd.DataFrame) -> str:
     parts = []
     for variation, own in scores.groupby("variation", sort=False):
         rows = []
-        for rule, of_rule in own.groupby("rule", sort=False):
+        for rule, rows_of_rule in own.groupby("rule", sort=False):
             cells = []
             for test in TESTS:
-                cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, test), "error", "block")))
+                cells.append(interval_cell(by_seed_and_table(rows_of_test(rows_of_rule, test), "error", "block")))
             rows.append([rule, *cells])
         title = f"## {str(variation)[0].upper()}{str(variation)[1:]}"
         parts += [title, markdown(pd.DataFrame(rows, columns=["network", *TESTS]))]
@@ -240,12 +240,12 @@ def verdict(scores: pd.DataFrame) -> str | None:
 def facts_of_far(scores: pd.DataFrame) -> str:
     """Return a table of what outputs are and could be in the test FAR, and of the weights of queries and keys."""
     rows = []
-    for rule, of_rule in scores.groupby("rule", sort=False):
-        far = rows_of_test(of_rule, FAR)
+    for rule, rows_of_rule in scores.groupby("rule", sort=False):
+        far = rows_of_test(rows_of_rule, FAR)
         cells = []
         for column in ("largest_value", "largest", "bound", "least", "within"):
             cells.append(interval_cell(by_seed_and_table(far, column, "block")))
-        cells.append(interval_cell(by_seed_and_table(rows_of_test(of_rule, STEEP), "within", "block")))
+        cells.append(interval_cell(by_seed_and_table(rows_of_test(rows_of_rule, STEEP), "within", "block")))
         cells.append(interval_cell(weights_by_seed(far)))
         rows.append([rule, *cells])
     within = f"error within {WITHIN:g}"
@@ -274,9 +274,10 @@ def contrasts(scores: pd.DataFrame) -> str:
     for rule in rules[1:]:
         cells = []
         for test in TESTS:
-            own = rows_of_test(scores, test)
-            values = {name: by_seed_and_table(of_rule, "error", "block") for name, of_rule in own.groupby("rule")}
-            cells.append(interval_cell(values[rule] - values[rules[0]], is_difference=True))
+            errors = {}
+            for name, rows_of_rule in rows_of_test(scores, test).groupby("rule"):
+                errors[name] = by_seed_and_table(rows_of_rule, "error", "block")
+            cells.append(interval_cell(errors[rule] - errors[rules[0]], is_difference=True))
         rows.append([f"{rule} minus {rules[0]}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS]))
 
@@ -285,15 +286,16 @@ def changes_by_variation(scores: pd.DataFrame) -> str:
     """Return a table of the errors of each variation minus those of the first one on the same sequences, by rule."""
     first, *others = scores["variation"].unique()
     rows = []
-    for rule, of_rule in scores.groupby("rule", sort=False):
+    for rule, rows_of_rule in scores.groupby("rule", sort=False):
         for variation in others:
             cells = []
             for test in TESTS:
-                own = rows_of_test(of_rule, test)
+                own = rows_of_test(rows_of_rule, test)
                 before = by_seed_and_table(sequences.rows_where(own, variation=first), "error", "block")
                 after = by_seed_and_table(sequences.rows_where(own, variation=variation), "error", "block")
                 cells.append(interval_cell(after - before, is_difference=True))
-            weights = [weights_by_seed(sequences.rows_where(of_rule, variation=name)) for name in (first, variation)]
-            cells.append(interval_cell(weights[1] - weights[0], is_difference=True))
+            before = weights_by_seed(sequences.rows_where(rows_of_rule, variation=first))
+            after = weights_by_seed(sequences.rows_where(rows_of_rule, variation=variation))
+            cells.append(interval_cell(after - before, is_difference=True))
             rows.append([f"{rule}: {variation} minus {first}", *cells])
     return markdown(pd.DataFrame(rows, columns=["difference", *TESTS, "weights"]))

@@ -377,12 +377,12 @@ def draw_probes(results: pd.DataFrame) -> Figure:
     for axes, probe in zip(panels, probes, strict=False):
         rows = results[results["probe"] == probe]
         for place, method in enumerate(methods):
-            of_method = rows[rows["method"] == method].groupby("labeled_rows")["score"]
-            means = of_method.mean()
+            scores_by_size = rows[rows["method"] == method].groupby("labeled_rows")["score"]
+            means = scores_by_size.mean()
             style = {"color": f"C{place}", "linewidth": 1, "zorder": 2}
             if method == first:
                 style |= {"linewidth": 2.5, "zorder": 3}
-                intervals = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in of_method]
+                intervals = [mean_interval(scores.to_numpy(), 0, 1) for _, scores in scores_by_size]
                 lows = [interval.low for interval in intervals]
                 highs = [interval.high for interval in intervals]
                 axes.fill_between(means.index, lows, highs, color=style["color"], alpha=0.2, linewidth=0)

@@ -169,7 +169,7 @@ class SavedRun:
     @property
     def test(self) -> dict[str, Any] | None:
         """What a run with init_weights has gained, from test.json; None without such a test."""
-        return self.records.of_run("test.json")
+        return self.records.checked_json("test.json")
 
     def table(self, name: str) -> pd.DataFrame:
         """Read any CSV file in the folder, without an incomplete last line and without repeated steps."""

@@ -185,7 +185,7 @@ class Records:
         with open_or_empty(self.folder / name) as file:
             return parsed(file.read())
 
-    def of_run(self, name: str) -> dict | None:
+    def checked_json(self, name: str) -> dict | None:
         """Return the content of a JSON file like `json`, but None if its types are not those in KINDS."""
         values = self.json(name)
         return None if values is None or wrong_kinds(values, KINDS[name]) else values

@@ -106,9 +106,9 @@ REMOVED_CHOICES = {"prior=disk": REMOVED["prior.folder"].advice}  # of files of 
 
 def removed_setting(key: str) -> Removed | None:
     """Return the entry of a dotted key; None if the setting was not removed."""
-    of_a_stage = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
-    of_a_component = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
-    return REMOVED.get(key) or REMOVED.get(of_a_stage) or REMOVED.get(of_a_component)
+    stage_key = re.sub(r"^curriculum\.stages\.[^.]+\.", "curriculum.stages.*.", key)
+    component_key = re.sub(r"^prior\.components\.[^.]+\.realism\.", "prior.realism.", key)
+    return REMOVED.get(key) or REMOVED.get(stage_key) or REMOVED.get(component_key)
 
 
 def removal(key: str) -> str | None:

@@ -125,7 +125,7 @@ class RunStatus:
 
 def written_status(folder: Path) -> dict | None:
     """Return the content of status.json; None if it is missing or is not the status of a run."""
-    return Records(folder).of_run(STATUS)
+    return Records(folder).checked_json(STATUS)
 
 
 def read_status(folder: Path) -> dict | None:

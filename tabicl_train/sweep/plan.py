@@ -231,13 +231,13 @@ def read_settings(sweep: SweepConfig, command_line: list[str], composer: Compose
     # labels and choose among them.
     folder = f"runs/{sweep.name}"
     seeds = list(sweep.seeds)
-    of_sweep, problems_of_sweep = composer.read(sweep.settings)
-    of_command, problems_of_command = composer.read(command_line)
+    sweep_overrides, problems_of_sweep = composer.read(sweep.settings)
+    command_overrides, problems_of_command = composer.read(command_line)
     problems += problems_of_sweep + problems_of_command
     plain_of_sweep: list[str] = []  # settings with one value
     plain_of_command: list[str] = []
-    for index, (text, override) in enumerate(of_sweep + of_command):
-        plain = plain_of_sweep if index < len(of_sweep) else plain_of_command
+    for index, (text, override) in enumerate(sweep_overrides + command_overrides):
+        plain = plain_of_sweep if index < len(sweep_overrides) else plain_of_command
         key = override.key_or_group
         try:
             axis = axis_of_override(override)

@@ -51,8 +51,8 @@ def weights_in_words(kind: str, step: int, steps: int | None = None) -> str:
     """
     if kind == TRAINED and step == steps:
         return f"the final ones, of step {step:,}"
-    of_steps = "" if steps is None else f" of {steps:,}"
-    return f"{WORDS.get(kind, kind)}, step {step:,}{of_steps}"
+    total = "" if steps is None else f" of {steps:,}"
+    return f"{WORDS.get(kind, kind)}, step {step:,}{total}"
 
 
 def choice_problems(weights: str | None) -> list[str]:

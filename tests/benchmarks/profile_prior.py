@@ -95,5 +95,5 @@ if __name__ == "__main__":
         profiles = profile(configured_prior(config.prior), specs_of(config, args["stage"]), int(args["tables"]))
     titles = ["ms/table", *PHASES.values(), "attempts", "at first"]
     print(f"{'component':10} tables {' '.join(f'{title:>8}' for title in titles)}  rejected draws of a table")
-    for name, of_component in sorted(profiles.items()):
-        print(f"{name:10} {of_component.line()}")
+    for name, found in sorted(profiles.items()):
+        print(f"{name:10} {found.line()}")

@@ -117,10 +117,10 @@ def draw(runs: pd.DataFrame, law: np.ndarray, forecasts: list[dict]) -> Figure:
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     ax = figure.subplots()
     most = max([runs.tables.max(), *(row["tables"] for row in forecasts)])
-    for number, (size, of_size) in enumerate(runs.groupby("parameters")):
-        tables = np.geomspace(of_size.tables.min(), most, 100)
+    for number, (size, runs_of_size) in enumerate(runs.groupby("parameters")):
+        tables = np.geomspace(runs_of_size.tables.min(), most, 100)
         ax.plot(tables, loss_of(law, size, tables), color=f"C{number}", linewidth=1)
-        ax.plot(of_size.tables, of_size.loss, "o", color=f"C{number}", label=f"{size:,} parameters")
+        ax.plot(runs_of_size.tables, runs_of_size.loss, "o", color=f"C{number}", label=f"{size:,} parameters")
     for row in forecasts:
         errors = [[row["loss"] - row["low"]], [row["high"] - row["loss"]]]
         ax.errorbar(row["tables"], row["loss"], errors, fmt="*", color="black", markersize=10, capsize=3)

@@ -173,8 +173,8 @@ def test_yardsticks(run_script, tmp_path):
     """Two seeds with means 0.7 and 0.8 against the better of two baselines, on two probes of two tasks each."""
     tasks = ["xor (50)", "xor (200)", "lookup (50)", "lookup (200)"]
     baselines = {"random forest": [0.5, 0.5, 0.7, 0.7], "CatBoost": [0.5, 0.5, 0.6, 0.6], "possible": [0.9] * 4}
-    for seed, of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
-        methods = {"this model": of_seed, **baselines}
+    for seed, scores_of_seed in ((0, [0.6, 0.7, 0.7, 0.8]), (1, [0.7, 0.8, 0.8, 0.9])):
+        methods = {"this model": scores_of_seed, **baselines}
         rows = [
             {"data": task, "split": 0, "method": method, "roc_auc": score}
             for method, scores in methods.items()

@@ -109,7 +109,7 @@ def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, str
         # The weights: each rank compares its own with those of rank 0, tensor by tensor.
         problems = []
         for name, value in module.state_dict().items():
-            if not torch.equal(value, of_rank_0(value)) and not problems:
+            if not torch.equal(value, copy_of_rank_0(value)) and not problems:
                 problems.append(f"{where}: the weights differ from those of rank 0 in {name}")
         ranks.raise_on_all_ranks(problems)
 
@@ -118,14 +118,14 @@ def check_exchange(module: TrainedNetwork, optimizer: torch.optim.Optimizer, str
         gradients = module.gradients_of(stage)
         if ranks.rank == 0:
             add_all(module, gradients, whole_stream.draw(step).to(module.device))
-        alone = of_rank_0(gradients.flat)
+        alone = copy_of_rank_0(gradients.flat)
         module.train_on(stream.draw(step).to(module.device), step, ranks.rank, optimizer)
         names = {parameter: name for name, parameter in module.named_parameters()}
         labels = [names[parameter] for parameter in gradients.parameters]
         labels.append("the loss")  # the last value of the flat gradients
 
         problems = []
-        reference = of_rank_0(gradients.flat)
+        reference = copy_of_rank_0(gradients.flat)
         if not torch.equal(gradients.flat, reference):
             size, label = largest_difference(gradients, labels, gradients.flat - reference, reference)
             what = f"the exchanged gradients differ from those of rank 0, most in {label}, by {size:.1e} of their norm"
@@ -147,7 +147,7 @@ def add_all(module: TrainedNetwork, gradients: Gradients, item: StepItem) -> Non
         module.accumulate(gradients, item, number, stage.checkpoint_rows)
 
 
-def of_rank_0(tensor: Tensor) -> Tensor:
+def copy_of_rank_0(tensor: Tensor) -> Tensor:
     """Return a copy of rank 0's tensor; all ranks call this."""
     copied = tensor.detach().clone()
     dist.broadcast(copied, 0)
