@@ -44,7 +44,7 @@ RULES = {
 
 QUESTION = """
 To predict row {row} of {table}, the network compares it with the rows whose class it knows, and takes more from those
-that it finds alike. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer} of
+that it finds similar. The page attention.html shows one of these comparisons in steps: head {head} of layer {layer} of
 in-context learning. Every number on it is the network's own. Weights say where this head looks, not what caused the
 prediction.
 """

@@ -152,6 +152,8 @@ def score_rows(network: TabICL, table: TestTable, n: int) -> Row:
     """Return log loss and accuracy of the query rows, the last ones, given the n labeled rows before them."""
     X = table.X[-QUERIES - n :]
     y = table.y[-QUERIES - n :]
+
+    # Tables of a prior go to the network directly, real ones through the estimator, which encodes them.
     if isinstance(X, torch.Tensor):
         log_p = predict_logits(network, Pack.of([(X, y, n)]), network.config.max_classes).log_softmax(-1)
         truth = y[n:]

@@ -29,11 +29,13 @@ OUTPUT = "_0_log.out"  # end of the name of the file with the output of a run, a
 def slots(plan: Plan) -> list[str]:
     """Return a slot for each run that may run at the same time.
 
+    Their number is sweep.jobs. Default: as many as there are GPUs, or without GPUs cores, for the largest run. With a
+    larger number, runs share GPUs.
+
     Parameters
     ----------
     plan : Plan
-        The sweep. Default of its sweep.jobs: as many runs as the GPUs, or the cores without a GPU, allow for the
-        largest run. If it is larger, runs share GPUs.
+        The sweep.
 
     Returns
     -------

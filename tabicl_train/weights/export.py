@@ -62,7 +62,7 @@ def export(
     format: str | None = None,
     plugins: str | Path | Iterable[str | Path] | None = None,
 ) -> str:
-    """Write weights to a file or folder, whose predictions are compared with the network's before it is put in place.
+    """Write weights to a file or folder, and check that its predictions agree with those of the network.
 
     Parameters
     ----------

@@ -59,8 +59,8 @@ def read_records(checkpoint: str | Path, weights: str | None, accept_single_set:
     if path.suffix == ".onnx":
         raise ConfigError([f"checkpoint is {checkpoint!r}; weights cannot be read from a file of this kind"])
 
-    # The file is an export of one of three kinds, or a checkpoint of a run, which may hold several sets of weights and
-    # which `find_weights` finds in a run directory.
+    # The file is an export of one of three kinds or a checkpoint of a run. A checkpoint, which `find_weights` finds in
+    # a run directory, may hold several sets of weights.
     if path.suffix == ".safetensors":
         pretrained = public_weights(path, read_safetensors(path))
     elif is_hub_folder(path):

@@ -59,21 +59,31 @@ def lengths(low: int, high: int, count: int) -> Tensor:
 
 def cases(shrink: int) -> Iterator[Case]:
     """Yield the attentions of a training step; `shrink` divides the number of their sequences, for a CPU."""
-    rows = lengths(5, 104, 34_816 // shrink)  # 34 tables of 1,024 rows, which fill a pack of stage 1
+    # Within rows: the features and CLS tokens of each row of 34 tables of 1,024 rows, which fill a pack of stage 1; the
+    # CLS tokens alone as queries; and the narrowest rows.
+    rows = lengths(5, 104, 34_816 // shrink)
     yield Case("rows of 5 to 104 tokens", rows, rows)
     yield Case("CLS tokens of these rows", torch.full_like(rows, 4), rows)
     four = torch.full((60_000 // shrink,), 4)
     yield Case("rows of 4 tokens", four, four)
+
+    # Within columns: 128 inducing points attend to the labeled cells of a column, also with queries that a scaling rule
+    # changes by table; then all 1,024 cells, first the labeled ones, attend to the inducing points.
     labeled = lengths(300, 900, max(2, 1_600 // shrink))
     points = torch.full_like(labeled, 128)
     yield Case("column to inducing points", points, labeled)
     yield Case("the same, scaled by table", points, labeled, tables=max(1, 32 // shrink))
     both = torch.cat([labeled, 1_024 - labeled])
     yield Case("column from inducing points", both, torch.full_like(both, 128), uses=2)
+
+    # In-context learning: labeled rows and query rows attend to the labeled rows, in tables of 1,024 rows and in one of
+    # 48,000 labeled rows and 12,000 query rows.
     n = lengths(300, 900, max(2, 32 // shrink))
     yield Case("in-context learning", torch.cat([n, 1_024 - n]), torch.cat([n, n]), WIDE, uses=2)
     n = torch.tensor([48_000 // shrink])
     yield Case("one table of 60,000 rows", torch.cat([n, n // 4]), torch.cat([n, n]), WIDE, uses=2)
+
+    # Lengths around the block size of kernels.
     mixed = torch.tensor([1, 2, 3, 17, 127, 128, 129, 255, 1000])
     yield Case("lengths around 128", mixed, mixed.flip(0))
 
