@@ -263,7 +263,7 @@ def act(action: str, arguments: list[str], config_dir: str | None) -> None:
     if action not in ACTIONS:
         raise ConfigError([f"there is no action {action!r}; there are {', '.join(ACTIONS)}"])
 
-    # Validations are switched off, since they need packages and data that these actions do not.
+    # Validations are switched off: the actions are about training tables.
     try:
         config = compose([*settings, "validation.every=0", "validation.patience=0"], config_dir, option_names)
     except ConfigError as error:  # such as no real table that is as long as the curriculum asks for

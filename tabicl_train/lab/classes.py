@@ -176,7 +176,7 @@ def score_classes(network: TabICL, classes: int, number: int, members: int = 1) 
         A row of classes.csv: accuracy and seconds of the network, the accuracies of the nearest class mean and of the
         nearest true center, and the numbers of digits and nodes.
     """
-    # The network with one member, and the two ways that know the distribution.
+    # One member of the network, timed, the nearest class mean, and the nearest true center.
     X, y, asked, truth, centers = draw_clusters(classes, ROWS, QUERIES, number)
     means = np.stack([X[y == label].mean(0) for label in range(classes)])
     started = time.perf_counter()

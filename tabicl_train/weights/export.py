@@ -138,7 +138,7 @@ def export_weights(pretrained: Pretrained, output: str, format: str) -> str:
     ConfigError
         If it cannot be written, or its predictions differ.
     """
-    # The network that the export must agree with. Its own forward pass must agree with the one of training first.
+    # The network that the export must agree with. Its `forward` must agree with its `encode` and `decode`, too.
     chosen = register.export_format[format]
     network = build_network(pretrained)
     problem = forward_differs(network)

@@ -83,7 +83,7 @@ def cases(shrink: int) -> Iterator[Case]:
     n = torch.tensor([48_000 // shrink])
     yield Case("one table of 60,000 rows", torch.cat([n, n // 4]), torch.cat([n, n]), WIDE, uses=2)
 
-    # Lengths around the block size of kernels.
+    # Short and uneven lengths, some of them around 128.
     mixed = torch.tensor([1, 2, 3, 17, 127, 128, 129, 255, 1000])
     yield Case("lengths around 128", mixed, mixed.flip(0))
 

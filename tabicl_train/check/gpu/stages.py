@@ -398,7 +398,7 @@ def largest_pack(
         if rows < least_rows:
             continue
         count = int(stage.pack_tokens // family_of(network).pack_tokens(network, rows, features))
-        # From a full pack to a single table, the first number of tables that fits.
+        # The most tables that fit, from a full pack down to a single table.
         for tables in range(min(max(count, 1), stage.tables), 0, -1):
             need = peak_bytes(network, parameters, [shape] * tables, precision, bytes_per_weight(config))
             if need <= limit:

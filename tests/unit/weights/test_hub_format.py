@@ -286,7 +286,7 @@ def test_scores_of_other_weights_are_not_passed_off_as_theirs(tmp_path, monkeypa
         "the best by validation", "as trained"
     )
     ema = exported_card(tmp_path / "run", tmp_path / "ema", "ema").content
-    assert "After step 10, of the weights as trained rather than these, on validation" in ema
+    assert "After step 10, for the weights as trained rather than these, on validation" in ema
 
 
 def test_the_card_of_a_regressor_says_so(tmp_path):
