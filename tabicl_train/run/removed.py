@@ -154,14 +154,14 @@ def without_removed(source: Any, values: dict[str, Any], prefix: str = "") -> di
             setting = None
         if name in own:
             setting = None
-        if setting is None and isinstance(value, dict):
+        if setting is None and isinstance(value, dict):  # a section, all problems of which are collected
             try:
                 kept[name] = without_removed(source, value, f"{key}.")
             except ConfigError as error:
                 problems += error.problems
         elif setting is None:
             kept[name] = value
-        elif setting.neutral is not None and value not in setting.neutral:
+        elif setting.neutral is not None and value not in setting.neutral:  # it had an effect
             problems.append(f"{source} has {key}={value}, which was removed in version 0.3.0; {setting.advice}")
     if problems:
         raise ConfigError(problems)

@@ -199,6 +199,8 @@ class Controller:
             Whether the sweep told it to stop.
         """
         status = read_status(run.folder) or {"status": "killed"}
+
+        # It has finished, and counts if its metric is finite.
         if status["status"] == "finished":
             value = last_value(run.folder, self.metric, self.data_sets)
             if value is None or not math.isfinite(value):
@@ -209,12 +211,17 @@ class Controller:
                 if run.began:
                     self.seconds.append(time.monotonic() - run.began)
                 info(f"finished  {run.folder.name}: {self.metric} {value:.4f}{self.progress()}")
+
+        # It was killed from outside for the first time, and starts again.
         elif status["status"] == "killed" and not (was_asked or error or run.was_killed):
             run.was_killed = True
             info(f"killed    {run.folder.name}; it is continued once")
+
+        # It has failed. A run that was told to stop, or preempted, is continued without a message.
         elif not was_asked and (error or status["status"] != "preempted"):
             run.value = math.nan
             run.reason = error or status.get("cause") or "it was killed"
+
         if run.reason:
             info(f"failed    {run.folder.name}: {run.reason}")
 

@@ -120,16 +120,22 @@ def range_axis(key: str, low: Any, high: Any, prefix: str = "", **options: Any) 
 
 def axis_of_space(key: str, entry: Any) -> Axis:
     """Return the axis of an entry of a sweep's space; raises ValueError if it is invalid."""
+    # A list of values.
     if isinstance(entry, list) and entry:
         return choices_axis(key, {override_text(value): value for value in entry})
+
+    # A range.
     if isinstance(entry, dict) and {"low", "high"} <= entry.keys():
         try:
             return range_axis(key, **entry)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key} is not a range: {error}") from None
+
+    # Labels of settings that change together.
     if isinstance(entry, dict) and entry and all(map(is_texts, entry.values())):
         labels = CategoricalDistribution([str(label) for label in entry])
         return Axis(key, labels, [list(settings) for settings in entry.values()], has_labels=True)
+
     forms = "[VALUE, ...], {low: , high: , log: , step: } or {LABEL: [SETTING=VALUE, ...], ...}"
     raise ValueError(f"{key} is {entry!r}; it must have the form {forms}")
 

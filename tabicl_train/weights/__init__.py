@@ -72,6 +72,7 @@ def shipped_scores(origin: dict[str, Any]) -> list[dict[str, str]]:
     """
     from safetensors import safe_open
 
+    # Exports of such weights have other files, so they are recognized by their origin.
     for path in sorted(FOLDER.glob("*.safetensors")):
         with safe_open(path, "np") as file:
             stored = json.loads(file.metadata()["origin"])

@@ -69,14 +69,18 @@ def step_beside_cpu(place: Place) -> None:
 
     Optimizers turn the rounding of small gradients into updates of full size, so both get the gradients of the CPU.
     """
+    # The same step on both. Errors of small gradients are relative to a thousandth of the norm of all.
     expected = smoke_steps(torch.device("cpu"))
     found = smoke_steps(place.device)
     loss = distance(found.loss.cpu(), expected.loss)
     exact = gradients_of(expected)
     least = 1e-3 * torch.linalg.vector_norm(torch.stack([g.norm() for g in exact.values()])).item()
     gradients = {name: distance(g, exact[name], least) for name, g in gradients_of(found).items()}
+
+    # Updates of both from the gradients of the CPU.
     changes = updates(place.device, exact)
     updated = {name: distance(changes[name], change) for name, change in updates(torch.device("cpu"), exact).items()}
+
     place.add("figures", figure="step in fp32 against the CPU: error of the loss", value=loss)
     expect(loss <= EXACT, f"the loss differs from that of the CPU by {loss:.1e}; {EXACT:.0e} is allowed")
     for what, errors, limit in (("the gradient", gradients, EXACT), ("the update", updated, UPDATE)):
